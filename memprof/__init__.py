@@ -1,0 +1,40 @@
+"""memprof: where every byte of a GRPO run's memory went, and how that is known.
+
+Importing this package is cheap: the names below are loaded on first use, torch only by those that need it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memprof._version import __version__
+
+if TYPE_CHECKING:
+    from memprof.analysis import Analysis, analyze
+    from memprof.integrations.callback import MemProfCallback
+    from memprof.record import phase, record
+    from memprof.snapshot import Snapshot, load_snapshot
+
+__all__ = ["Analysis", "MemProfCallback", "Snapshot", "__version__", "analyze", "load_snapshot", "phase", "record"]
+
+_HOME = {
+    "Analysis": "memprof.analysis",
+    "MemProfCallback": "memprof.integrations.callback",
+    "Snapshot": "memprof.snapshot",
+    "analyze": "memprof.analysis",
+    "load_snapshot": "memprof.snapshot",
+    "phase": "memprof.record",
+    "record": "memprof.record",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'memprof' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,47 @@
+"""Sizes in and out: GiB with two decimals on screens, ``24GB`` or ``24GiB`` on input."""
+
+from __future__ import annotations
+
+import re
+
+from memprof.errors import UsageError
+
+__all__ = ["GIB", "format_bytes", "format_gib", "parse_size"]
+
+GIB = 2**30
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
+    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as ``24GB`` (10⁹ each), ``24GiB`` (2³⁰ each) or ``1048576``.
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).upper()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"{text!r} is not a size; write it like 24GB (10^9 bytes) or 24GiB (2^30 bytes).")
+    return round(float(match.group(1)) * factor)
+
+
+def format_gib(n_bytes: int) -> str:
+    """``n_bytes`` in GiB with two decimals, no unit."""
+    return f"{n_bytes / GIB:.2f}"
+
+
+def format_bytes(n_bytes: int) -> str:
+    """``n_bytes`` in the largest binary unit that leaves at least one digit before the point."""
+    value = float(n_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{int(value)} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"

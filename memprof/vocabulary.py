@@ -1,0 +1,178 @@
+"""The words memprof uses, each in one enum; JSON, pages and the terminal use the same ids.
+
+A ``str`` enum, not ``enum.StrEnum``, because Python 3.10 is supported.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = [
+    "CATEGORY_DETAILS",
+    "CATEGORY_LABELS",
+    "GROUP_LABELS",
+    "GROUP_OF",
+    "Category",
+    "Evidence",
+    "Group",
+    "History",
+    "Kind",
+    "Phase",
+]
+
+
+class _Id(str, Enum):
+    """An enum whose members are, compare as and print as their id."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def code(self) -> int:
+        """Position in the enum: what the numpy columns store."""
+        return list(type(self)).index(self)
+
+
+class Category(_Id):
+    """What bytes are for. At any instant the categories add up to the active bytes, exactly."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    WEIGHT_CASTS = "weight_casts"
+    REFERENCE_MODEL = "reference_model"
+    REWARD_MODEL = "reward_model"
+    VALUE_MODEL = "value_model"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    ACTIVATION_GRADIENTS = "activation_gradients"
+    LOSS_LOGITS = "loss_logits"
+    KV_CACHE = "kv_cache"
+    INFERENCE_ENGINE = "inference_engine"
+    INPUTS = "inputs"
+    TEMPORARIES = "temporaries"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+    UNATTRIBUTED = "unattributed"
+
+
+class Group(_Id):
+    """Rows of the published comparison table, in its order."""
+
+    TRAINING = "training"
+    GRPO_LOSS = "grpo_loss"
+    REFERENCE_AND_REWARD = "reference_and_reward"
+    INFERENCE = "inference"
+    KV_CACHE = "kv_cache"
+    UNATTRIBUTED = "unattributed"
+    TOTAL = "total"
+
+
+class Phase(_Id):
+    """What a GRPO run is doing."""
+
+    LOAD = "load"
+    GENERATE = "generate"
+    REWARD = "reward"
+    OLD_LOGPROBS = "old_logprobs"
+    REFERENCE_LOGPROBS = "reference_logprobs"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    WEIGHT_SYNC = "weight_sync"
+    SLEEP = "sleep"
+    WAKE = "wake"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    OTHER = "other"
+
+
+class Evidence(_Id):
+    """How a byte's category is known, strongest first."""
+
+    OWNER = "owner"
+    METADATA = "metadata"
+    STACK = "stack"
+    LIFETIME = "lifetime"
+    FINGERPRINT = "fingerprint"
+    SHAPE = "shape"
+    NONE = "none"
+
+
+class History(_Id):
+    """How much of the run's allocation history a snapshot holds."""
+
+    COMPLETE = "complete"
+    STARTED_LATE = "started_late"
+    TRUNCATED = "truncated"
+    NONE = "none"
+
+
+class Kind(_Id):
+    """Where a snapshot comes from."""
+
+    CUDA = "cuda"
+    TRACE = "trace"
+    SIMULATED = "simulated"
+
+
+GROUP_OF: dict[Category, Group] = {
+    Category.WEIGHTS: Group.TRAINING,
+    Category.ADAPTERS: Group.TRAINING,
+    Category.WEIGHT_CASTS: Group.TRAINING,
+    Category.GRADIENTS: Group.TRAINING,
+    Category.OPTIMIZER_STATE: Group.TRAINING,
+    Category.ACTIVATIONS: Group.TRAINING,
+    Category.ACTIVATION_GRADIENTS: Group.TRAINING,
+    Category.TEMPORARIES: Group.TRAINING,
+    Category.COMMUNICATION: Group.TRAINING,
+    Category.INPUTS: Group.TRAINING,
+    Category.WORKSPACE: Group.TRAINING,
+    Category.LOSS_LOGITS: Group.GRPO_LOSS,
+    Category.REFERENCE_MODEL: Group.REFERENCE_AND_REWARD,
+    Category.REWARD_MODEL: Group.REFERENCE_AND_REWARD,
+    Category.VALUE_MODEL: Group.REFERENCE_AND_REWARD,
+    Category.INFERENCE_ENGINE: Group.INFERENCE,
+    Category.KV_CACHE: Group.KV_CACHE,
+    Category.UNATTRIBUTED: Group.UNATTRIBUTED,
+}
+
+GROUP_LABELS: dict[Group, str] = {
+    Group.TRAINING: "Training memory",
+    Group.GRPO_LOSS: "GRPO memory",
+    Group.REFERENCE_AND_REWARD: "Reference and reward models",
+    Group.INFERENCE: "Inference cost",
+    Group.KV_CACHE: "KV cache",
+    Group.UNATTRIBUTED: "Unattributed",
+    Group.TOTAL: "Total",
+}
+
+CATEGORY_LABELS: dict[Category, str] = {
+    Category.WEIGHTS: "Weights",
+    Category.ADAPTERS: "Adapters",
+    Category.WEIGHT_CASTS: "Weight casts",
+    Category.REFERENCE_MODEL: "Reference model",
+    Category.REWARD_MODEL: "Reward model",
+    Category.VALUE_MODEL: "Value model",
+    Category.GRADIENTS: "Gradients",
+    Category.OPTIMIZER_STATE: "Optimizer state",
+    Category.ACTIVATIONS: "Activations",
+    Category.ACTIVATION_GRADIENTS: "Activation gradients",
+    Category.LOSS_LOGITS: "Loss logits",
+    Category.KV_CACHE: "KV cache",
+    Category.INFERENCE_ENGINE: "Inference engine",
+    Category.INPUTS: "Inputs",
+    Category.TEMPORARIES: "Temporaries",
+    Category.COMMUNICATION: "Communication",
+    Category.WORKSPACE: "Workspace",
+    Category.UNATTRIBUTED: "Unattributed",
+}
+
+# Sub-ids a category may be broken into; shown on demand, never summed twice.
+CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
+    Category.WEIGHTS: ("sharded", "unsharded"),
+    Category.ACTIVATIONS: ("saved", "boundary", "recomputed", "no_grad", "transient"),
+    Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
+    Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
+    Category.KV_CACHE: ("keys", "values"),
+}
