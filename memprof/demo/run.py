@@ -1,0 +1,172 @@
+"""The demo, end to end: checkpoint and questions, two profiled runs, a page and a table for each."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import InputError, MemprofError, UsageError
+
+if TYPE_CHECKING:
+    from memprof.demo.data import Questions
+    from memprof.demo.model import Checkpoint
+    from memprof.demo.training import Recipe, Scale, Trained
+
+__all__ = ["DemoResult", "RunResult", "run"]
+
+_QUESTIONS = 8
+_QUICK_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One profiled run and the files it left: snapshot, report JSON and page."""
+
+    name: str
+    title: str
+    snapshot: Path
+    json: Path
+    html: Path
+    report: dict[str, Any]
+    trained: Trained
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Everything the demo wrote, and what it ran on, in words."""
+
+    out: Path
+    model: str
+    questions: str
+    runs: tuple[RunResult, ...]
+
+
+def run(out: Path, *, quick: bool = False) -> DemoResult:
+    """Fine-tune a small model with GRPO, fully and then with LoRA, and report where the memory went.
+
+    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out`` and prints the
+    table of each. ``quick`` takes the tiny random model and short answers: seconds instead of minutes.
+
+    Raises:
+        UsageError: torch, transformers, TRL, PEFT or datasets is not installed.
+        InputError: ``out`` cannot be written.
+        MemprofError: the run trained nothing (constant rewards or unmoved weights) or left no snapshot.
+    """
+    _require("torch", "transformers", "trl", "peft", "datasets")
+    _make_folder(out)
+    with _quiet_libraries():
+        from memprof.demo.data import load_questions
+        from memprof.demo.model import prepare_checkpoint
+        from memprof.demo.training import FULL, LORA, Scale
+
+        checkpoint = prepare_checkpoint(out / "_model", tiny=quick)
+        questions = load_questions(_QUESTIONS)
+        scale = Scale(completion_tokens=_QUICK_TOKENS) if quick else Scale()
+        _say(f"Model: {checkpoint.note}.")
+        _say(f"Questions: {questions.source}.")
+        runs = tuple(_profiled(recipe, scale, checkpoint, questions, out) for recipe in (FULL, LORA))
+    _say("Pages: " + ", ".join(str(done.html) for done in runs))
+    return DemoResult(out, checkpoint.note, questions.source, runs)
+
+
+def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Questions, out: Path) -> RunResult:
+    from memprof.demo.training import train
+    from memprof.integrations.callback import MemProfCallback
+
+    _say(f"\nTraining {scale.steps} steps of {scale.completions} completions: {recipe.title}.")
+    records = out / "_work" / recipe.name
+    for stale in records.glob("*.pickle"):
+        stale.unlink()
+    callback = MemProfCallback(output_dir=records, report=False)
+    trained = train(recipe, scale, checkpoint, questions.items, out / "_work", [callback])
+    if not trained.learned:
+        raise MemprofError(
+            f"The {recipe.name} run trained nothing (reward_std {trained.reward_stds}, {trained.moved} of"
+            f" {trained.trainable} tensors moved), so its profile would prove nothing."
+        )
+    snapshot = _keep(records, out / f"{recipe.name}.pickle")
+    _say(f"Rewards varied (std {_numbers(trained.reward_stds)}); {trained.moved} of {trained.trainable} tensors moved.")
+    return _reported(recipe, snapshot, trained)
+
+
+def _keep(records: Path, target: Path) -> Path:
+    """Move the last recorded step's snapshot to where people look for it."""
+    found = sorted(records.glob("step-*.pickle"))
+    if not found:
+        raise MemprofError(f"The run left no snapshot in {records}: recording failed, see the warning above.")
+    return found[-1].replace(target)
+
+
+def _reported(recipe: Recipe, snapshot: Path, trained: Trained) -> RunResult:
+    from memprof.analysis import analyze
+    from memprof.reports.document import build_document
+    from memprof.reports.html import write_html
+    from memprof.reports.terminal import print_document
+    from memprof.snapshot import load_snapshot
+
+    analysis = analyze(load_snapshot(snapshot))
+    report = analysis.to_dict()
+    document = build_document(report, analysis.series(), label=f"{snapshot.stem}: {recipe.title}")
+    html, data = snapshot.with_suffix(".html"), snapshot.with_suffix(".json")
+    write_html(document, html)
+    _write_json(report, data)
+    print_document(document)
+    return RunResult(recipe.name, recipe.title, snapshot, data, html, report, trained)
+
+
+def _write_json(report: dict[str, Any], path: Path) -> None:
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _require(*packages: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise UsageError(f"The demo needs {', '.join(missing)}: pip install 'grpo-memprof[trl]'")
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "_work").mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot write the demo's files to {out}: {error.strerror}; choose another with --out.") from None
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keep progress bars and deprecation notices of the libraries out of the demo's output."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        from transformers.utils import logging as transformers_logging
+
+        before = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity(logging.ERROR)
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(before)
+            if bars:
+                transformers_logging.enable_progress_bar()
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
