@@ -1,9 +1,19 @@
 """Reading and writing torch memory snapshots."""
 
 from memprof.snapshot.model import Action, Blocks, BlockState, Frame, Segments, Snapshot, StackTable, Trace
-from memprof.snapshot.reader import load_snapshot
+from memprof.snapshot.reader import load_snapshot, snapshot_from_raw
 from memprof.snapshot.writer import save_snapshot
 
 __all__ = [
-    "Action", "BlockState", "Blocks", "Frame", "Segments", "Snapshot", "StackTable", "Trace", "load_snapshot", "save_snapshot",
+    "Action",
+    "BlockState",
+    "Blocks",
+    "Frame",
+    "Segments",
+    "Snapshot",
+    "StackTable",
+    "Trace",
+    "load_snapshot",
+    "save_snapshot",
+    "snapshot_from_raw",
 ]

@@ -1,0 +1,126 @@
+"""From a snapshot file to columns.
+
+Every shape torch has written since 2.0 is understood; see ``docs/snapshot-format.md``. The plain
+data is taken apart one device at a time, so that millions of dicts do not live beside the columns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import InputError
+from memprof.snapshot.columns import Interner, read_segments, read_trace
+from memprof.snapshot.extra import check_extra
+from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
+from memprof.snapshot.unpickle import read_plain
+from memprof.vocabulary import Kind
+
+__all__ = ["load_snapshot", "snapshot_from_raw"]
+
+
+def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
+    """Read a torch memory snapshot: a pickle, a gzip'd pickle or JSON.
+
+    Nothing in the file is executed: a pickle that names a global is refused.
+
+    Raises:
+        UnsafePickle: the pickle wants to load code.
+        InputError: the file cannot be used; the message says what is wrong and what to do.
+    """
+    file = Path(path)
+    return snapshot_from_raw(read_plain(file), path=str(file))
+
+
+def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
+    """Columns from what ``torch.cuda.memory._snapshot()`` returns. **Consumes** ``raw``'s lists.
+
+    Raises:
+        InputError: ``raw`` is not a memory snapshot.
+    """
+    name = path or "the snapshot"
+    try:
+        return _from_raw(raw, path, name)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{name}: not a memory snapshot memprof understands ({type(error).__name__}: {str(error)[:80]})."
+        ) from None
+
+
+def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
+    if isinstance(raw, list):
+        raw = {"segments": raw, "device_traces": []}
+    if not isinstance(raw, dict) or not ("segments" in raw or "device_traces" in raw):
+        raise InputError(
+            f"{name}: not a memory snapshot (no segments or device_traces in it); "
+            "expected what torch.cuda.memory._dump_snapshot writes."
+        )
+    raw_segments, raw_traces = raw.get("segments", []), raw.get("device_traces", [])
+    if not isinstance(raw_segments, list) or not isinstance(raw_traces, list):
+        raise InputError(f"{name}: not a memory snapshot (segments and device_traces must be lists).")
+    notes: list[str] = []
+    extra = check_extra(raw.get("memprof"), notes)
+    version = _guess_version(raw, raw_segments, raw_traces)
+    interner = Interner()
+    segments: dict[int, Segments] = {}
+    blocks: dict[int, Blocks] = {}
+    for device, part in _by_device(raw_segments, name).items():
+        segments[device], blocks[device] = read_segments(part, interner)
+    traces: dict[int, Trace] = {}
+    for device in range(len(raw_traces)):
+        events, raw_traces[device] = raw_traces[device], None
+        if not isinstance(events, list):
+            raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is no list).")
+        if events:
+            traces[device] = read_trace(events, interner, device, notes)
+        del events
+    settings, annotations = raw.get("allocator_settings"), raw.get("external_annotations")
+    return Snapshot(
+        path=path,
+        kind=Kind(extra.get("kind", "cuda")),
+        torch=extra.get("versions", {}).get("torch") or version,
+        traces=traces,
+        segments=segments,
+        blocks=blocks,
+        stacks=interner.stack_table(),
+        pools=interner.pools,
+        metadata=interner.metadata,
+        settings=settings if isinstance(settings, dict) else {},
+        annotations=[a for a in annotations if isinstance(a, dict)] if isinstance(annotations, list) else [],
+        extra=extra,
+        notes=notes,
+    )
+
+
+def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, Any]]]:
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for segment in raw_segments:
+        if not isinstance(segment, dict) or not isinstance(segment.get("address", 0), int):
+            raise InputError(f"{name}: not a memory snapshot (a segment in it is not a record).")
+        device = segment.get("device", 0)
+        if not isinstance(device, int) or not 0 <= device < 4096:
+            raise InputError(f"{name}: not a memory snapshot (a segment names device {device!r:.40}).")
+        parts.setdefault(device, []).append(segment)
+    return parts
+
+
+def _guess_version(raw: dict[str, Any], segments: list[Any], traces: list[Any]) -> str:
+    """The torch release by the keys it introduced, as a version or a range; "" where nothing tells."""
+    event = next((t[-1] for t in traces if isinstance(t, list) and t and isinstance(t[-1], dict)), {})
+    if "user_metadata" in event:
+        return ">=2.10"
+    if "compile_context" in event:
+        return "2.8-2.9"
+    if "external_annotations" in raw:
+        return "2.5-2.7"
+    if "allocator_settings" in raw:
+        return "2.3-2.4"
+    if "time_us" in event:
+        return "2.2"
+    block = next((b for s in segments if isinstance(s, dict) for b in s.get("blocks") or ()), None)
+    if not isinstance(block, dict):
+        return ""
+    return "2.0" if "address" not in block else "2.1" if event else ">=2.1"
