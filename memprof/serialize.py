@@ -1,0 +1,163 @@
+"""The report as plain data: schema ``memprof.report/1``, documented in ``docs/report-json.md``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memprof.timeline import history_of
+from memprof.vocabulary import Kind
+
+if TYPE_CHECKING:
+    from memprof.analysis import Analysis
+    from memprof.breakdown import Breakdown
+
+__all__ = ["report_dict"]
+
+_MAX_GROWTH = 50
+
+
+def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
+    """Everything said about one run; sizes in bytes, times in microseconds."""
+    extra = analysis.snapshot.extra
+    return {
+        "schema": "memprof.report/1",
+        "source": _source(analysis),
+        "peak": _peak(analysis, allocations),
+        "device_peak": _device_peak(analysis),
+        "max_requested_bytes": analysis.timeline.max_requested,
+        "own_peaks": analysis.own_peaks,
+        "group_own_peaks": analysis.group_own_peaks,
+        "phases": [_phase(breakdown) for breakdown in analysis.phases],
+        "host": extra.get("host"),
+        "oom": _oom(analysis),
+        "advice": [],
+        "ranks": [],
+        "notes": _notes(analysis),
+    }
+
+
+def _source(analysis: Analysis) -> dict[str, Any]:
+    snapshot, extra = analysis.snapshot, analysis.snapshot.extra
+    device = extra.get("device") or {}
+    recorded = extra.get("recorded") or {}
+    return {
+        "files": [snapshot.path] if snapshot.path else [],
+        "kind": str(snapshot.kind),
+        "device": analysis.timeline.device,
+        "device_name": device.get("name"),
+        "device_total_bytes": device.get("total_bytes"),
+        "torch": snapshot.torch,
+        "versions": extra.get("versions") or {},
+        "events": analysis.timeline.n_events,
+        "dropped_events": recorded.get("dropped_events") or 0,
+        "history": str(history_of(snapshot, analysis.timeline.device)),
+        "phases_known_by": analysis.attribution.track.source,
+        "devices": snapshot.devices,
+        "rank": extra.get("rank", 0),
+        "world_size": extra.get("world_size", 1),
+        "config": extra.get("config"),
+    }
+
+
+def _composition(breakdown: Breakdown) -> dict[str, Any]:
+    split = breakdown.reserved_split
+    return {
+        "allocated_bytes": breakdown.allocated_bytes,
+        "active_bytes": breakdown.active_bytes,
+        "requested_bytes": breakdown.requested_bytes,
+        "reserved_bytes": breakdown.reserved_bytes,
+        "time_us": breakdown.time_us,
+        "step": breakdown.step,
+        "phase": breakdown.phase,
+        "categories": breakdown.categories,
+        "categories_requested": breakdown.categories_requested,
+        "details": breakdown.details,
+        "groups": breakdown.groups,
+        "evidence": breakdown.evidence,
+        "rounding_bytes": breakdown.rounding_bytes,
+        "pending_free_bytes": breakdown.pending_free_bytes,
+        "cached_bytes": split["cached"],
+        "inactive_split_bytes": split["inactive_split"],
+        "private_pool_bytes": split["private_pools"],
+        "unmapped_bytes": breakdown.unmapped_bytes,
+    }
+
+
+def _peak(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
+    return {
+        **_composition(analysis.peak),
+        "non_torch_bytes": analysis.snapshot.extra.get("non_torch_bytes"),
+        "allocations": analysis.explain("peak", top=allocations),
+    }
+
+
+def _phase(breakdown: Breakdown) -> dict[str, Any]:
+    span = breakdown.span
+    assert span is not None, "every entry of Analysis.phases is a phase's peak"
+    return {
+        "phase": span.phase,
+        "step": span.step,
+        "within": span.within,
+        "start_us": span.start_us,
+        "end_us": span.end_us,
+        "peak_bytes": breakdown.active_bytes,
+        "peak_allocated_bytes": breakdown.allocated_bytes,
+        "peak_reserved_bytes": breakdown.reserved_bytes,
+        "peak_time_us": breakdown.time_us,
+        "categories": {category: n for category, n in breakdown.categories.items() if n},
+    }
+
+
+def _device_peak(analysis: Analysis) -> dict[str, Any]:
+    peak = analysis.device_peak
+    if peak is None:
+        empty = ("reserved_bytes", "non_torch_bytes", "time_us", "step", "phase")
+        return {**dict.fromkeys(empty), "grown_by": []}
+    stacks = analysis.snapshot.stacks
+    grown = [
+        {"bytes": g.bytes, "phase": g.phase, "stack": [str(frame) for frame in stacks.of(g.stack)]}
+        for g in peak.grown_by[:_MAX_GROWTH]
+    ]
+    # The long tail stays in the sum, folded by phase.
+    tail: dict[str, int] = {}
+    for growth in peak.grown_by[_MAX_GROWTH:]:
+        tail[growth.phase] = tail.get(growth.phase, 0) + growth.bytes
+    grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
+    return {
+        "reserved_bytes": peak.reserved_bytes,
+        "non_torch_bytes": peak.non_torch_bytes,
+        "time_us": peak.time_us,
+        "step": peak.step,
+        "phase": peak.phase,
+        "grown_by": grown,
+    }
+
+
+def _oom(analysis: Analysis) -> dict[str, Any] | None:
+    recorded = analysis.snapshot.extra.get("oom")
+    line = analysis.timeline
+    if not len(line.oom_events):
+        return recorded
+    event = int(line.oom_events[-1])
+    trace = analysis.snapshot.traces[line.device]
+    at = analysis.breakdown(event + 1)
+    return {
+        "requested_bytes": int(trace.size[event]),
+        "device_free_bytes": int(trace.address[event]),
+        "phase": at.phase,
+        "step": at.step,
+        "stack": [str(frame) for frame in analysis.snapshot.stacks.of(int(trace.stack[event]))],
+        "time_us": at.time_us,
+        "allocated_bytes": at.allocated_bytes,
+        "categories": {category: n for category, n in at.categories.items() if n},
+        "cached_bytes": at.reserved_split["cached"],
+        "inactive_split_bytes": at.reserved_split["inactive_split"],
+    }
+
+
+def _notes(analysis: Analysis) -> list[str]:
+    notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
+    if analysis.snapshot.kind is Kind.TRACE:
+        notes.append("A tensor trace sees storages, no allocator: allocated, active and requested bytes are one figure.")
+    recorded = analysis.snapshot.extra.get("notes")
+    return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))
