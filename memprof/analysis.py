@@ -22,7 +22,7 @@ from memprof.vocabulary import Category, Evidence, Group, Phase
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
 
-__all__ = ["Analysis", "DevicePeak", "Growth", "analyze"]
+__all__ = ["Analysis", "DevicePeak", "ReservedGrowth", "analyze"]
 
 _PHASES = list(Phase)
 _CATEGORIES = list(Category)
@@ -30,7 +30,7 @@ _EVIDENCE = list(Evidence)
 
 
 @dataclass(frozen=True)
-class Growth:
+class ReservedGrowth:
     """Bytes by which the device peak was raised in one phase by one stack (interned id, 0 unknown)."""
 
     bytes: int
@@ -51,7 +51,7 @@ class DevicePeak:
     time_us: int
     phase: str
     step: int | None
-    grown_by: list[Growth]
+    grown_by: list[ReservedGrowth]
 
 
 class Analysis:
@@ -112,7 +112,7 @@ class Analysis:
             grown_by=self._growth(reserved, instant),
         )
 
-    def _growth(self, reserved: I64, peak: int) -> list[Growth]:
+    def _growth(self, reserved: I64, peak: int) -> list[ReservedGrowth]:
         """Who raised the running maximum of ``reserved`` up to ``peak``, by phase and stack."""
         highest = np.maximum.accumulate(reserved[: peak + 1])
         raised = np.diff(highest, prepend=0)
@@ -123,7 +123,7 @@ class Analysis:
             phase = Phase.LOAD if before else _PHASES[self.attribution.track.phase[instant - 1]]
             key = (str(phase), 0 if before or trace is None else int(trace.stack[instant - 1]))
             bytes_by[key] = bytes_by.get(key, 0) + int(raised[instant])
-        found = [Growth(n, phase, stack) for (phase, stack), n in bytes_by.items()]
+        found = [ReservedGrowth(n, phase, stack) for (phase, stack), n in bytes_by.items()]
         return sorted(found, key=lambda growth: -growth.bytes)
 
     def allocation(self, row: int) -> dict[str, Any]:

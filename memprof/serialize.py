@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from memprof.growth import growth
 from memprof.timeline import history_of
-from memprof.vocabulary import Kind
+from memprof.vocabulary import Category, Kind
 
 if TYPE_CHECKING:
     from memprof.analysis import Analysis
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
+_MAX_LEFTOVERS = 10
 
 
 def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
         "phases": [_phase(breakdown) for breakdown in analysis.phases],
         "host": extra.get("host"),
         "oom": _oom(analysis),
+        "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
         "notes": _notes(analysis),
@@ -141,23 +145,49 @@ def _oom(analysis: Analysis) -> dict[str, Any] | None:
     event = int(line.oom_events[-1])
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
+    split = at.reserved_split
+    requested, free = int(trace.size[event]), int(trace.address[event])
     return {
-        "requested_bytes": int(trace.size[event]),
-        "device_free_bytes": int(trace.address[event]),
+        "requested_bytes": requested,
+        "device_free_bytes": free,
+        # What is free on the device and idle in torch's segments, were it all in one piece.
+        "fits_defragmented": requested <= free + sum(split.values()),
         "phase": at.phase,
         "step": at.step,
         "stack": [str(frame) for frame in analysis.snapshot.stacks.of(int(trace.stack[event]))],
         "time_us": at.time_us,
         "allocated_bytes": at.allocated_bytes,
         "categories": {category: n for category, n in at.categories.items() if n},
-        "cached_bytes": at.reserved_split["cached"],
-        "inactive_split_bytes": at.reserved_split["inactive_split"],
+        "cached_bytes": split["cached"],
+        "inactive_split_bytes": split["inactive_split"],
+    }
+
+
+def _growth(analysis: Analysis) -> dict[str, Any]:
+    tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
+    found = growth(analysis.timeline, analysis.attribution, tokens)
+    stacks, categories = analysis.snapshot.stacks, list(Category)
+    return {
+        "steps": [asdict(step) for step in found.steps],
+        "end_bytes_per_step": found.end_slope,
+        "peak_bytes_per_token": found.peak_per_token,
+        "explained_by_tokens": found.explained,
+        "left_behind": [
+            {
+                "bytes": leftover.bytes,
+                "bytes_per_step": leftover.bytes_per_step,
+                "steps": leftover.steps,
+                "category": str(categories[leftover.category]),
+                "stack": [str(frame) for frame in stacks.of(leftover.stack)],
+            }
+            for leftover in found.leftovers[:_MAX_LEFTOVERS]
+        ],
     }
 
 
 def _notes(analysis: Analysis) -> list[str]:
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.snapshot.kind is Kind.TRACE:
-        notes.append("A tensor trace sees storages, no allocator: allocated, active and requested bytes are one figure.")
+        notes.append("A tensor trace knows no allocator: allocated, active and requested bytes are one figure.")
     recorded = analysis.snapshot.extra.get("notes")
     return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))
