@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,9 @@ class DemoResult:
 def run(out: Path, *, quick: bool = False) -> DemoResult:
     """Fine-tune a small model with GRPO, fully and then with LoRA, and report where the memory went.
 
-    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out`` and prints the
-    table of each. ``quick`` takes the tiny random model and short answers: seconds instead of minutes.
+    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, beside each what
+    the trainer logged (``.training.json``), and prints the table of each. ``quick`` takes the tiny
+    random model and short answers: seconds instead of minutes.
 
     Raises:
         UsageError: torch, transformers, TRL, PEFT or datasets is not installed.
@@ -85,15 +86,36 @@ def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Q
     for stale in records.glob("*.pickle"):
         stale.unlink()
     callback = MemProfCallback(output_dir=records, report=False)
-    trained = train(recipe, scale, checkpoint, questions.items, out / "_work", [callback])
+    trained = train(recipe, scale, checkpoint, questions.items, out / "_work", [callback, _progress(scale.steps)])
     if not trained.learned:
         raise MemprofError(
             f"The {recipe.name} run trained nothing (reward_std {trained.reward_stds}, {trained.moved} of"
             f" {trained.trainable} tensors moved), so its profile would prove nothing."
         )
     snapshot = _keep(records, out / f"{recipe.name}.pickle")
-    _say(f"Rewards varied (std {_numbers(trained.reward_stds)}); {trained.moved} of {trained.trainable} tensors moved.")
+    _write_json(
+        {
+            "checkpoint": checkpoint.path.relative_to(out).as_posix(),
+            "questions": questions.source,
+            "scale": asdict(scale),
+            **asdict(trained),
+        },
+        out / f"{recipe.name}.training.json",
+    )
+    _say(f"  rewards varied; {trained.moved} of {trained.trainable} trainable tensors moved.")
     return _reported(recipe, snapshot, trained)
+
+
+def _progress(steps: int) -> Any:
+    """A callback that says, after each step, what was earned: a step of the real model takes a while."""
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):  # type: ignore[misc]  # transformers is Any to mypy
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs and "reward" in logs:
+                _say(f"  step {state.global_step}/{steps}: reward {logs['reward']:.3f} ± {logs['reward_std']:.3f}")
+
+    return Progress()
 
 
 def _keep(records: Path, target: Path) -> Path:
@@ -121,9 +143,9 @@ def _reported(recipe: Recipe, snapshot: Path, trained: Trained) -> RunResult:
     return RunResult(recipe.name, recipe.title, snapshot, data, html, report, trained)
 
 
-def _write_json(report: dict[str, Any], path: Path) -> None:
+def _write_json(data: dict[str, Any], path: Path) -> None:
     unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     os.replace(unfinished, path)
 
 
@@ -140,7 +162,8 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "_work").mkdir(exist_ok=True)
     except OSError as error:
-        raise InputError(f"Cannot write the demo's files to {out}: {error.strerror}; choose another with --out.") from None
+        why = error.strerror or type(error).__name__
+        raise InputError(f"Cannot write the demo's files to {out} ({why}); choose another folder with --out.") from None
 
 
 @contextmanager
@@ -162,10 +185,6 @@ def _quiet_libraries() -> Iterator[None]:
             transformers_logging.set_verbosity(before)
             if bars:
                 transformers_logging.enable_progress_bar()
-
-
-def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ from memprof.demo.data import Question
 from memprof.demo.model import Checkpoint
 from memprof.demo.rewards import REWARDS
 
-__all__ = ["FULL", "LORA", "Recipe", "Scale", "Trained", "train"]
+__all__ = ["FULL", "LORA", "Recipe", "Scale", "Trained", "build_trainer", "lora_config", "train"]
 
 # What the trainer logs that depends on the clock and not on the training.
 _CLOCK_KEYS = ("step_time", "runtime", "_per_second", "memory/")
@@ -97,16 +97,19 @@ def build_trainer(
 ) -> Any:
     """The ``GRPOTrainer`` of :func:`train`, not yet started."""
     from datasets import Dataset
+    from transformers import PrinterCallback
     from trl import GRPOTrainer
 
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=str(checkpoint.path),
         reward_funcs=list(REWARDS),
         args=_arguments(recipe, scale, work_dir),
         train_dataset=Dataset.from_list([question.as_row() for question in questions]),
         callbacks=list(callbacks),
-        peft_config=_adapter() if recipe.lora else None,
+        peft_config=lora_config() if recipe.lora else None,
     )
+    trainer.remove_callback(PrinterCallback)  # raw dictionaries on stdout
+    return trainer
 
 
 def _arguments(recipe: Recipe, scale: Scale, work_dir: Path) -> Any:
@@ -133,7 +136,8 @@ def _arguments(recipe: Recipe, scale: Scale, work_dir: Path) -> Any:
     )
 
 
-def _adapter() -> Any:
+def lora_config() -> Any:
+    """The adapter of the LoRA run: rank 16 on every linear layer but the head."""
     from peft import LoraConfig
 
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")

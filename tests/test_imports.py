@@ -1,0 +1,127 @@
+"""What importing costs, and which way imports may go."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Loaded only when something is recorded, trained or drawn.
+HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pandas")
+# Beside those, not even `memprof --help` may load these.
+NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "jsonschema")
+
+# Rooms that work without torch; a torch import at their top level would break `memprof report`.
+TORCH_FREE = ("attribution", "cli", "reports", "snapshot", "demo")
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after ``code``."""
+    script = f"{code}\nimport json, sys; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def source_files() -> list[Path]:
+    return [path for top in ("memprof", "integrations", "reports") for path in (ROOT / top).rglob("*.py")]
+
+
+def test_importing_memprof_is_cheap() -> None:
+    assert loaded_after("import memprof").isdisjoint(NOT_FOR_HELP)
+
+
+def test_importing_the_demo_is_cheap() -> None:
+    assert loaded_after("import memprof.demo").isdisjoint(HEAVY)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "from memprof.cli import main\ntry: main(['--help'])\nexcept SystemExit as end: assert not end.code"
+    assert loaded_after(code).isdisjoint(NOT_FOR_HELP)
+
+
+def test_analysing_needs_no_torch() -> None:
+    assert loaded_after("import memprof; memprof.analyze, memprof.load_snapshot").isdisjoint(HEAVY)
+
+
+def test_public_names_are_there() -> None:
+    loaded_after(
+        "import memprof\n"
+        "for name in memprof.__all__: getattr(memprof, name)\n"
+        "assert set(memprof.__all__) <= set(dir(memprof))"
+    )
+
+
+def test_unknown_names_are_refused() -> None:
+    import memprof
+
+    with pytest.raises(AttributeError, match="no_such_name"):
+        memprof.no_such_name  # noqa: B018
+
+
+def test_mapped_packages_are_the_trees_own_files() -> None:
+    """From the repository root too, where a plain ``import reports`` would find a second copy."""
+    code = "import memprof.reports, memprof.integrations; print(memprof.reports.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == ROOT / "reports" / "__init__.py"
+
+
+def test_nobody_imports_the_mapped_folders_by_their_bare_name() -> None:
+    bare = ("integrations", "reports")
+    files = [*source_files(), *(p for top in ("tests", "examples", "benchmarks") for p in (ROOT / top).rglob("*.py"))]
+    found = [f"{path}:{line} {name}" for path in files for line, name in imports_of(path) if name.split(".")[0] in bare]
+    assert not found
+
+
+def test_torch_free_rooms_import_no_torch_at_the_top() -> None:
+    """Also not behind a condition: a top-level import of torch is one, wherever it stands."""
+    found = []
+    for path in source_files():
+        room = path.relative_to(ROOT).parts
+        torch_free = room[0] == "reports" or (room[0] == "memprof" and (len(room) == 2 or room[1] in TORCH_FREE))
+        imports = imports_of(path, top_level=True) if torch_free else ()
+        found += [f"{path}:{line}" for line, name in imports if name.split(".")[0] in HEAVY]
+    assert not found
+
+
+def test_nothing_imports_the_command_line() -> None:
+    inside = ROOT / "memprof" / "cli"
+    outside = [p for p in source_files() if inside not in p.parents and p.name != "__main__.py"]
+    assert not [str(p) for p in outside for _, name in imports_of(p) if name.startswith("memprof.cli")]
+
+
+def test_renderers_know_no_snapshots() -> None:
+    """Renderers read the document, and nothing of what it was made from."""
+    sources = ("memprof.snapshot", "memprof.timeline", "memprof.attribution", "memprof.analysis", "memprof.record")
+    files = (ROOT / "reports").rglob("*.py")
+    assert not [f"{p}:{line} {name}" for p in files for line, name in imports_of(p) if name.startswith(sources)]
+
+
+def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
+    """Line and module of each absolute import; with ``top_level`` those a plain import of the file runs."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = _run_on_import(tree.body) if top_level else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module
+
+
+def _run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements outside functions and outside ``if TYPE_CHECKING``."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _run_on_import(node.orelse)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _run_on_import(getattr(node, block, []))
