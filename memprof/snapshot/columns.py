@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray

@@ -153,6 +153,7 @@ class Snapshot:
     def devices(self) -> list[int]:
         """Devices that have at least one event or segment."""
         return sorted(
-            d for d in self.segments.keys() | self.traces.keys()
+            d
+            for d in self.segments.keys() | self.traces.keys()
             if len(self.segments.get(d, ())) or len(self.traces.get(d, ()))
         )

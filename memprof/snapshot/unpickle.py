@@ -10,9 +10,10 @@ import io
 import json
 import pickle
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
 
@@ -66,7 +67,7 @@ def read_plain(path: Path) -> Any:
             raise InputError(f"{path}: reading it needs more memory than there is.") from None
         except EOFError:
             raise InputError(f"{path}: the pickle ends too early; copy the file again or record a new one.") from None
-        except Exception as error:  # noqa: BLE001 - a hostile pickle can make the unpickler raise anything
+        except Exception as error:
             raise InputError(
                 f"{path}: not a memory snapshot ({type(error).__name__} while unpickling); "
                 "expected what torch.cuda.memory._dump_snapshot writes."
