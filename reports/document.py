@@ -1,0 +1,349 @@
+"""From the report's JSON to the document every renderer reads."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from memprof.reports.checks import adds_up
+from memprof.reports.model import (
+    Advice,
+    DevicePeak,
+    Document,
+    Fact,
+    Growth,
+    Oom,
+    Part,
+    Span,
+    Summary,
+    Timeline,
+)
+from memprof.reports.tables import (
+    allocation_rows,
+    call_site,
+    category_parts,
+    evidence_shares,
+    group_rows,
+    icicle,
+    phase_rows,
+)
+from memprof.reports.text import gib, percent, plain, size, thousands
+from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, phase_label
+
+from memprof._version import __version__
+
+__all__ = ["Document", "build_document"]
+
+
+def build_document(report: dict[str, Any], series: dict[str, Any] | None = None, label: str | None = None) -> Document:
+    """The document of one report (``memprof.report/1``).
+
+    Args:
+        report: the report as ``Analysis.to_dict`` gives it.
+        series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
+        label: a title of the reader's choice; default: the model and step, or the file's name.
+    """
+    allocations = allocation_rows(report)
+    return Document(
+        title=plain(label) if label else _title(report),
+        subtitle=_subtitle(report),
+        badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
+        summary=_summary(report),
+        oom=_oom(report.get("oom")),
+        advice=tuple(_advice(a) for a in report.get("advice") or []),
+        rows=group_rows(report),
+        phases=phase_rows(report),
+        timeline=_timeline(series) if series and series["time_us"] else None,
+        icicle=icicle(report, allocations),
+        allocations=allocations,
+        allocations_bytes=sum(a.bytes for a in allocations),
+        allocations_listed=sum(a.count for a in allocations),
+        device_peak=_device_peak(report.get("device_peak")),
+        evidence=evidence_shares(report),
+        adds_up=adds_up(report),
+        host=_host(report.get("host")),
+        reproduce=_reproduce(report["source"]),
+        config=_config(report["source"]["config"]),
+        notes=tuple(plain(note) for note in report["notes"]),
+        report=report,
+    )
+
+
+def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    return tuple((plain(key), plain(value)) for key, value in sorted((config or {}).items()) if value is not None)
+
+
+_MODEL_KEYS = ("model", "model_name", "model_name_or_path", "_name_or_path", "name_or_path")
+
+
+def _base_name(path: object) -> str:
+    text = str(path)
+    return PureWindowsPath(text).name if "\\" in text else PurePosixPath(text).name
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    source = report["source"]
+    config = source["config"] or {}
+    model = next((config[k] for k in _MODEL_KEYS if isinstance(config.get(k), str) and config[k]), None)
+    if model:
+        return plain(_base_name(model.rstrip("/")) or model)
+    return plain(_base_name(source["files"][0])) if source["files"] else "Memory report"
+
+
+def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
+    source = report["source"]
+    words = [KIND_WORDS.get(source["kind"], source["kind"])]
+    device = source.get("device_name") or f"device {source['device']}"
+    total = source["device_total_bytes"]
+    words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
+    if source["torch"]:
+        words.append(f"torch {source['torch']}")
+    if (source["world_size"] or 1) > 1:
+        words.append(f"rank {source['rank']} of {source['world_size']}")
+    words.append(f"{thousands(source['events'])} events")
+    steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
+    if steps:
+        words.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
+    return tuple(plain(w) for w in words)
+
+
+def _where(phase: str | None, step: int | None) -> str:
+    known = phase_label(phase).lower() if phase else "an unknown phase"
+    return plain(f"{known}, step {step}" if step is not None else known)
+
+
+def _summary(report: Mapping[str, Any]) -> Summary:
+    source, peak = report["source"], report["peak"]
+    has_device = peak["reserved_bytes"] is not None
+    capacity = source["device_total_bytes"] if has_device else None
+    bar = category_parts(peak["categories"])
+    rest = _rest_of_device(peak, capacity) if has_device else ()
+    shown = sum(p.bytes for p in (*bar, *rest))
+    return Summary(
+        peak_bytes=peak["allocated_bytes"],
+        peak_word={"trace": "Peak tensor memory", "simulated": "Simulated peak"}.get(
+            source["kind"], "Peak allocated memory"
+        ),
+        where=_where(peak["phase"], peak["step"]),
+        cause=_cause(report, bar),
+        capacity_bytes=capacity,
+        scale_bytes=max(shown, 1),
+        facts=_facts(report, capacity),
+        bar=bar,
+        rest=rest,
+    )
+
+
+def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part, ...]:
+    parts = [
+        Part("cached", "Cached, free", peak["cached_bytes"]),
+        Part("inactive_split", "Split, free", peak["inactive_split_bytes"]),
+        Part("private_pools", "Private pools, free", peak["private_pool_bytes"]),
+        Part("non_torch", "Outside torch", peak["non_torch_bytes"] or 0),
+    ]
+    if capacity:
+        parts.append(Part("free", "Free", capacity - peak["reserved_bytes"] - (peak["non_torch_bytes"] or 0)))
+    return tuple(p for p in parts if p.bytes > 0)
+
+
+# Categories that are simply there; the others come and go with the phase.
+_STANDING = {
+    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine", "workspace"
+}  # fmt: skip
+
+
+def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
+    """The largest category; when it only stands there, also the largest of those that come and go."""
+    if not bar:
+        return "Nothing was allocated."
+    active = report["peak"]["active_bytes"]
+    largest = max(bar, key=lambda p: p.bytes)
+    passing = max((p for p in bar if p.id not in _STANDING), key=lambda p: p.bytes, default=None)
+    sentence = (
+        f"Largest: {largest.label.lower()}, {gib(largest.bytes)} GiB, {percent(largest.bytes, active)} of the peak"
+    )
+    if passing is None or passing is largest:
+        return f"{sentence}{_made_at(report, largest.id)}."
+    share = percent(passing.bytes, active)
+    also = f"largest of what comes and goes: {passing.label.lower()}, {gib(passing.bytes)} GiB, {share}"
+    return f"{sentence}; {also}{_made_at(report, passing.id)}."
+
+
+def _made_at(report: Mapping[str, Any], category: str) -> str:
+    listed = (a for a in report["peak"]["allocations"] if a["category"] == category and a.get("stack"))
+    first = next(listed, None)
+    site = call_site(first["stack"]) if first else ""
+    return f", made at {site}" if site else ""
+
+
+def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
+    peak, device = report["peak"], report.get("device_peak") or {}
+    facts = []
+    reserved = device.get("reserved_bytes")
+    if reserved is not None:
+        held = reserved + (device["non_torch_bytes"] or 0)
+        if capacity:
+            note = (
+                f"left of {gib(capacity)} at the device peak" if held <= capacity else "counted above the device's size"
+            )
+            facts.append(Fact("Headroom", f"{gib(capacity - held)} GiB", note, capacity - held))
+        idle = peak["reserved_bytes"] - peak["active_bytes"]
+        note = f"{gib(idle)} of {gib(peak['reserved_bytes'])} not in use at the allocated peak"
+        facts.append(Fact("Reserved, highest", f"{gib(reserved)} GiB", note, reserved))
+    generation = [p["peak_bytes"] for p in report["phases"] if p["phase"] == "generate"]
+    if generation:
+        top = max(generation)
+        note = "generation sets the peak" if peak["phase"] == "generate" else "generation is not the limit"
+        facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note, top))
+    if reserved is not None:
+        outside = peak["non_torch_bytes"]
+        note = "not measured" if outside is None else "CUDA context, NCCL, other allocators"
+        facts.append(Fact("Outside torch", "–" if outside is None else f"{gib(outside)} GiB", note, outside))
+    unknown = peak["categories"].get("unattributed", 0)
+    facts.append(
+        Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
+    )
+    if reserved is None:
+        facts.insert(0, _floor(report))
+    return tuple(facts)
+
+
+def _floor(report: Mapping[str, Any]) -> Fact:
+    """Without a device: what is there before any work is done, the floor below every phase's peak."""
+    floor = min((p["peak_bytes"] for p in report["phases"]), default=report["peak"]["active_bytes"])
+    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "the floor every phase stands on", floor)
+
+
+def _timeline(series: Mapping[str, Any]) -> Timeline:
+    start = series["time_us"][0]
+    known = [c for c in STACK_ORDER if any(series["categories"].get(c, ()))]
+    others = [c for c in series["categories"] if c not in STACK_ORDER and any(series["categories"][c])]
+    categories = {c: tuple(series["categories"][c]) for c in known + others}
+    n_points = len(series["time_us"])
+    total = tuple(map(sum, zip(*categories.values(), strict=True))) if categories else (0,) * n_points
+    time_us = tuple(t - start for t in series["time_us"])
+    spans = tuple(_span(s, start) for s in series["phase_spans"] if s["end_point"] > s["start_point"])
+    return Timeline(
+        clock_us=start,
+        time_us=time_us,
+        phase_x=_phase_axis(n_points, spans),
+        spans=spans,
+        categories=categories,
+        reserved=None if series["reserved"] is None else tuple(series["reserved"]),
+        total=total,
+        peak_point=series["peak_point"],
+    )
+
+
+def _span(span: Mapping[str, Any], start_us: int) -> Span:
+    return Span(
+        phase=plain(span["phase"]),
+        label=plain(phase_label(span["phase"])),
+        step=span["step"],
+        within=span.get("within"),
+        start_us=span["start_us"] - start_us,
+        end_us=span["end_us"] - start_us,
+        start_point=span["start_point"],
+        end_point=span["end_point"],
+    )
+
+
+def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
+    """Where each point stands when every span is one unit wide, its points spread evenly over it.
+
+    Without spans the whole recording is one unit.
+    """
+    edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
+    stops = sorted(set(edges))
+    wide = {s.start_point for s in spans}
+    places, x = {}, 0.0
+    for stop, following in zip(stops, [*stops[1:], None], strict=True):
+        places[stop] = (x, following)
+        x += 1.0 if stop in wide or not spans else 0.0
+    return tuple(_place(point, stops, places, bool(spans)) for point in range(n_points))
+
+
+def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]], has_spans: bool) -> float:
+    stop = stops[bisect_right(stops, point) - 1]
+    x, following = places[stop]
+    if following is None:
+        return x
+    width = places[following][0] - x
+    return x + width * (point - stop) / (following - stop)
+
+
+def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
+    if not device or device["reserved_bytes"] is None:
+        return None
+    grown = sorted(device["grown_by"], key=lambda g: -g["bytes"])
+    return DevicePeak(
+        bytes=device["reserved_bytes"] + (device["non_torch_bytes"] or 0),
+        reserved_bytes=device["reserved_bytes"],
+        non_torch_bytes=device["non_torch_bytes"],
+        where=_where(device["phase"], device["step"]),
+        grown_by=tuple(
+            Growth(
+                g["bytes"],
+                plain(phase_label(g["phase"])) if g["phase"] else "",
+                call_site(g["stack"]),
+                tuple(plain(f) for f in g["stack"]),
+            )
+            for g in grown
+        ),
+    )
+
+
+def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
+    if not oom:
+        return None
+    asked, free = oom["requested_bytes"], oom["device_free_bytes"]
+    where = _where(oom["phase"], oom["step"])
+    sentence = f"Out of memory in {where}: {size(asked)} were asked for"
+    sentence += f", {size(free)} were free on the device." if free is not None else "."
+    held = [oom.get(k) for k in ("cached_bytes", "inactive_split_bytes")]
+    if all(h is not None for h in held) and free is not None:
+        idle = sum(h or 0 for h in held)
+        verdict = "would have fitted" if idle + free >= asked else "would not have fitted either"
+        sentence += f" {size(idle)} lay free inside the allocator: defragmented, the request {verdict}."
+    return Oom(asked, free, where, sentence, tuple(plain(f) for f in oom.get("stack") or []))
+
+
+def _advice(advice: Mapping[str, Any]) -> Advice:
+    return Advice(plain(advice["action"]), advice["saves_bytes"], plain(advice["costs"]), plain(advice["basis"]))
+
+
+_HOST_LABELS = {
+    "rss_bytes": ("Resident memory of the process", "RSS"),
+    "pinned_bytes": ("Pinned memory held", "the pinned allocator rounds up to powers of two"),
+    "pinned_requested_bytes": ("Pinned memory requested", ""),
+    "managed_bytes": ("Managed memory", "paged optimizer state"),
+}
+
+
+def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
+    known = [(key, (host or {}).get(key)) for key in _HOST_LABELS]
+    return tuple(Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int))
+
+
+def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
+    name = plain(_base_name(source["files"][0])) if source["files"] else "SNAPSHOT"
+    quoted = f"'{name}'" if any(c in " '\"$&;|<>()*?`\\" for c in name) else name
+    facts = [
+        Fact("Command", f"memprof report {quoted} -o report.html"),
+        Fact("Every allocation", f"memprof explain {quoted} --all"),
+        Fact("History", HISTORY_WORDS.get(source["history"], plain(source["history"]))),
+        Fact("memprof", __version__),
+    ]
+    versions = dict(source.get("versions") or {})
+    versions.setdefault("torch", source["torch"])
+    facts += [Fact(plain(k), plain(v)) for k, v in versions.items() if v and k != "memprof"]
+    recorder = (source.get("versions") or {}).get("memprof")
+    if recorder and recorder != __version__:
+        facts.append(Fact("recorded with memprof", plain(recorder)))
+    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes"))
+    if source.get("phases_known_by"):
+        words = {"marks": "marks in the recording", "stacks": "stacks (inferred)", "none": "nothing"}
+        facts.append(Fact("Phases known by", plain(words.get(source["phases_known_by"], source["phases_known_by"]))))
+    return tuple(facts)

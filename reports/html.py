@@ -1,0 +1,117 @@
+"""One self-contained page: opens from a disk with no network, under a content security policy that runs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from memprof.reports.figures import axis_of, timeline_figure
+from memprof.reports.files import write_text
+from memprof.reports.markup import Markup, el, join
+from memprof.reports.model import Document, Timeline
+from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, css_variables, slug
+from memprof.reports.sections import page_body
+from memprof.reports.words import category_label
+
+from memprof._version import __version__
+
+__all__ = ["render_html", "write_html"]
+
+# Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
+_POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+
+
+def write_html(document: Document, path: Path) -> None:
+    """Write the page, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, render_html(document))
+
+
+def render_html(document: Document) -> str:
+    """The whole page as text."""
+    scripts = [_asset("templates/report.js")]
+    if document.timeline:
+        scripts.insert(0, _asset("assets/plotly-basic.min.js"))
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    page = Template(_asset("templates/page.html"))
+    return page.substitute(
+        policy=_POLICY.format(hashes=hashes),
+        title=join(f"{document.title} · memprof"),
+        style=_style(),
+        body=page_body(document),
+        footer=_footer(document),
+        data=_json_for_script(_data(document)),
+        scripts=join(*[Markup(f"<script>{script}</script>") for script in scripts]),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("memprof.reports").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _json_for_script(data: Any) -> str:
+    """JSON that cannot end its element or start another: every ``<`` is escaped."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _style() -> str:
+    css = Template(_asset("templates/report.css"))
+    colours = "\n".join(f".c-{name} {{ --c: var(--c-{name}); }}" for name in LIGHT)
+    phases = "\n".join(f".p-{name} {{ --c: {colour}; }}" for name, colour in PHASES.items())
+    return css.substitute(light=css_variables(LIGHT), dark=css_variables(DARK), categories=colours, phases=phases)
+
+
+def _footer(document: Document) -> Markup:
+    words = f"memprof {__version__} · self-contained file, no network access"
+    words += " · plotly.js basic (MIT)" if document.timeline else ""
+    return el("footer", {"class": "muted"}, words)
+
+
+def _data(document: Document) -> dict[str, Any]:
+    """What the page's script needs: the report to download, and the timeline."""
+    data: dict[str, Any] = {"report": document.report}
+    if document.timeline:
+        data["timeline"] = _timeline_data(document.timeline, document)
+    return data
+
+
+def _timeline_data(timeline: Timeline, document: Document) -> dict[str, Any]:
+    figure = json.loads(timeline_figure(timeline).to_json())
+    figure["layout"].pop("template", None)
+    for trace in figure["data"]:
+        trace.pop("x")  # every trace has the same one: sent once, below
+    return {
+        "figure": figure,
+        "axes": {"phase": [round(x, 4) for x in timeline.phase_x], "time": list(axis_of(timeline, "time"))},
+        "spans": [
+            [slug(s.phase), s.label, s.step, s.start_point, min(s.end_point, len(timeline.time_us) - 1)]
+            for s in timeline.spans
+        ],
+        "phase_colours": PHASES,
+        "patterns": PATTERNS,
+        "labels": {c: category_label(c) for c in timeline.categories},
+        "peak_point": timeline.peak_point,
+        "clock_us": timeline.clock_us,
+        "allocations": [
+            [
+                a.name or a.site or a.detail or a.category_label,
+                slug(a.category),
+                a.each_bytes,
+                [list(life) for life in a.lives],
+            ]
+            for a in document.allocations
+        ],
+    }

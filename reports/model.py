@@ -1,0 +1,272 @@
+"""The document: what a report says, ready to be shown. Frozen, plain, in bytes and microseconds.
+
+Every string in it is one harmless line (see :func:`memprof.reports.text.plain`); escaping for HTML, markdown or the
+terminal's markup is the renderers' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "AddsUp",
+    "Advice",
+    "Allocation",
+    "Check",
+    "DevicePeak",
+    "Document",
+    "EvidenceShare",
+    "Fact",
+    "Growth",
+    "Node",
+    "Oom",
+    "Part",
+    "PhaseRow",
+    "Row",
+    "Span",
+    "Summary",
+    "Timeline",
+]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+
+    id: str
+    label: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
+
+    label: str
+    value: str
+    note: str = ""
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The first screen.
+
+    ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
+    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
+    in a sentence what the peak is made of, ``where`` when it was.
+    """
+
+    peak_bytes: int
+    peak_word: str
+    where: str
+    cause: str
+    capacity_bytes: int | None
+    scale_bytes: int
+    facts: tuple[Fact, ...]
+    bar: tuple[Part, ...]
+    rest: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the published table, one of its categories, or one of a category's details.
+
+    ``own_peak`` is the highest it reached at any time, ``None`` where that is not known (a group's categories peak
+    at different times; details are counted at the peak only).
+    """
+
+    id: str
+    label: str
+    words: str
+    at_peak: int
+    own_peak: int | None
+    children: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks."""
+
+    phase: str
+    label: str
+    count: int
+    step: int | None
+    total_us: int
+    time_share: float
+    low_bytes: int
+    peak_bytes: int
+    peak_time_us: int
+    is_peak: bool
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Blocks alive at the peak that are alike: same size, category, evidence, phase, stack, and name but for digits.
+
+    ``bytes`` is the sum of all ``count``; ``address`` the first one's; ``why`` says in words how the category is known.
+    ``lives`` holds ``(born_us, died_us)`` of each on the recording's clock: ``None`` is before it began, and not freed.
+    """
+
+    address: str
+    name: str
+    shape: str
+    count: int
+    bytes: int
+    each_bytes: int
+    share: float
+    category: str
+    category_label: str
+    detail: str
+    evidence: str
+    rule: str
+    why: str
+    alternatives: tuple[str, ...]
+    phase: str
+    phase_label: str
+    lives: tuple[tuple[int | None, int | None], ...]
+    lifetime: str
+    retained: bool
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EvidenceShare:
+    """Bytes at the peak whose category is known in one way."""
+
+    id: str
+    words: str
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
+
+    label: str
+    value: str
+    note: str
+    ok: bool | None
+
+
+@dataclass(frozen=True)
+class AddsUp:
+    """*Does it add up?*: every check, and whether all hold."""
+
+    checks: tuple[Check, ...]
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase's stretch of the timeline; ``start_point``/``end_point`` index the timeline's points."""
+
+    phase: str
+    label: str
+    step: int | None
+    within: str | None
+    start_us: int
+    end_us: int
+    start_point: int
+    end_point: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The decimated series: the same instants for every category, the peak and every phase's peak among them.
+
+    ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps ids to bytes, bottom of the stack first, those
+    that are never used left out. ``phase_x`` puts every point on an axis where each span is one unit wide.
+    """
+
+    clock_us: int
+    time_us: tuple[int, ...]
+    phase_x: tuple[float, ...]
+    spans: tuple[Span, ...]
+    categories: dict[str, tuple[int, ...]]
+    reserved: tuple[int, ...] | None
+    total: tuple[int, ...]
+    peak_point: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A rectangle of the icicle: category, then call site, then tensor."""
+
+    label: str
+    category: str
+    bytes: int
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Segments one stack made the allocator take from the device while it set new records."""
+
+    bytes: int
+    phase: str
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The highest reserved (+ outside torch): what decides an OOM."""
+
+    bytes: int
+    reserved_bytes: int
+    non_torch_bytes: int | None
+    where: str
+    grown_by: tuple[Growth, ...]
+
+
+@dataclass(frozen=True)
+class Oom:
+    """The request that failed."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    where: str
+    sentence: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that would lower the peak."""
+
+    action: str
+    saves_bytes: int
+    costs: str
+    basis: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from."""
+
+    title: str
+    subtitle: tuple[str, ...]
+    badge: str
+    summary: Summary
+    oom: Oom | None
+    advice: tuple[Advice, ...]
+    rows: tuple[Row, ...]
+    phases: tuple[PhaseRow, ...]
+    timeline: Timeline | None
+    icicle: Node
+    allocations: tuple[Allocation, ...]
+    allocations_bytes: int
+    allocations_listed: int
+    device_peak: DevicePeak | None
+    evidence: tuple[EvidenceShare, ...]
+    adds_up: AddsUp
+    host: tuple[Fact, ...]
+    reproduce: tuple[Fact, ...]
+    config: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    report: dict[str, Any]

@@ -1,0 +1,296 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  root.classList.add("js");
+  const $$ = (id) => document.getElementById(id);
+  const all = (selector, inside) => Array.from((inside || document).querySelectorAll(selector));
+  const data = JSON.parse($$("memprof-data").textContent);
+  const GIB = 2 ** 30;
+  const gib = (bytes) => (bytes > 0 && bytes < 0.005 * GIB ? "<0.01" : (bytes / GIB).toFixed(2));
+  const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
+  const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
+
+  // ---- header ---------------------------------------------------------------------------------------------------
+  const themes = ["auto", "light", "dark"];
+  let theme = 0;
+  const redrawers = [];
+  const showTheme = () => {
+    if (themes[theme] === "auto") delete root.dataset.theme; else root.dataset.theme = themes[theme];
+    $$("theme").textContent = "Theme: " + themes[theme];
+    redrawers.forEach((redraw) => redraw());
+  };
+  $$("theme").addEventListener("click", () => { theme = (theme + 1) % themes.length; showTheme(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawers.forEach((redraw) => redraw()));
+  $$("print").addEventListener("click", () => window.print());
+  $$("download").addEventListener("click", () => {
+    const url = URL.createObjectURL(new Blob([JSON.stringify(data.report, null, 1)], { type: "application/json" }));
+    const link = document.createElement("a");
+    link.href = url;
+    link.download = "memprof-report.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  });
+
+  // ---- expandable rows ------------------------------------------------------------------------------------------
+  const rows = all("tr[data-path]");
+  const setOpen = (path, open) => {
+    for (const row of rows.filter((r) => r.dataset.parent === path)) {
+      row.hidden = !open;
+      if (!open) setOpen(row.dataset.path, false);
+    }
+    const toggle = rows.find((r) => r.dataset.path === path).querySelector(".toggle");
+    if (!toggle) return;
+    toggle.textContent = open ? "▼" : "▶";
+    toggle.setAttribute("aria-expanded", String(open));
+  };
+  for (const row of rows) {
+    if (!rows.some((r) => r.dataset.parent === row.dataset.path)) continue;
+    const toggle = document.createElement("button");
+    toggle.type = "button";
+    toggle.className = "toggle";
+    const head = row.querySelector("th");
+    toggle.setAttribute("aria-label", "Parts of " + head.textContent);
+    toggle.addEventListener("click", () => setOpen(row.dataset.path, toggle.getAttribute("aria-expanded") !== "true"));
+    head.prepend(toggle);
+  }
+  // Categories are worth seeing at once where they are few; their details open on demand.
+  for (const row of rows) if (row.querySelector(".toggle")) setOpen(row.dataset.path, row.dataset.path === "training");
+
+  // ---- allocations filter ---------------------------------------------------------------------------------------
+  const filter = $$("filter");
+  if (filter) {
+    const lines = all("#allocation-table tbody tr").map((row) => [row, row.textContent.toLowerCase()]);
+    filter.addEventListener("input", () => {
+      const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const [row, text] of lines) row.hidden = !wanted.every((word) => text.includes(word));
+    });
+  }
+
+  // ---- icicle: hide what is beside the way to the chosen box ----------------------------------------------------
+  const icicle = $$("icicle-root");
+  if (icicle) {
+    icicle.addEventListener("click", (event) => {
+      const box = event.target.closest(".box");
+      if (!box) return;
+      let chosen = box.parentElement;
+      // The box that fills the width already: go one level up.
+      if (chosen.dataset.zoomed === "yes") chosen = chosen.parentElement.closest(".node") || chosen;
+      all(".node", icicle).forEach((node) => { node.classList.remove("off"); delete node.dataset.zoomed; });
+      chosen.dataset.zoomed = "yes";
+      for (let node = chosen; node.parentElement !== icicle; node = node.parentElement.closest(".node"))
+        for (const sibling of node.parentElement.children) if (sibling !== node) sibling.classList.add("off");
+    });
+  }
+
+  // ---- timeline -------------------------------------------------------------------------------------------------
+  const timeline = data.timeline;
+  if (!timeline || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
+  const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
+  const unpack = (column) => {
+    if (Array.isArray(column)) return column;
+    const raw = Uint8Array.from(atob(column.bdata), (c) => c.charCodeAt(0)).buffer;
+    return { f8: () => new Float64Array(raw), f4: () => new Float32Array(raw), i1: () => new Int8Array(raw),
+      u1: () => new Uint8Array(raw), i2: () => new Int16Array(raw), i4: () => new Int32Array(raw) }[column.dtype]();
+  };
+  const traces = timeline.figure.data.map((trace) => ({ ...trace, y: unpack(trace.y) }));
+  const stacked = traces.filter((trace) => trace.stackgroup);
+  const nPoints = timeline.axes.time.length;
+  const total = new Float64Array(nPoints);
+  for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
+  let axis = "phase", patterns = false, point = timeline.peak_point, held = false, view = null;
+  const xs = () => timeline.axes[axis];
+  const extent = () => { const x = xs(); return [x[0], x[nPoints - 1] > x[0] ? x[nPoints - 1] : x[0] + 1]; };
+
+  /** Last point at or before x. */
+  const before = (x) => {
+    const values = xs();
+    let low = 0, high = nPoints;
+    while (low < high) { const middle = (low + high) >> 1; if (values[middle] <= x) low = middle + 1; else high = middle; }
+    return Math.max(low - 1, 0);
+  };
+
+  /** For every pixel column the point with the highest total in it: [column starts, points]. */
+  const peakHold = ([low, high], columns) => {
+    const starts = [], points = [];
+    for (let c = 0; c < columns; c++) {
+      const start = low + ((high - low) * c) / columns;
+      const last = before(c === columns - 1 ? high : low + ((high - low) * (c + 1)) / columns - 1e-12);
+      let best = before(start);
+      for (let i = best + 1; i <= last; i++) if (total[i] > total[best]) best = i;
+      if (points[points.length - 1] !== best) { starts.push(start); points.push(best); }
+    }
+    starts.push(high);
+    points.push(points[points.length - 1]);
+    return [starts, points];
+  };
+
+  const shapesAndLabels = ([low, high], width) => {
+    const shapes = [], annotations = [], x = xs();
+    for (const [phase, label, step, first, last] of timeline.spans) {
+      const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
+      if (x1 <= x0) continue;
+      shapes.push({ type: "rect", xref: "x", yref: "paper", x0, x1, y0: 1.015, y1: 1.055, line: { width: 0 },
+        fillcolor: timeline.phase_colours[phase] || "#8c9196" });
+      if (((x1 - x0) / (high - low)) * width > 6.6 * label.length)
+        annotations.push({ x: (x0 + x1) / 2, y: 1.06, xref: "x", yref: "paper", yanchor: "bottom", text: label.replace(/[<>&]/g, ""),
+          showarrow: false, font: { size: 10.5, color: ink("soft") } });
+    }
+    const px = x[timeline.peak_point];
+    if (px >= low && px <= high)
+      annotations.push({ x: px, y: total[timeline.peak_point], text: "<b>" + gib(total[timeline.peak_point] * GIB) + "</b> peak", showarrow: true,
+        arrowhead: 0, arrowwidth: 1, arrowcolor: ink("soft"), ax: px > (low + high) / 2 ? -46 : 46, ay: -12, font: { size: 12, color: ink("ink") } });
+    return { shapes, annotations };
+  };
+
+  const draw = () => {
+    const range = view || extent();
+    const width = Math.max(chart.clientWidth - 54, 100);
+    const [starts, points] = peakHold(range, Math.round(width));
+    const drawn = traces.map((trace) => {
+      const shown = { ...trace, x: starts, y: points.map((p) => trace.y[p]) };
+      if (trace.stackgroup) {
+        shown.fillcolor = colour(trace.meta);
+        const shape = patterns ? timeline.patterns[trace.meta] || "" : "";
+        shown.fillpattern = { shape, bgcolor: colour(trace.meta), fgcolor: ink("bg"), size: 6, solidity: 0.25 };
+      } else shown.line = { ...trace.line, color: ink("ink") };
+      return shown;
+    });
+    const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), height: chart.clientHeight, autosize: true,
+      font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
+    layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" ? " s" : "" };
+    layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), autorange: true };
+    return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, responsive: true, doubleClick: false })
+      .then(placeCursor);
+  };
+
+  const placeCursor = () => {
+    const full = chart._fullLayout;
+    const [low, high] = view || extent(), x = xs()[point];
+    cursor.hidden = x < low || x > high;
+    cursor.classList.toggle("held", held);
+    cursor.style.left = full._size.l + ((x - low) / (high - low)) * full._size.w + "px";
+    cursor.style.top = full._size.t + "px";
+    cursor.style.height = full._size.h + "px";
+  };
+
+  const line = (name, label, value) => {
+    const item = document.createElement("li"), swatch = document.createElement("i");
+    swatch.className = "swatch c-" + name;
+    const text = document.createElement("span"), bytes = document.createElement("b");
+    text.textContent = text.title = label;
+    bytes.textContent = value;
+    item.append(swatch, text, bytes);
+    return item;
+  };
+
+  const spanOf = (p) => timeline.spans.find((span) => span[3] <= p && p < span[4]);
+  const seconds = (s) => (s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
+
+  const showPanel = () => {
+    const span = spanOf(point), time = timeline.axes.time[point];
+    $$("panel-title").textContent = point === timeline.peak_point ? "Peak" : held ? "Held here" : "At the cursor";
+    $$("panel-where").textContent = seconds(time) + (span ? " · " + span[1] + (span[2] === null ? "" : ", step " + span[2]) : "");
+    $$("panel-total").textContent = gib(total[point] * GIB);
+    const parts = stacked.map((t) => [t.meta, t.y[point] * GIB]).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
+    $$("panel-parts").replaceChildren(...parts.map(([name, n]) => line(name, timeline.labels[name] || name, gib(n))));
+    const clock = timeline.clock_us + time * 1e6;
+    const alive = [];
+    for (const [label, category, each, lives] of timeline.allocations) {
+      const n = point === timeline.peak_point ? lives.length
+        : lives.filter(([born, died]) => (born === null || born <= clock) && (died === null || clock < died)).length;
+      if (n) alive.push([category, n > 1 ? label + " ×" + n : label, n * each]);
+    }
+    alive.sort((a, b) => b[2] - a[2]);
+    $$("panel-largest-title").textContent = point === timeline.peak_point ? "Largest alive" : "Of the peak's largest, alive here";
+    $$("panel-largest").replaceChildren(...alive.slice(0, 7).map(([category, label, n]) => line(category, label, gib(n))));
+  };
+
+  const go = (p) => { point = Math.min(Math.max(p, 0), nPoints - 1); showPanel(); placeCursor(); };
+  const zoom = (range) => {
+    const [low, high] = extent();
+    view = range && range[1] - range[0] < (high - low) * 0.999 ? [Math.max(range[0], low), Math.min(range[1], high)] : null;
+    all('[data-choice="range"]').forEach((b) => b.setAttribute("aria-pressed", String((b.dataset.value === "all") === (view === null))));
+    return draw();
+  };
+  const zoomBy = (factor) => {
+    const [low, high] = view || extent(), centre = Math.min(Math.max(xs()[point], low), high);
+    return zoom([centre - (centre - low) * factor, centre + (high - centre) * factor]);
+  };
+  const aroundPeak = () => {
+    const span = spanOf(timeline.peak_point), x = xs();
+    if (!span) return zoomBy(0.2);
+    const low = x[span[3]], high = x[span[4]], pad = (high - low) * 0.6;
+    return zoom([low - pad, high + pad]);
+  };
+  const pointAt = (event) => {
+    const full = chart._fullLayout, [low, high] = view || extent();
+    const share = (event.clientX - chart.getBoundingClientRect().left - full._size.l) / full._size.w;
+    if (share < 0 || share > 1) return null;
+    const columns = Math.round(full._size.w), column = Math.min(Math.floor(share * columns), columns - 1);
+    const [starts, points] = peakHold([low + ((high - low) * column) / columns, low + ((high - low) * (column + 1)) / columns], 1);
+    return starts.length ? points[0] : null;
+  };
+
+  let pressed = null;
+  chart.addEventListener("mousemove", (event) => {
+    if (held || pressed) return;
+    const p = pointAt(event);
+    if (p !== null) go(p);
+  });
+  chart.addEventListener("mousedown", (event) => { pressed = [event.clientX, event.clientY]; }, true);
+  window.addEventListener("mouseup", (event) => {
+    if (!pressed) return;
+    const moved = Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]);
+    pressed = null;
+    const p = moved < 4 && chart.contains(event.target) ? pointAt(event) : null;
+    if (p === null) return;
+    held = !held;
+    go(p);
+  }, true);
+  chart.addEventListener("mouseleave", () => { if (!held) go(timeline.peak_point); });
+  chart.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const jump = (direction) => {
+      const starts = timeline.spans.map((span) => span[3]);
+      const next = direction > 0 ? starts.find((s) => s > point) : starts.reverse().find((s) => s < point);
+      if (next !== undefined) go(next);
+    };
+    const stride = event.shiftKey ? 20 : 1;
+    const actions = {
+      ArrowLeft: () => go(point - stride), ArrowRight: () => go(point + stride), "[": () => jump(-1), "]": () => jump(1),
+      p: () => go(timeline.peak_point), P: () => go(timeline.peak_point), "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2),
+      Escape: () => { held = false; placeCursor(); }, Home: () => go(0), End: () => go(nPoints - 1),
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    if (event.key !== "Escape") held = true;
+    action();
+  });
+  const choose = { axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
+  for (const button of all("[data-choice]"))
+    button.addEventListener("click", () => {
+      all(`[data-choice="${button.dataset.choice}"]`).forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
+      choose[button.dataset.choice](button.dataset.value);
+    });
+  $$("patterns").addEventListener("click", () => {
+    patterns = !patterns;
+    $$("patterns").setAttribute("aria-pressed", String(patterns));
+    root.dataset.patterns = patterns ? "on" : "off";
+    draw();
+  });
+
+  plot.classList.add("drawn");
+  draw().then(() => {
+    chart.on("plotly_relayout", (change) => {
+      if (change["xaxis.range[0]"] === undefined) return;
+      zoom([Number(change["xaxis.range[0]"]), Number(change["xaxis.range[1]"])]);
+    });
+    chart.on("plotly_doubleclick", () => zoom(null));
+    redrawers.push(draw);
+    let width = chart.clientWidth;
+    new ResizeObserver(() => { if (chart.clientWidth !== width && chart.clientWidth) { width = chart.clientWidth; draw(); } }).observe(chart);
+    showPanel();
+    root.dataset.ready = "yes";
+  });
+})();

@@ -1,0 +1,44 @@
+"""Headless Chromium for the tests and for the pictures in the documentation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CHROMIUM", "open_page"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@contextmanager
+def open_page(path: Path, **context: Any) -> Iterator[Any]:
+    """The page at ``path``, ready, from ``file://``; ``page.problems`` collects errors, ``page.requests`` addresses."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        try:
+            view = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **context})
+            page = view.new_page()
+            page.problems, page.requested = [], []
+            page.on("console", lambda m: page.problems.append(m.text) if m.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: page.problems.append(str(error)))
+            page.on("request", lambda request: page.requested.append(request.url))
+            page.goto(path.resolve().as_uri())
+            if context.get("java_script_enabled", True):
+                page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
+            yield page
+        finally:
+            browser.close()
