@@ -7,16 +7,20 @@ Instants: ``k`` is the state after the first ``k`` events, ``0 <= k <= n_events`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.allocator import settings_of
+from memprof.blocksizes import block_sizes
 from memprof.errors import InputError
-from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Snapshot, Trace
-from memprof.vocabulary import Kind
+from memprof.pairing import Rows, pair_blocks
+from memprof.regions import Regions, regions_of, reserved_splitter
+from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
+from memprof.vocabulary import History, Kind
 
-__all__ = ["Timeline", "build_timeline"]
+__all__ = ["Timeline", "build_timeline", "history_of", "reserved_splitter"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Timeline:
 
     Totals have ``n_events + 1`` entries, one an instant: ``active`` = bytes whose free has not
     completed, ``allocated`` = bytes the program holds, ``requested_total`` = live requested bytes,
-    ``reserved`` = bytes of segments (None for a tensor trace).
+    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time.
     """
 
     device: int
@@ -53,6 +57,7 @@ class Timeline:
     requested_total: I64
     reserved: I64 | None
     oom_events: I64
+    regions: Regions
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -101,9 +106,11 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     trace = snapshot.traces.get(device) or _no_events()
     blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
     notes: list[str] = []
-    rows = _pair(trace, blocks, segments, notes)
-    _add_sizes(rows, trace, snapshot.kind, notes)
-    return _totals(device, snapshot.kind, trace, segments, rows, notes)
+    rows = pair_blocks(trace, blocks, segments, notes)
+    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    sizes = _sizes(rows, snapshot, regions, notes)
+    _note_strays(rows, blocks, len(trace), notes)
+    return _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
 
 
 def _no_events() -> Trace:
@@ -111,179 +118,60 @@ def _no_events() -> Trace:
     return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
 
 
-@dataclass
-class _Rows:
-    """Rows under construction; ``block_size``/``block_requested`` are -1 where no final block is known."""
+def _sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
+    """Requested and block bytes of every row.
 
-    address: I64
-    trace_size: I64
-    block_size: I64
-    block_requested: I64
-    alloc_event: I64
-    release_event: I64
-    free_event: I64
-    stream: I64
-    pool: I32
-    stack: I32
-    metadata: I32
-    size: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    requested: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def joined(self, other: _Rows) -> _Rows:
-        """These rows and then the other's."""
-        mine, theirs = vars(self), vars(other)
-        return _Rows(**{name: np.concatenate([mine[name], theirs[name]]) for name in mine})
-
-    def take(self, order: I64) -> None:
-        """Reorder or choose rows."""
-        for name, column in vars(self).items():
-            if len(column):
-                setattr(self, name, column[order])
-
-
-_PAD = np.iinfo(np.int64).min
-
-
-@dataclass(frozen=True)
-class _ByAddress:
-    """Alloc and free events sorted by address, then time; one sentinel at each end of every column."""
-
-    action: U8
-    address: I64
-    event: I64
-
-    @classmethod
-    def of(cls, trace: Trace) -> _ByAddress:
-        event = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
-        event = event[np.argsort(trace.address[event], kind="stable")]
-        return cls(
-            np.concatenate([[255], trace.action[event], [255]]).astype(np.uint8),
-            np.concatenate([[_PAD], trace.address[event], [_PAD]]),
-            np.concatenate([[-1], event, [len(trace)]]),
-        )
-
-    def take(self, at: I64) -> _ByAddress:
-        """The entries at ``at``, between sentinels again."""
-        at = np.concatenate([[0], at, [len(self.action) - 1]])
-        return _ByAddress(self.action[at], self.address[at], self.event[at])
-
-    def requested_before(self, at: I64) -> I64:
-        """When the completed frees at ``at`` were requested; themselves where that was not recorded."""
-        before = (self.action[at - 1] == Action.FREE_REQUESTED) & (self.address[at - 1] == self.address[at])
-        return np.where(before, self.event[at - 1], self.event[at])
-
-    def requested_after(self, at: I64) -> I64:
-        """When the allocs at ``at``, never freed, were asked to be; the end of the trace where never."""
-        after = (self.action[at + 1] == Action.FREE_REQUESTED) & (self.address[at + 1] == self.address[at])
-        return np.where(after, self.event[at + 1], self.event[-1])
-
-
-def _pair(trace: Trace, blocks: Blocks | None, segments: Segments | None, notes: list[str]) -> _Rows:
-    """Match every alloc with the free that ends it, and what is left over with the final blocks.
-
-    Sorted by address and then by time, an alloc is ended by its neighbour. A free with no alloc
-    before it, and a final block with no event at all, were there before the first event.
+    A trace's sizes are requests in some files and blocks in others: what is still there at the end
+    shows which. Blocks freed within the trace get their size from the allocator's rules.
     """
-    every = _ByAddress.of(trace)
-    place = np.flatnonzero((every.action == Action.ALLOC) | (every.action == Action.FREE_COMPLETED))
-    ends = every.take(place)
-    place = np.concatenate([[0], place, [len(every.action) - 1]])
-    is_alloc = ends.action == Action.ALLOC
-
-    born = np.flatnonzero(is_alloc)
-    ended = ends.address[born + 1] == ends.address[born]
-    completed = ended & ~is_alloc[born + 1]
-    free_event = np.where(ended, ends.event[born + 1], len(trace))
-    release_event = np.where(ended, free_event, every.requested_after(place[born]))
-    release_event[completed] = every.requested_before(place[born + 1][completed])
-
-    freed = np.flatnonzero(ends.action == Action.FREE_COMPLETED)
-    orphan = freed[~(is_alloc[freed - 1] & (ends.address[freed - 1] == ends.address[freed]))]
-    twice = ends.address[orphan - 1] == ends.address[orphan]
-    index = ends.event[np.concatenate([born, orphan])]
-    known = np.arange(len(index)) < len(born)
-    rows = _Rows(
-        address=trace.address[index],
-        trace_size=trace.size[index],
-        block_size=np.full(len(index), -1, np.int64),
-        block_requested=np.full(len(index), -1, np.int64),
-        alloc_event=np.concatenate([ends.event[born], np.where(twice, ends.event[orphan - 1], -1)]),
-        release_event=np.concatenate([release_event, every.requested_before(place[orphan])]),
-        free_event=np.concatenate([free_event, ends.event[orphan]]),
-        stream=trace.stream[index],
-        pool=trace.pool[index],
-        stack=np.where(known, trace.stack[index], 0).astype(np.int32),
-        metadata=np.where(known, trace.metadata[index], 0).astype(np.int32),
-    )
-    if blocks is not None and segments is not None:
-        rows = _join_blocks(rows, every, ends, blocks, segments, notes)
-    lost = int(np.count_nonzero(ended & is_alloc[born + 1]))
-    if lost or np.any(twice):
-        notes.append(f"the trace contradicts itself: {lost} frees and {np.count_nonzero(twice)} allocs are missing")
-    rows.take(np.lexsort((rows.address, rows.alloc_event)))
-    return rows
-
-
-def _join_blocks(
-    rows: _Rows, every: _ByAddress, ends: _ByAddress, blocks: Blocks, segments: Segments, notes: list[str]
-) -> _Rows:
-    """Give rows alive at the end their final block, and add a row for each block no event made."""
-    active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
-    address = blocks.address[active]
-    count = int(every.event[-1])
-    inner = ends.address[1:-1]
-    last = np.searchsorted(inner, address, side="right") - 1  # the last alloc or free at that address
-    seen = (last >= 0) & (inner[last] == address) if len(inner) else np.zeros(len(address), np.bool_)
-    last = np.where(seen, last + 1, 0)
-    is_alloc = ends.action == Action.ALLOC
-    made = seen & is_alloc[last]
-    row = (np.cumsum(is_alloc) - 1)[last[made]]  # rows begin with the allocs, in this order
-    rows.block_size[row] = blocks.size[active[made]]
-    rows.block_requested[row] = blocks.requested[active[made]]
-    rows.pool[row] = segments.pool[blocks.segment[active[made]]]
-
-    rest = active[~made]
-    first = np.searchsorted(every.address[1:-1], address[~made]) + 1
-    asked = ~seen[~made] & (every.address[first] == address[~made]) & (every.action[first] == Action.FREE_REQUESTED)
-    pending = np.where(blocks.state[rest] == BlockState.PENDING_FREE, -1, count)
-    ghosts = _Rows(
-        address=blocks.address[rest],
-        trace_size=np.full(len(rest), -1, np.int64),
-        block_size=blocks.size[rest],
-        block_requested=blocks.requested[rest],
-        alloc_event=np.where(seen[~made], ends.event[last[~made]], -1),
-        release_event=np.where(asked, every.event[first], pending),
-        free_event=np.full(len(rest), count, np.int64),
-        stream=segments.stream[blocks.segment[rest]],
-        pool=segments.pool[blocks.segment[rest]],
-        stack=blocks.stack[rest],
-        metadata=np.zeros(len(rest), np.int32),
-    )
-    if np.any(seen[~made]):
-        notes.append(f"{np.count_nonzero(seen[~made])} blocks are in use at the end although the trace freed them")
-    return rows.joined(ghosts)
-
-
-def _add_sizes(rows: _Rows, trace: Trace, kind: Kind, notes: list[str]) -> None:
-    """Requested and block bytes of every row, see the module's text on what the trace's sizes mean."""
-    if kind is Kind.TRACE:
-        rows.requested = np.where(rows.trace_size >= 0, rows.trace_size, rows.block_requested)
-        rows.size = rows.requested
-        return
-    both = (rows.trace_size >= 0) & (rows.block_size >= 0)
+    ended, known = rows.trace_size >= 0, rows.block_size >= 0
+    if snapshot.kind is Kind.TRACE:
+        size = np.where(ended, rows.trace_size, rows.block_requested)
+        return size, size
+    both = ended & known
     as_requested = np.count_nonzero(rows.trace_size[both] == rows.block_requested[both])
     as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
-    known = rows.block_size >= 0
-    rows.requested = np.where(known, rows.block_requested, rows.trace_size)
-    rounded = rows.trace_size if as_block > as_requested else np.maximum(-(-rows.trace_size // 512) * 512, 512)
-    rows.size = np.where(known, rows.block_size, rounded)
+    requested = np.where(known, rows.block_requested, rows.trace_size)
     if as_block > as_requested:
-        notes.append("the trace holds block sizes: the requested size of what was freed in it is not known")
+        notes.append("the trace holds block sizes: what was requested is not known for blocks freed in it")
+        return requested, np.where(known, rows.block_size, rows.trace_size)
+    settings = settings_of(snapshot.settings)
+    if not settings.expandable_segments and np.any(regions.page > 0):
+        settings = replace(settings, expandable_segments=True)
+    size, derived = block_sizes(rows, requested, regions, settings)
+    if derived:
+        notes.append(f"the sizes of {derived:,} blocks freed during the recording follow from the allocator's rules")
+    return requested, size
+
+
+def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]) -> None:
+    """Say so where blocks that were never freed are missing from the final state."""
+    if blocks is None or not len(blocks):
+        return
+    strays = (rows.free_event == count) & (rows.block_size < 0)
+    if np.any(strays):
+        notes.append(
+            f"{np.count_nonzero(strays)} blocks ({rows.trace_size[strays].sum():,} bytes) were never freed "
+            "and yet are not in the final state; they are counted as alive"
+        )
 
 
 def _totals(
-    device: int, kind: Kind, trace: Trace, segments: Segments | None, rows: _Rows, notes: list[str]
+    device: int,
+    kind: Kind,
+    trace: Trace,
+    segments: Segments | None,
+    regions: Regions,
+    rows: Rows,
+    sizes: tuple[I64, I64],
+    notes: list[str],
 ) -> Timeline:
+    requested, size = sizes
+    active = _running(size, rows.alloc_event, rows.free_event, len(trace))
+    reserved = None if kind is Kind.TRACE else _reserved(trace, segments)
+    if reserved is not None and np.any(reserved < active):
+        notes.append("the blocks in use exceed the recorded segments; reserved bytes are raised to hold them")
+        reserved = np.maximum(reserved, active)
     count = len(trace)
     event_us = np.maximum.accumulate(trace.time_us) if count else trace.time_us
     died = np.full(len(rows.address), -1, np.int64)
@@ -297,8 +185,8 @@ def _totals(
         n_events=count,
         event_us=event_us,
         address=rows.address,
-        size=rows.size,
-        requested=rows.requested,
+        size=size,
+        requested=requested,
         alloc_event=rows.alloc_event,
         release_event=rows.release_event,
         free_event=rows.free_event,
@@ -308,11 +196,12 @@ def _totals(
         pool=rows.pool,
         stack=rows.stack,
         metadata=rows.metadata,
-        active=_running(rows.size, rows.alloc_event, rows.free_event, count),
-        allocated=_running(rows.size, rows.alloc_event, rows.release_event, count),
-        requested_total=_running(rows.requested, rows.alloc_event, rows.free_event, count),
-        reserved=None if kind is Kind.TRACE else _reserved(trace, segments),
+        active=active,
+        allocated=_running(size, rows.alloc_event, rows.release_event, count),
+        requested_total=_running(requested, rows.alloc_event, rows.free_event, count),
+        reserved=reserved,
         oom_events=np.flatnonzero(trace.action == Action.OOM),
+        regions=regions,
         notes=notes,
     )
 
@@ -333,4 +222,32 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
     sign[[Action.SEGMENT_FREE, Action.SEGMENT_UNMAP]] = -1
     after = np.concatenate([[0], np.cumsum(sign[trace.action] * trace.size)])
     total = int(segments.total.sum()) if segments is not None else int(after[-1] - after.min())
-    return after + (total - after[-1])
+    reserved: I64 = after + (total - after[-1])
+    return reserved
+
+
+def history_of(snapshot: Snapshot, device: int) -> History:
+    """How much of the run the snapshot's events cover.
+
+    What the recorder itself noted wins. Else: no events (``none``); nothing there before the first
+    event (``complete``); as many events as a round ring buffer holds (``truncated``: the oldest
+    were overwritten); otherwise recording began when memory was in use (``started_late``).
+    """
+    recorded = snapshot.extra.get("recorded", {}).get("history")
+    if isinstance(recorded, str) and recorded in [str(h) for h in History]:
+        return History(recorded)
+    trace = snapshot.traces.get(device)
+    blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
+    if trace is None or not np.any(trace.action <= Action.FREE_COMPLETED):
+        return History.NONE
+    ghosts = np.any(pair_blocks(trace, blocks, segments, []).alloc_event < 0)
+    if not ghosts:
+        return History.COMPLETE
+    longest = max(len(t) for t in snapshot.traces.values())
+    return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE
+
+
+def _is_ring_size(count: int) -> bool:
+    """Whether a person would have typed this number as ``max_entries``."""
+    digits = str(count).rstrip("0")
+    return count >= 1000 and ((len(digits) <= 2 and count % 1000 == 0) or count & (count - 1) == 0)

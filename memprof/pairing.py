@@ -1,0 +1,165 @@
+"""Which alloc ends with which free, and what was there before and after: one row per lifetime.
+
+Sorted by address and then by time, an alloc is ended by its neighbour. A free with no alloc before
+it, and a final block that no event made, were there before the first event ("ghosts").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.snapshot.model import I32, I64, U8, Action, Blocks, BlockState, Segments, Trace
+
+__all__ = ["Rows", "pair_blocks"]
+
+
+@dataclass
+class Rows:
+    """Rows under construction; ``block_size``/``block_requested`` are -1 where no final block is known."""
+
+    address: I64
+    trace_size: I64
+    block_size: I64
+    block_requested: I64
+    alloc_event: I64
+    release_event: I64
+    free_event: I64
+    stream: I64
+    pool: I32
+    stack: I32
+    metadata: I32
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows and then the other's."""
+        mine, theirs = vars(self), vars(other)
+        return Rows(**{name: np.concatenate([mine[name], theirs[name]]) for name in mine})
+
+    def take(self, order: I64) -> None:
+        """Reorder or choose rows."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[order])
+
+
+_PAD = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class _ByAddress:
+    """Alloc and free events sorted by address, then time; one sentinel at each end of every column."""
+
+    action: U8
+    address: I64
+    event: I64
+
+    @classmethod
+    def of(cls, trace: Trace) -> _ByAddress:
+        event = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
+        event = event[np.argsort(trace.address[event], kind="stable")]
+        return cls(
+            np.concatenate([[255], trace.action[event], [255]]).astype(np.uint8),
+            np.concatenate([[_PAD], trace.address[event], [_PAD]]),
+            np.concatenate([[-1], event, [len(trace)]]),
+        )
+
+    def take(self, at: I64) -> _ByAddress:
+        """The entries at ``at``, between sentinels again."""
+        at = np.concatenate([[0], at, [len(self.action) - 1]])
+        return _ByAddress(self.action[at], self.address[at], self.event[at])
+
+    def requested_before(self, at: I64) -> I64:
+        """When the completed frees at ``at`` were requested; themselves where that was not recorded."""
+        before = (self.action[at - 1] == Action.FREE_REQUESTED) & (self.address[at - 1] == self.address[at])
+        return np.where(before, self.event[at - 1], self.event[at])
+
+    def requested_after(self, at: I64) -> I64:
+        """When the allocs at ``at``, never freed, were asked to be; the end of the trace where never."""
+        after = (self.action[at + 1] == Action.FREE_REQUESTED) & (self.address[at + 1] == self.address[at])
+        return np.where(after, self.event[at + 1], self.event[-1])
+
+
+def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, notes: list[str]) -> Rows:
+    """Match every alloc with the free that ends it, and what is left over with the final blocks.
+
+    Sorted by address and then by time, an alloc is ended by its neighbour. A free with no alloc
+    before it, and a final block with no event at all, were there before the first event.
+    """
+    every = _ByAddress.of(trace)
+    place = np.flatnonzero((every.action == Action.ALLOC) | (every.action == Action.FREE_COMPLETED))
+    ends = every.take(place)
+    place = np.concatenate([[0], place, [len(every.action) - 1]])
+    is_alloc = ends.action == Action.ALLOC
+
+    born = np.flatnonzero(is_alloc)
+    ended = ends.address[born + 1] == ends.address[born]
+    completed = ended & ~is_alloc[born + 1]
+    free_event = np.where(ended, ends.event[born + 1], len(trace))
+    release_event = np.where(ended, free_event, every.requested_after(place[born]))
+    release_event[completed] = every.requested_before(place[born + 1][completed])
+
+    freed = np.flatnonzero(ends.action == Action.FREE_COMPLETED)
+    orphan = freed[~(is_alloc[freed - 1] & (ends.address[freed - 1] == ends.address[freed]))]
+    twice = ends.address[orphan - 1] == ends.address[orphan]
+    index = ends.event[np.concatenate([born, orphan])]
+    known = np.arange(len(index)) < len(born)
+    rows = Rows(
+        address=trace.address[index],
+        trace_size=trace.size[index],
+        block_size=np.full(len(index), -1, np.int64),
+        block_requested=np.full(len(index), -1, np.int64),
+        alloc_event=np.concatenate([ends.event[born], np.where(twice, ends.event[orphan - 1], -1)]),
+        release_event=np.concatenate([release_event, every.requested_before(place[orphan])]),
+        free_event=np.concatenate([free_event, ends.event[orphan]]),
+        stream=trace.stream[index],
+        pool=trace.pool[index],
+        stack=np.where(known, trace.stack[index], 0).astype(np.int32),
+        metadata=np.where(known, trace.metadata[index], 0).astype(np.int32),
+    )
+    if blocks is not None and segments is not None:
+        rows = _join_blocks(rows, every, ends, blocks, segments, notes)
+    lost = int(np.count_nonzero(ended & is_alloc[born + 1]))
+    if lost or np.any(twice):
+        notes.append(f"the trace contradicts itself: {lost} frees and {np.count_nonzero(twice)} allocs are missing")
+    rows.take(np.lexsort((rows.address, rows.alloc_event)))
+    return rows
+
+
+def _join_blocks(
+    rows: Rows, every: _ByAddress, ends: _ByAddress, blocks: Blocks, segments: Segments, notes: list[str]
+) -> Rows:
+    """Give rows alive at the end their final block, and add a row for each block no event made."""
+    active = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    address = blocks.address[active]
+    count = int(every.event[-1])
+    inner = ends.address[1:-1]
+    last = np.searchsorted(inner, address, side="right") - 1  # the last alloc or free at that address
+    seen = (last >= 0) & (inner[last] == address) if len(inner) else np.zeros(len(address), np.bool_)
+    last = np.where(seen, last + 1, 0)
+    is_alloc = ends.action == Action.ALLOC
+    made = seen & is_alloc[last]
+    row = (np.cumsum(is_alloc) - 1)[last[made]]  # rows begin with the allocs, in this order
+    rows.block_size[row] = blocks.size[active[made]]
+    rows.block_requested[row] = blocks.requested[active[made]]
+    rows.pool[row] = segments.pool[blocks.segment[active[made]]]
+
+    rest = active[~made]
+    first = np.searchsorted(every.address[1:-1], address[~made]) + 1
+    asked = ~seen[~made] & (every.address[first] == address[~made]) & (every.action[first] == Action.FREE_REQUESTED)
+    pending = np.where(blocks.state[rest] == BlockState.PENDING_FREE, -1, count)
+    ghosts = Rows(
+        address=blocks.address[rest],
+        trace_size=np.full(len(rest), -1, np.int64),
+        block_size=blocks.size[rest],
+        block_requested=blocks.requested[rest],
+        alloc_event=np.where(seen[~made], ends.event[last[~made]], -1),
+        release_event=np.where(asked, every.event[first], pending),
+        free_event=np.full(len(rest), count, np.int64),
+        stream=segments.stream[blocks.segment[rest]],
+        pool=segments.pool[blocks.segment[rest]],
+        stack=blocks.stack[rest],
+        metadata=np.zeros(len(rest), np.int32),
+    )
+    if np.any(seen[~made]):
+        notes.append(f"{np.count_nonzero(seen[~made])} blocks are in use at the end although the trace freed them")
+    return rows.joined(ghosts)
