@@ -1,0 +1,134 @@
+"""The cases: a model, a recipe and the variants written of each run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.truth.emit import Stream, build_stream
+from benchmarks.truth.models import Shapes, save_model, scale_for
+
+__all__ = ["CASES", "Case", "run_case"]
+
+LLAMA_1B = Shapes("Llama-3.2-1B", "llama", 16, 32, 8, 64, 2048, 8192, 128256, True, tiny_hidden=64, extra={19: 16})
+TINY_LLAMA = Shapes("TinyLlama-1.1B", "llama", 22, 32, 4, 64, 2048, 5632, 32000, False, tiny_hidden=64)
+QWEN3_06B = Shapes("Qwen3-0.6B", "qwen3", 28, 16, 8, 128, 1024, 3072, 151936, True)
+QWEN2_15B = Shapes("Qwen2.5-1.5B", "qwen2", 28, 12, 2, 128, 1536, 8960, 151936, True, tiny_hidden=72)
+REWARD_05B = Shapes("Qwen2.5-0.5B", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, True, tiny_head_dim=38,
+                    tiny_hidden=84, tiny_ffn=149)
+SMOL_17B = Shapes("SmolLM2-1.7B", "llama", 24, 32, 32, 64, 2048, 8192, 49152, True, tiny_hidden=64, extra={19: 16})
+GPT_XL = Shapes("GPT-2-XL-like", "nano", 24, 25, 25, 64, 1600, 6400, 50257, True, tiny_hidden=65)
+GPT_07B = Shapes("nanoGPT-like 0.8B", "nano", 18, 12, 12, 128, 1536, 6144, 65536, False, tiny_hidden=61)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``tokens``: real tokens one tiny token stands for; lengths in tiny tokens."""
+
+    name: str
+    model: Shapes
+    grpo: dict[str, Any]
+    prompt: int = 24
+    completion: int = 5
+    tokens: int = 32
+    padded: bool = False
+    lora: dict[str, Any] | None = None
+    on_cpu_first: str | None = None
+    reward: Shapes | None = None
+    about: str = ""
+    nano: dict[str, Any] | None = field(default=None)
+
+    def batches(self) -> set[int]:
+        per_step = int(self.grpo.get("per_device_train_batch_size", 8))
+        several = int(self.grpo.get("steps_per_generation", 1))
+        return {2**i for i in range((per_step * several).bit_length())} | {per_step, per_step * several}
+
+
+LORA = {"r": 19, "lora_alpha": 32, "target_modules": "all-linear"}
+
+CASES: dict[str, Case] = {c.name: c for c in (
+    Case("c1_lora_ckpt", LLAMA_1B, {
+        "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.04,
+        "model_init_kwargs": {"dtype": "bfloat16"}}, lora=LORA,
+        about="bf16 base loaded by the loader's threads, LoRA r=16 in fp32, checkpointing, reference = adapter off"),
+    Case("c2_full_fp32_autocast_ref", TINY_LLAMA, {
+        "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.04, "gradient_checkpointing": False},
+        about="fp32 weights under bf16 autocast, a reference copy, untied head, no checkpointing"),
+    Case("c3_accumulation", QWEN3_06B, {
+        "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.0, "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4, "max_steps": 2}, on_cpu_first="bfloat16", padded=True,
+        about="gradient accumulation 2, four micro-steps per generation, padded prompts, checkpointing, tied"),
+    Case("c4_reward_model", QWEN2_15B, {
+        "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.0,
+        "model_init_kwargs": {"dtype": "bfloat16"}}, reward=REWARD_05B,
+        about="a sequence-classification reward model beside a full bf16 fine-tune with checkpointing"),
+    Case("c5a_nano_cat_tied_sgd", GPT_XL, {}, tokens=16, nano={
+        "cache": "cat", "optimizer": "sgd", "beta": 0.0, "dtype": "bfloat16", "cache_dtype": "bfloat16", "micro": 4},
+        about="a hand-written loop, pure bf16: cache grown by torch.cat, tied head, SGD with momentum, two micro-batches"),
+    Case("c5b_nano_static_adamw", GPT_07B, {}, tokens=16, nano={
+        "cache": "static", "optimizer": "adamw_foreach", "autocast": True, "cache_dtype": "bfloat16"},
+        about="a hand-written loop, fp32 under bf16 autocast: preallocated cache, untied head, foreach AdamW, reference"),
+    Case("c5c_nano_cat_adamw_nonforeach", GPT_07B, {}, tokens=24, nano={
+        "cache": "cat", "optimizer": "adamw", "dtype": "bfloat16", "cache_dtype": "bfloat16", "batch": 16, "micro": 2},
+        about="a hand-written loop, pure bf16, reference copy, single-tensor AdamW, eight micro-batches accumulated"),
+    Case("c6_generation_kv", SMOL_17B, {
+        "per_device_train_batch_size": 2, "num_generations": 8, "beta": 0.0, "steps_per_generation": 16,
+        "gradient_accumulation_steps": 1, "max_steps": 2, "model_init_kwargs": {"dtype": "bfloat16"}},
+        lora=LORA, tokens=64, about="32 sequences generated at once for micro-batches of 2: the KV cache is the peak"),
+)}
+
+
+def run_case(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, Any]]:
+    """Run it and return the labelled stream with what the truth file says about it."""
+    import torch
+
+    torch.set_num_threads(1)
+    if case.nano is not None:
+        from benchmarks.truth.nano import run_nano
+
+        return run_nano(case, layers)
+    from dataclasses import replace
+
+    from benchmarks.truth.harness import trace_trl
+    from benchmarks.truth.scripts import train_grpo
+
+    model = replace(case.model, layers=layers) if layers else case.model
+    reward = replace(case.reward, layers=layers) if layers and case.reward else case.reward
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_model(Path(folder) / "policy", model, seed=0)
+        judge = str(save_model(Path(folder) / "reward", reward, seed=1, labels=1)) if reward else None
+        grpo = {"output_dir": folder + "/out", "max_completion_length": case.completion, "max_steps": 2,
+                "use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 1,
+                "disable_tqdm": True, "seed": 3, **case.grpo}
+
+        def main() -> Any:
+            return train_grpo.main(str(path), _prompts(case), grpo, case.lora, judge, case.on_cpu_first)
+
+        tracer = trace_trl(model, main, lora=case.lora is not None)
+    models = [model, *([reward] if reward else [])]
+    scale = scale_for(models, case.tokens, case.prompt, case.completion, case.batches())
+    stream = build_stream(tracer, scale)
+    guesses = {f"{shape}[{at}]": n for (shape, at), n in scale.guessed.most_common(8)}
+    return stream, {"run": case.name, "model": model.name, "versions": _versions(), "about": case.about,
+                    "tokens_per_tiny_token": case.tokens, "guessed_extents": guesses}
+
+
+def _prompts(case: Case) -> list[str]:
+    """Prompts of ``case.prompt`` words; every third one shorter where the case is padded."""
+    out = []
+    for i in range(16):
+        n = case.prompt - (5 if case.padded and i % 3 == 1 else 0)
+        out.append(" ".join(f"w{(i * 37 + j * 11) % 900 + 5}" for j in range(n)))
+    return out
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
+
+
+Runner = Callable[[Case, int | None], tuple[Stream, dict[str, Any]]]

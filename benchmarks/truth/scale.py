@@ -1,0 +1,65 @@
+"""From the tiny model that ran to the named big one: each extent of a storage's shape is mapped by meaning.
+
+The tiny extents (hidden, ffn, vocabulary, head, tokens ...) are distinct numbers, so an extent says what it is.
+One tiny token stands for ``tokens`` real ones; batches, layers and head counts are real.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+__all__ = ["Scale"]
+
+
+@dataclass
+class Scale:
+    """``features`` maps tiny extents to big ones; ``vocabulary`` are the tiny extents that are vocabulary-wide."""
+
+    features: dict[int, int]
+    vocabulary: set[int]
+    hidden: set[int]
+    tokens: int
+    lengths: set[int]
+    completion: int
+    batches: set[int]
+    heads: set[int]
+    guessed: Counter[tuple[tuple[int, ...], int]] = field(default_factory=Counter)
+
+    def extent(self, shape: tuple[int, ...], position: int) -> int:
+        """One extent of the big tensor."""
+        n, dims = shape[position], len(shape)
+        if n in self.features:
+            return self.features[n]
+        if n in self.lengths:
+            return n * self.tokens
+        if dims == 4 and position == 1 and n in self.heads:
+            return n
+        if dims == 3 and position == 1 and n in self.heads and shape[2] in self.lengths:
+            return n
+        if n == 1 or (position == 0 and (n in self.batches or n in self.heads)):
+            return n
+        if n <= self.completion:
+            return n * self.tokens if position > 0 and n > 1 else n
+        if any(n % b == 0 and (n // b in self.lengths or n // b == self.completion) for b in self.batches):
+            return n * self.tokens
+        if n in self.batches or n in self.heads:
+            return n
+        self.guessed[shape, position] += 1
+        return n * self.tokens if dims in (2, 3) else n
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.extent(shape, i) for i in range(len(shape)))
+
+    def is_vocabulary(self, shape: tuple[int, ...]) -> bool:
+        """[.., vocabulary] or a tile of it, without the hidden size: logits."""
+        return any(n in self.vocabulary for n in shape) and not any(n in self.hidden for n in shape)
+
+    def has_hidden(self, shape: tuple[int, ...]) -> bool:
+        return any(n in self.hidden for n in shape)
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        total = 1
+        for n in self.shape(shape):
+            total *= n
+        return total
