@@ -1,6 +1,6 @@
 """Train the demo's runs with and without the callback and compare them bit for bit.
 
-    python -m benchmarks.bit_equal [--out demo] [--tiny] [--json FILE]
+python -m benchmarks.bit_equal [--out demo] [--tiny] [--json FILE]
 """
 
 from __future__ import annotations

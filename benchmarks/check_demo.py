@@ -1,6 +1,6 @@
 """Hold the files of ``make demo`` to closed forms; exit code 1 if one of them fails.
 
-    python -m benchmarks.check_demo [demo]
+python -m benchmarks.check_demo [demo]
 """
 
 from __future__ import annotations

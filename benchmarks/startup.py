@@ -1,6 +1,6 @@
 """What ``memprof --help`` costs over an empty interpreter, and what it loads.
 
-    python -m benchmarks.startup [--rounds 15] [--json FILE]
+python -m benchmarks.startup [--rounds 15] [--json FILE]
 """
 
 from __future__ import annotations

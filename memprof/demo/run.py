@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,9 +143,9 @@ def _reported(recipe: Recipe, snapshot: Path, trained: Trained) -> RunResult:
 
 
 def _write_json(data: dict[str, Any], path: Path) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    from memprof.reports.files import write_text
+
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def _require(*packages: str) -> None:
