@@ -124,8 +124,8 @@ def _device_peak(analysis: Analysis) -> dict[str, Any]:
     ]
     # The long tail stays in the sum, folded by phase.
     tail: dict[str, int] = {}
-    for growth in peak.grown_by[_MAX_GROWTH:]:
-        tail[growth.phase] = tail.get(growth.phase, 0) + growth.bytes
+    for rest in peak.grown_by[_MAX_GROWTH:]:
+        tail[rest.phase] = tail.get(rest.phase, 0) + rest.bytes
     grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
     return {
         "reserved_bytes": peak.reserved_bytes,
