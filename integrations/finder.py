@@ -1,0 +1,28 @@
+"""Finding the trainer a callback belongs to: transformers does not hand it over."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+__all__ = ["find_trainer"]
+
+
+def find_trainer(callback: Any, state: Any = None) -> Any:
+    """The trainer whose callback handler holds ``callback``, among the frames that are calling (None if none is).
+
+    Args:
+        callback: the callback that was just called.
+        state: the ``TrainerState`` it was called with, to tell apart trainers that are nested.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            handler = getattr(owner, "callback_handler", None) if hasattr(type(owner), "training_step") else None
+            if handler is not None and any(c is callback for c in handler.callbacks):
+                if state is None or getattr(owner, "state", state) is state:
+                    return owner
+        frame = frame.f_back
+    return None

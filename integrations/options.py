@@ -1,0 +1,50 @@
+"""What a user can ask of the callback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import UsageError
+from memprof.units import parse_size
+
+__all__ = ["Options", "switched_off"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Validated options; see :class:`memprof.MemProfCallback` for what each means."""
+
+    output_dir: Path | None
+    steps: int | Iterable[int] | None
+    every: int | None
+    max_entries: int | None
+    stacks: str | None
+    report: bool
+    max_disk: int | None
+    redact: bool
+    kind: str
+    reset_peaks: bool
+
+    @classmethod
+    def of(cls, max_disk: int | str | None, output_dir: Any, max_entries: int | None, stacks: str | None, **rest: Any) -> Options:
+        """Check what can be checked before anything runs.
+
+        Raises:
+            UsageError: an option that cannot be satisfied.
+        """
+        if stacks not in ("python", "all", None):
+            raise UsageError(f"stacks={stacks!r} is not known; use 'python', 'all' or None.")
+        if max_entries is not None and max_entries < 1:
+            raise UsageError("max_entries is how many entries to keep: at least 1, or None for all.")
+        disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
+        folder = None if output_dir is None else Path(output_dir)
+        return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, **rest)
+
+
+def switched_off() -> bool:
+    """Whether ``MEMPROF=0`` is set."""
+    return os.environ.get("MEMPROF", "").strip().lower() in ("0", "off", "false", "no")

@@ -1,0 +1,109 @@
+"""From recorded snapshots to what a person reads: JSON beside each, one page, one table.
+
+Everything here runs after the recording, needs other parts of memprof, and must never end a training run: whatever
+goes wrong becomes one warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Result", "prune", "summarise"]
+
+
+@dataclass
+class Result:
+    """What a run left behind: snapshots in the order they were taken, their reports, and the page."""
+
+    snapshots: list[Path] = field(default_factory=list)
+    reports: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    page: Path | None = None
+    table: str = ""
+
+    @property
+    def highest(self) -> Path | None:
+        """The snapshot with the highest peak of those that were analysed."""
+        return max(self.reports, key=lambda p: _peak(self.reports[p]), default=None)
+
+
+def summarise(snapshots: list[Path], folder: Path, page: bool = True) -> Result:
+    """Analyse each snapshot, write its JSON, and the page of the one with the highest peak.
+
+    Never raises; a warning says what could not be done.
+    """
+    result = Result(list(snapshots))
+    try:
+        _analyse(result, folder, page)
+    except Exception as error:
+        warnings.warn(
+            f"memprof recorded {', '.join(p.name for p in snapshots)} but could not report on it ({error!r});"
+            " try `memprof report` on the file.",
+            stacklevel=2,
+        )
+    return result
+
+
+def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
+    """Delete the oldest snapshots, with their JSON, until the rest fits ``max_bytes``; the newest always stays."""
+    kept = [p for p in snapshots if p.exists()]
+    if max_bytes is None:
+        return kept
+    while len(kept) > 1 and sum(p.stat().st_size for p in kept) > max_bytes:
+        oldest = kept.pop(0)
+        oldest.unlink(missing_ok=True)
+        oldest.with_suffix(".json").unlink(missing_ok=True)
+    return kept
+
+
+def _analyse(result: Result, folder: Path, page: bool) -> None:
+    from memprof.analysis import analyze
+    from memprof.snapshot import load_snapshot
+
+    analyses: dict[Path, Any] = {}
+    for path in result.snapshots:
+        analysis = analyze(load_snapshot(path))
+        result.reports[path] = report = analysis.to_dict()
+        _write_text(path.with_suffix(".json"), json.dumps(report, indent=1))
+        if result.highest == path:
+            analyses = {path: analysis}
+    if not analyses:
+        return
+    (path, analysis), = analyses.items()
+    _render(result, folder / "report.html" if page else None, result.reports[path], analysis)
+
+
+def _render(result: Result, page: Path | None, report: dict[str, Any], analysis: Any) -> None:
+    from memprof.reports import terminal
+    from memprof.reports.document import build_document
+
+    document = build_document(report, series=analysis.series())
+    result.table = terminal.render(document)
+    if page is not None:
+        from memprof.reports.html import write_html
+
+        write_html(document, page)
+        result.page = page
+
+
+def _write_text(path: Path, text: str) -> None:
+    unfinished = path.with_name(path.name + f".{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _peak(report: dict[str, Any]) -> int:
+    return int(report["peak"]["allocated_bytes"])
+
+
+def say(text: str) -> None:
+    """Print for the person who runs the training."""
+    print(text, file=sys.stdout, flush=True)

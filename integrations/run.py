@@ -1,0 +1,251 @@
+"""One ``train()`` under the callback: when recordings begin and end, and what they leave."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memprof.integrations.facts import collect_facts
+from memprof.integrations.options import Options
+from memprof.integrations.output import prune
+from memprof.integrations.schedule import Cycle, Schedule
+from memprof.integrations.seams import Seams
+from memprof.integrations.trainer_phases import TrainerPhases
+from memprof.record.api import make_recorder
+from memprof.record.session import Session
+from memprof.vocabulary import Kind, Phase
+
+__all__ = ["TrainingRun"]
+
+_HERE = str(Path(__file__).resolve().parent) + "/"
+# A later step is written down too (CUDA) when its peak tops every earlier one by this factor.
+_RECORD = 1.02
+
+
+class TrainingRun:
+    """Follows one trainer from ``on_train_begin`` to its end, however it ends.
+
+    On CUDA one session runs all along and snapshots are taken from its ring; elsewhere each recording is a session
+    of its own, so that nothing is paid between recordings.
+
+    Args:
+        trainer: the trainer.
+        options: the user's.
+        early: a CUDA session that has run since the trainer was built.
+        on_failure: told when memprof itself failed; everything is already undone then.
+        on_error: told when an exception has ended the training, after what was recorded is written.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        options: Options,
+        early: Session | None,
+        on_failure: Callable[[BaseException], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        self.snapshots: list[Path] = []
+        self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
+        self.rank = int(getattr(trainer.accelerator, "process_index", 0))
+        self._trainer = weakref.ref(trainer)
+        self._options = options
+        self._on_failure = on_failure
+        self._on_error = on_error
+        self._ended = False
+        self._schedule = Schedule(options.steps, options.every)
+        self._first_step = trainer.state.global_step + 1
+        self._step = trainer.state.global_step
+        self._from_step: int | None = None  # first step of the recording in progress
+        self._record_peak = 0
+        self._session: Session | None = None
+        self._seams = Seams(self.fail, self._error)
+        self._phases = TrainerPhases(trainer, self._seams)
+        try:
+            if early is not None or uses_cuda(trainer, options):
+                self._follow_cuda(trainer, early)
+        except Exception:
+            self._seams.restore()
+            raise
+
+    # -- events of the trainer ---------------------------------------------------------------------------------
+
+    def step_begin(self) -> None:
+        """An optimizer step begins."""
+        trainer = self._trainer()
+        if trainer is None or self._ended:
+            return
+        state = trainer.state
+        step = state.global_step + 1
+        if self._from_step is not None and not self._schedule.goes_on(step):
+            self._finish_recording()
+        self._step = step
+        cycle, micro = _cycle(trainer)
+        if self._schedule.begins(step, self._first_step, state.max_steps, micro, cycle):
+            if self._from_step is not None:
+                self._finish_recording()
+            self._begin_recording(trainer, step)
+        if self._session is not None:
+            self._session.set_step(step)
+
+    def step_end(self) -> None:
+        """The optimizer has stepped."""
+        self._phases.end_step()
+        session = self._session
+        if session is None or session.recorder.kind is not Kind.CUDA or self._from_step is not None:
+            return
+        peak = session.peak_of_step()
+        if self._record_peak and peak > self._record_peak * _RECORD and self._step > self._first_step:
+            self._write(session, self._step)
+        self._record_peak = max(self._record_peak, peak)
+
+    def end(self) -> None:
+        """Training ended; write what is recorded and put everything back."""
+        if self._ended:
+            return
+        self._ended = True
+        self._seams.restore()
+        try:
+            if self._session is not None:
+                self._finish_recording(last=True)
+        finally:
+            self._stop_session()
+            self._phases.forget()
+
+    def fail(self, error: BaseException) -> None:
+        """Memprof itself went wrong: undo everything, say so, let the training go on."""
+        if self._ended:
+            return
+        self._ended = True
+        self._seams.restore()
+        self._phases.forget()
+        try:
+            self._stop_session()
+        except Exception as further:
+            error.__context__ = further
+        self._on_failure(error)
+
+    def _error(self, error: BaseException) -> None:
+        """An exception leaves the trainer: the last chance to write."""
+        if self._session is not None and self._from_step is None and self._session.recorder.kind is Kind.CUDA:
+            self._from_step = self._step
+        self.end()
+        self._on_error()
+
+    @property
+    def over(self) -> bool:
+        """Whether this run has ended."""
+        return self._ended
+
+    # -- recordings --------------------------------------------------------------------------------------------
+
+    def _follow_cuda(self, trainer: Any, early: Session | None) -> None:
+        session = early or self._new_session(trainer)
+        session.on_failure(self.fail)
+        self._introduce(session, trainer)
+        if early is None:
+            session.start()
+        else:
+            session.look_again()
+            if (loading := session.phases.current) is not None:
+                session.exit_phase(loading)
+        self._session = self._phases.current = session
+
+    def _begin_recording(self, trainer: Any, step: int) -> None:
+        if self._session is None:
+            session = self._new_session(trainer)
+            self._introduce(session, trainer)
+            self._session = session
+            session.start()
+            self._phases.current = session
+            session.owners.claim_inputs(getattr(trainer, "_buffered_inputs", None), "rollout")
+        self._from_step = step
+
+    def _finish_recording(self, last: bool = False) -> None:
+        session, first = self._session, self._from_step
+        self._from_step = None
+        if session is None or (first is None and session.recorder.kind is Kind.CUDA):
+            return
+        if session.recorder.kind is not Kind.CUDA:
+            self._stop_session()
+        elif last:
+            session.stop()
+        if first is not None:
+            self._write(session, first)
+
+    def _new_session(self, trainer: Any) -> Session:
+        options = self._options
+        recorder = make_recorder(
+            trainer.args.device,
+            options.kind,
+            max_entries=options.max_entries,
+            stacks=options.stacks,
+            hidden=[_HERE],
+            reset_peaks=options.reset_peaks,
+        )
+        accelerator = trainer.accelerator
+        return Session(
+            recorder,
+            rank=self.rank,
+            world_size=int(getattr(accelerator, "num_processes", 1)),
+            on_failure=self.fail,
+            redact=options.redact,
+        )
+
+    def _introduce(self, session: Session, trainer: Any) -> None:
+        """Tell a session about the trainer's models, optimizer and settings."""
+        session.config = collect_facts(trainer, self._options.redact)
+        session.add_model(trainer.model, "policy")
+        for attribute, role in (("ref_model", "reference"), ("teacher_model", "reference"), ("value_model", "value")):
+            if hasattr(other := getattr(trainer, attribute, None), "named_parameters"):
+                session.add_model(other, role)
+        for function in getattr(trainer, "reward_funcs", None) or []:
+            if hasattr(function, "named_parameters"):
+                session.add_model(function, "reward")
+        if getattr(trainer, "optimizer", None) is not None:
+            session.owners.add_optimizer(trainer.optimizer)
+
+    def _stop_session(self) -> None:
+        session, self._session = self._session, None
+        self._phases.forget()
+        if session is not None:
+            session.stop()
+
+    def _write(self, session: Session, step: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
+        session.write(path)
+        self.snapshots = prune([*(p for p in self.snapshots if p != path), path], self._options.max_disk)
+
+
+def uses_cuda(trainer: Any, options: Options) -> bool:
+    """Whether this trainer's memory is recorded by CUDA's history."""
+    return options.kind == Kind.CUDA.value or (options.kind == "auto" and trainer.args.device.type == "cuda")
+
+
+def load_session(trainer: Any, options: Options) -> Session:
+    """A CUDA session that begins while the trainer is being built, in phase ``load``."""
+    recorder = make_recorder(
+        trainer.args.device,
+        options.kind,
+        max_entries=options.max_entries,
+        stacks=options.stacks,
+        reset_peaks=options.reset_peaks,
+    )
+    session = Session(recorder, rank=int(getattr(trainer.accelerator, "process_index", 0)), redact=options.redact)
+    session.add_model(trainer.model, "policy")
+    session.start()
+    session.enter_phase(Phase.LOAD.value)
+    return session
+
+
+def _cycle(trainer: Any) -> tuple[Cycle, int]:
+    """How the trainer generates, and the number of the micro-batch that comes next."""
+    args = trainer.args
+    accumulation = int(args.gradient_accumulation_steps)
+    per_generation = getattr(args, "steps_per_generation", None)
+    micro = getattr(trainer, "_step", None)
+    if per_generation is None or micro is None:
+        return Cycle(1, 1), 0
+    return Cycle(int(per_generation) * int(getattr(trainer, "num_iterations", 1)), accumulation), int(micro)

@@ -1,0 +1,96 @@
+"""Which optimizer steps are recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memprof.errors import UsageError
+
+__all__ = ["Cycle", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """How a trainer generates: every ``micro_steps`` micro-batches, ``accumulation`` of which make one optimizer step.
+
+    A plain trainer has ``micro_steps`` 1: every step is like the next.
+    """
+
+    micro_steps: int = 1
+    accumulation: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps one generation serves."""
+        return max(1, math.ceil(self.micro_steps / self.accumulation))
+
+    def generates(self, first_micro: int) -> bool:
+        """Whether an optimizer step whose first micro-batch has this number generates."""
+        ahead = -first_micro % self.micro_steps
+        return ahead < self.accumulation
+
+
+class Schedule:
+    """Decides at each optimizer step's beginning.
+
+    Without ``steps`` or ``every``, one whole generation cycle is recorded, the first that begins after the first
+    optimizer step of a ``train()`` (only then is there optimizer state); where the run is too short for that, the
+    first.
+
+    Args:
+        steps: numbers of optimizer steps, from 1.
+        every: record a whole cycle, beginning at every such step.
+
+    Raises:
+        UsageError: steps that are no steps.
+    """
+
+    def __init__(self, steps: int | Iterable[int] | None = None, every: int | None = None) -> None:
+        self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
+        if self._steps is not None and any(not isinstance(s, int) or s < 1 for s in self._steps):
+            raise UsageError("steps are optimizer steps counted from 1, such as steps=[2, 10].")
+        if every is not None and every < 1:
+            raise UsageError("every=N records every Nth optimizer step; N is at least 1.")
+        self._every = every
+        self._until = 0
+        self._done = False
+
+    def restart(self) -> None:
+        """A new ``train()`` begins."""
+        self._until = 0
+        self._done = False
+
+    def begins(self, step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
+        """Whether a new recording begins with ``step``.
+
+        Args:
+            step: the optimizer step that begins, from 1.
+            first_step: the first of this ``train()`` (later than 1 when resumed).
+            last_step: the last there will be.
+            micro: the trainer's count of micro-batches so far.
+            cycle: how it generates.
+        """
+        if self._steps is not None or self._every is not None:
+            chosen = step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
+            if chosen and step >= self._until:
+                self._until = step + (cycle.steps if self._every is not None else 1)
+                return True
+            return False
+        if self._done or not self._default(step, first_step, last_step, micro, cycle):
+            return False
+        self._done = True
+        self._until = step + cycle.steps
+        return True
+
+    def goes_on(self, step: int) -> bool:
+        """Whether the recording that began earlier includes ``step``."""
+        return step < self._until
+
+    @staticmethod
+    def _default(step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
+        if step > first_step:
+            return cycle.generates(micro)
+        later = (cycle.generates(micro + (s - step) * cycle.accumulation) for s in range(step + 1, last_step + 1))
+        return not any(later)

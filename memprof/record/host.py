@@ -1,0 +1,113 @@
+"""Facts about the machine and the process, from what is there: /proc, psutil, NVML, the installed packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from memprof._version import __version__
+
+__all__ = ["device_name", "device_total", "host_section", "nvml_process_bytes", "rss_bytes", "versions"]
+
+_PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "vllm")
+
+
+def rss_bytes() -> int:
+    """Resident bytes of this process (0 where nothing tells)."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+    except Exception:
+        return 0
+
+
+def versions() -> dict[str, str]:
+    """Versions of memprof, Python, torch and the libraries a GRPO run is made of, as far as they are installed."""
+    found = {"memprof": __version__, "python": platform.python_version()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+        if getattr(torch.version, "cuda", None):
+            found["cuda"] = str(torch.version.cuda)
+        if getattr(torch.version, "hip", None):
+            found["hip"] = str(torch.version.hip)
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device_type: str, index: int) -> str:
+    """What the device calls itself."""
+    if device_type == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_name(index))
+    if device_type == "cpu":
+        return platform.processor() or platform.machine() or "cpu"
+    return device_type
+
+
+def device_total(device_type: str, index: int) -> int | None:
+    """Bytes of memory the device has; for a CPU, the machine's."""
+    if device_type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(index).total_memory)
+    if device_type == "cpu":
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def host_section() -> dict[str, Any]:
+    """The ``host`` part of a snapshot: resident bytes, and pinned ones where torch counts them."""
+    pinned = requested = None
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and hasattr(torch.cuda, "host_memory_stats"):
+        try:
+            stats = torch.cuda.host_memory_stats()
+            pinned = _stat(stats, "allocated_bytes.current", "allocated_bytes.active.current")
+            requested = _stat(stats, "active_bytes.current", "active_requests_bytes.current")
+        except Exception:
+            pinned = requested = None
+    return {
+        "pinned_bytes": pinned,
+        "pinned_requested_bytes": requested,
+        "managed_bytes": 0,
+        "rss_bytes": rss_bytes(),
+    }
+
+
+def _stat(stats: Any, *names: str) -> int | None:
+    return next((int(stats[n]) for n in names if n in stats), None)
+
+
+def nvml_process_bytes(index: int) -> int | None:
+    """What the driver says this process holds on a CUDA device; None without NVML or in a container that hides it."""
+    try:
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(index).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+    except Exception:
+        return None
+    return None

@@ -1,0 +1,92 @@
+"""What a recorder is: the one interface behind which CUDA's history and the tensor trace stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from memprof.vocabulary import Kind
+
+__all__ = ["DeviceInfo", "Recorded", "Recorder", "Tags", "WindowPeaks"]
+
+
+@dataclass(frozen=True)
+class Tags:
+    """What holds for every allocation from now on."""
+
+    phase: str = "other"
+    step: int | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The device that is watched; ``total_bytes`` is None where it is not a property of the device."""
+
+    index: int
+    type: str
+    name: str
+    total_bytes: int | None
+
+
+@dataclass(frozen=True)
+class WindowPeaks:
+    """Highest bytes between two instants; None where the recorder cannot know."""
+
+    allocated_peak: int | None
+    reserved_peak: int | None
+    active_peak: int | None
+    requested_peak: int | None
+    allocated_end: int
+    reserved_end: int | None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """How much of the history a dump holds."""
+
+    start_us: int
+    stop_us: int
+    history: str
+    dropped_events: int
+    max_entries: int | None
+    thinned: list[list[int]]
+
+
+class Recorder(Protocol):
+    """Sees allocations and frees on one device and can write them down in torch's snapshot format.
+
+    ``start`` and ``stop`` bracket the recording, ``dump`` may be called at any time between, or after ``stop``.
+    Windows nest like the phases they belong to.
+    """
+
+    kind: Kind
+    notes: list[str]
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def now_us(self) -> int:
+        """A time on the clock of the trace's events."""
+        ...
+
+    def set_tags(self, tags: Tags) -> None: ...
+
+    def open_window(self) -> None: ...
+
+    def close_window(self) -> WindowPeaks: ...
+
+    def dump(self) -> tuple[dict[str, Any], Recorded]:
+        """The snapshot dict without the ``"memprof"`` key, and how complete it is."""
+        ...
+
+    def device(self) -> DeviceInfo: ...
+
+    def watches(self, device_type: str) -> bool:
+        """Whether storages on devices of this type are what the trace is about."""
+        ...
+
+    def oom(self) -> dict[str, Any] | None:
+        """The last allocation that failed: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``."""
+        ...

@@ -1,0 +1,308 @@
+"""One recording: a recorder, the phases, the owners and the facts that go into the ``"memprof"`` key."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from memprof.record import phases
+from memprof.record.caches import CacheWatch
+from memprof.record.host import host_section, nvml_process_bytes, rss_bytes, versions
+from memprof.record.owners import OwnerBook
+from memprof.record.phases import PhaseLog, PhaseMark
+from memprof.record.protocol import Recorder, Tags, WindowPeaks
+from memprof.record.redact import redact
+from memprof.vocabulary import Kind, Phase
+
+__all__ = ["Session"]
+
+SCHEMA = "memprof.snapshot/1"
+_KEEP = 20_000
+# Where gradients are in place, and where optimizer state is.
+_AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
+
+
+class Session:
+    """Runs a recorder and gathers beside it what only memprof knows.
+
+    Nothing in here raises into the run: a mistake of ours is noted, warned about once, and ends the recording.
+
+    Args:
+        recorder: what sees the allocations.
+        config: flat facts about the run, written as they are.
+        rank, world_size: this process's place in a distributed run.
+        on_failure: told once when memprof itself failed.
+        redact: leave this machine's paths out of what is written.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        config: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+        redact: bool = False,
+    ) -> None:
+        self.recorder = recorder
+        self.owners = OwnerBook(recorder.now_us, recorder.watches)
+        self.phases = PhaseLog(recorder.now_us)
+        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None))
+        self.config: dict[str, Any] = dict(config or {})
+        self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
+        self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
+        self.notes: list[str] = []
+        self.failure: BaseException | None = None
+        self.seconds = 0.0
+        self._on_failure = on_failure
+        self._redact = redact
+        self._step: int | None = None
+        self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
+        self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._handles: list[Any] = []
+        self._started = False
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def add_model(self, model: Any, role: str) -> None:
+        """Know a model's parameters by ``role``: policy, reference, reward, value or engine."""
+        self.owners.add_model(model, role)
+        scope = getattr(self.recorder, "scope", None)
+        if scope is not None:
+            scope.add_root(model, role)
+
+    def start(self) -> None:
+        """Begin to record; errors are raised (nothing runs yet)."""
+        self.recorder.start()
+        self._started = True
+        phases.ACTIVE.append(self)
+        self.caches.start()
+        self._watch_optimizers()
+        self.recorder.open_window()
+        self.owners.claim_models()
+        self.owners.claim_optimizers()
+        self.owners.claim_gradients()
+        self._sample()
+
+    def stop(self) -> None:
+        """End the recording; what was hooked is unhooked, whatever happens."""
+        if not self._started:
+            return
+        self._started = False
+        try:
+            self._guarded(self._look_again)
+            while (mark := self.phases.current) is not None:
+                self._close(mark)
+            self._guarded(self._sample)
+        finally:
+            if self in phases.ACTIVE:
+                phases.ACTIVE.remove(self)
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self.caches.stop()
+            self.recorder.stop()
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Who is told from now on when memprof itself fails."""
+        self._on_failure = tell
+
+    def look_again(self) -> None:
+        """State what parameters, gradients and optimizer state there are now."""
+        self._guarded(self._look_again)
+
+    def peak_of_step(self) -> int:
+        """Highest allocated bytes of any phase of the current step."""
+        return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def set_step(self, step: int | None) -> None:
+        """The optimizer step that runs from now on."""
+        now = self.recorder.now_us()
+        if self._steps and self._steps[-1][2] is None:
+            self._steps[-1][2] = now
+        self._step = step
+        if step is not None:
+            self._steps.append([step, now, None])
+        self._tag()
+
+    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
+        """Open a phase; None if memprof failed before."""
+        if self.failure is not None:
+            return None
+        started = time.perf_counter()
+        mark: PhaseMark | None = None
+        try:
+            mark = self.phases.enter(name, step if step is not None else self._step, detail)
+            self.recorder.open_window()
+            self._tag()
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+        return mark
+
+    def exit_phase(self, mark: PhaseMark) -> None:
+        """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
+        if self.failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            if mark.phase in _AFTER_GRADIENTS:
+                self.owners.claim_gradients()
+            if mark.phase == Phase.OPTIMIZER_STEP.value:
+                self.owners.claim_optimizers()
+            self._close(mark)
+            self._tag()
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+
+    def _close(self, mark: PhaseMark) -> None:
+        for closed in self.phases.exit(mark):
+            self._count(closed, self.recorder.close_window())
+
+    def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
+        row = {"phase": mark.phase, "step": mark.step, "start_us": mark.start_us, "end_us": mark.end_us}
+        self._counters.append({**row, **vars(peaks)})
+        self._sample()
+
+    def _tag(self) -> None:
+        current = self.phases.current
+        phase = current.phase if current else Phase.OTHER.value
+        step = current.step if current and current.step is not None else self._step
+        role = "reference" if phase == Phase.REFERENCE_LOGPROBS.value else None
+        self.recorder.set_tags(Tags(phase, step, role))
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        self.owners.claim_models()
+        self.owners.claim_gradients()
+        self.owners.claim_optimizers()
+
+    def _watch_optimizers(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        def before(optimizer: Any, *_: Any) -> None:
+            self._guarded(self.owners.claim_gradients)
+
+        def after(optimizer: Any, *_: Any) -> None:
+            self._guarded(self.owners.add_optimizer, optimizer)
+            self._guarded(self.owners.claim_optimizer, optimizer)
+
+        self._handles += [
+            hooks.register_optimizer_step_pre_hook(before),
+            hooks.register_optimizer_step_post_hook(after),
+        ]
+
+    def _sample(self) -> None:
+        nvml = nvml_process_bytes(self.recorder.device().index) if self.recorder.kind is Kind.CUDA else None
+        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, None])
+
+    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
+        if self.failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+
+    def fail(self, error: BaseException) -> None:
+        """Memprof itself went wrong: one warning, and the recording looks no further."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.notes.append(f"recording was cut short by an error inside memprof: {error!r}")
+        if self._on_failure is not None:
+            self._on_failure(error)
+        else:
+            warnings.warn(f"memprof failed and stopped watching ({error!r}); the run goes on.", stacklevel=3)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def to_raw(self) -> dict[str, Any]:
+        """The snapshot in torch's format with the ``"memprof"`` key."""
+        raw, recorded = self.recorder.dump()
+        device = self.recorder.device()
+        raw["memprof"] = {
+            "schema": SCHEMA,
+            "kind": self.recorder.kind.value,
+            "versions": versions(),
+            "device": dict(vars(device)),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "config": _plain(self.config) if self.config else None,
+            "recorded": dict(vars(recorded)),
+            "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
+            "steps": [[s, a, recorded.stop_us if b is None else b] for s, a, b in self._steps],
+            "owners": self.owners.rows(recorded.start_us),
+            "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
+            "samples": [list(s) for s in self._samples],
+            "host": host_section(),
+            "oom": self._oom(),
+            "non_torch_bytes": self._non_torch(),
+            "overhead": {"seconds_in_memprof": self.seconds, "bytes_of_history": 0},
+            "notes": [*self.notes, *self.recorder.notes],
+        }
+        if self._redact:
+            redact(raw)
+        return raw
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the snapshot.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        from memprof.snapshot import save_snapshot
+
+        target = Path(path)
+        save_snapshot(self.to_raw(), target)
+        return target
+
+    def _oom(self) -> dict[str, Any] | None:
+        found = self.recorder.oom()
+        if found is None:
+            return None
+        at = found["time_us"]
+        # The span that was open when it failed; by now the exception has closed it.
+        spans = self.phases.to_plain(0, at)
+        holding = [s for s in spans if s["start_us"] <= at and (s["end_us"] is None or s["end_us"] >= at)]
+        last = holding[-1] if holding else {"phase": Phase.OTHER.value, "step": self._step}
+        return {**found, "phase": last["phase"], "step": last["step"]}
+
+    def _non_torch(self) -> int | None:
+        rows = [(c["reserved_end"], c["end_us"]) for c in self._counters if c["reserved_end"] is not None]
+        held = [s for s in self._samples if s[2] is not None]
+        if not rows or not held:
+            return None
+        reserved, at = max(rows)
+        nearest = min(held, key=lambda s: abs((s[0] or 0) - at))
+        return max(0, (nearest[2] or 0) - reserved)
+
+
+def _plain(value: Any) -> Any:
+    """Plain data only: what a foreign unpickler may read back."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        # Subclasses (enums, numpy scalars) would need a global to be unpickled.
+        for kind in (bool, int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    return str(value)
