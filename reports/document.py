@@ -14,9 +14,12 @@ from memprof.reports.model import (
     Document,
     Fact,
     Growth,
+    Leftover,
     Oom,
     Part,
     Span,
+    Step,
+    Steps,
     Summary,
     Timeline,
 )
@@ -29,8 +32,8 @@ from memprof.reports.tables import (
     icicle,
     phase_rows,
 )
-from memprof.reports.text import gib, percent, plain, size, thousands
-from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, phase_label
+from memprof.reports.text import gib, percent, plain, signed_gib, size, thousands
+from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label
 
 from memprof._version import __version__
 
@@ -61,6 +64,7 @@ def build_document(report: dict[str, Any], series: dict[str, Any] | None = None,
         allocations_bytes=sum(a.bytes for a in allocations),
         allocations_listed=sum(a.count for a in allocations),
         device_peak=_device_peak(report.get("device_peak")),
+        steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),
         adds_up=adds_up(report),
         host=_host(report.get("host")),
@@ -150,7 +154,8 @@ def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part
 
 # Categories that are simply there; the others come and go with the phase.
 _STANDING = {
-    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine", "workspace"
+    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
+    "workspace",
 }  # fmt: skip
 
 
@@ -302,12 +307,44 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     where = _where(oom["phase"], oom["step"])
     sentence = f"Out of memory in {where}: {size(asked)} were asked for"
     sentence += f", {size(free)} were free on the device." if free is not None else "."
-    held = [oom.get(k) for k in ("cached_bytes", "inactive_split_bytes")]
-    if all(h is not None for h in held) and free is not None:
-        idle = sum(h or 0 for h in held)
-        verdict = "would have fitted" if idle + free >= asked else "would not have fitted either"
-        sentence += f" {size(idle)} lay free inside the allocator: defragmented, the request {verdict}."
+    if oom.get("fits_defragmented") is not None:
+        idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
+        verdict = "would have fitted" if oom["fits_defragmented"] else "would not have fitted either"
+        sentence += f" {size(idle)} lay free inside the allocator: in one piece with it, the request {verdict}."
     return Oom(asked, free, where, sentence, tuple(plain(f) for f in oom.get("stack") or []))
+
+
+def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
+    """Only where there are steps to compare."""
+    if not growth or len(growth["steps"]) < 2:
+        return None
+    steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
+    left = tuple(
+        Leftover(
+            bytes=x["bytes"],
+            bytes_per_step=x["bytes_per_step"],
+            steps=x["steps"],
+            category=plain(x["category"]),
+            category_label=plain(category_label(x["category"])),
+            site=call_site(x["stack"]),
+            stack=tuple(plain(f) for f in x["stack"]),
+        )
+        for x in growth["left_behind"]
+    )
+    return Steps(_growth_words(growth, steps), steps, left)
+
+
+def _growth_words(growth: Mapping[str, Any], steps: Sequence[Step]) -> str:
+    slope, explained = growth["end_bytes_per_step"], growth["explained_by_tokens"]
+    if slope is None:
+        change = steps[-1].end_bytes - steps[0].end_bytes
+        first, last = steps[0].step, steps[-1].step
+        words = f"What is left when a step ends changed by {signed_gib(change)} GiB from step {first} to {last}"
+    else:
+        words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
+    if explained is not None:
+        words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
+    return words + "."
 
 
 def _advice(advice: Mapping[str, Any]) -> Advice:

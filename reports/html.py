@@ -1,4 +1,4 @@
-"""One self-contained page: opens from a disk with no network, under a content security policy that runs nothing else."""
+"""One self-contained page: opens from a disk, needs no network, and its content security policy runs nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from memprof._version import __version__
 __all__ = ["render_html", "write_html"]
 
 # Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
-_POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 
 def write_html(document: Document, path: Path) -> None:

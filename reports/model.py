@@ -19,12 +19,15 @@ __all__ = [
     "EvidenceShare",
     "Fact",
     "Growth",
+    "Leftover",
     "Node",
     "Oom",
     "Part",
     "PhaseRow",
     "Row",
     "Span",
+    "Step",
+    "Steps",
     "Summary",
     "Timeline",
 ]
@@ -179,8 +182,9 @@ class Span:
 class Timeline:
     """The decimated series: the same instants for every category, the peak and every phase's peak among them.
 
-    ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps ids to bytes, bottom of the stack first, those
-    that are never used left out. ``phase_x`` puts every point on an axis where each span is one unit wide.
+    ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
+    ids to bytes, bottom of the stack first, those that are never used left out. ``phase_x`` puts every point on an
+    axis where each span is one unit wide.
     """
 
     clock_us: int
@@ -225,6 +229,38 @@ class DevicePeak:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One optimizer step: its highest allocated bytes, and what is left when it ends."""
+
+    step: int
+    peak_bytes: int
+    end_bytes: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Bytes one stack left behind in several steps."""
+
+    bytes: int
+    bytes_per_step: float
+    steps: int
+    category: str
+    category_label: str
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Memory over the optimizer steps, in a sentence and in figures."""
+
+    sentence: str
+    steps: tuple[Step, ...]
+    left_behind: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True)
 class Oom:
     """The request that failed."""
 
@@ -263,6 +299,7 @@ class Document:
     allocations_bytes: int
     allocations_listed: int
     device_peak: DevicePeak | None
+    steps: Steps | None
     evidence: tuple[EvidenceShare, ...]
     adds_up: AddsUp
     host: tuple[Fact, ...]

@@ -288,7 +288,8 @@ def _timeline(timeline: Timeline | None, document: Document) -> Markup | None:
 
 def _axis_note(timeline: Timeline) -> str:
     length = duration(timeline.time_us[-1])
-    return f"Phases are drawn equally wide; the recording is {length} long. Drag to zoom, double-click to reset, click to hold the cursor."
+    keys = "Drag to zoom, double-click to reset, click to hold the cursor."
+    return f"Phases are drawn equally wide; the recording is {length} long. {keys}"
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
@@ -401,7 +402,8 @@ def _allocations(document: Document) -> Markup | None:
             "aria-label": "Filter allocations",
         },
     )
-    note = f"the {thousands(document.allocations_listed)} largest, {gib(document.allocations_bytes)} of {gib(active)} GiB; alike ones are one line"
+    listed = f"{gib(document.allocations_bytes)} of {gib(active)} GiB"
+    note = f"the {thousands(document.allocations_listed)} largest, {listed}; alike ones are one line"
     rows = [_allocation_row(a) for a in document.allocations]
     table = el(
         "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)

@@ -30,6 +30,7 @@ __all__ = [
     "group_rows",
     "icicle",
     "phase_rows",
+    "single_allocations",
     "tensor_shape",
     "why",
 ]
@@ -159,6 +160,12 @@ def allocation_rows(report: Mapping[str, Any]) -> tuple[Allocation, ...]:
     whole = report["peak"]["active_bytes"] or 1
     rows = [_allocation(group, whole) for group in alike.values()]
     return tuple(sorted(rows, key=lambda a: -a.bytes))
+
+
+def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
+    """One row for each allocation, in the order given: what ``memprof explain`` shows."""
+    whole = sum(a["bytes"] for a in listed) or 1
+    return tuple(_allocation([a], whole) for a in listed)
 
 
 def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,95 @@
+"""The ``memprof`` command: its list of subcommands, and how every one of them ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from memprof._version import __version__
+from memprof.errors import MemprofError
+
+__all__ = ["main"]
+
+# name -> (module, one line of help). The line is here so that listing the commands loads none of them.
+_COMMANDS = {
+    "report": ("memprof.cli.report", "Say where the memory of a snapshot went: table, JSON or HTML page."),
+    "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
+    "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Commands are imported when they are called; errors become one sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            # Without standalone mode click returns the code of --help and --version instead of exiting with it.
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            sys.exit(code if isinstance(code, int) else 0)
+        except click.exceptions.Abort:
+            sys.exit(130)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except MemprofError as error:
+            _fail(f"memprof: {_one_line(str(error))}", error.exit_code)
+        except BrokenPipeError:
+            _quiet_pipe()
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except MemoryError:
+            _fail("memprof: not enough memory on this machine to do that.", 3)
+
+
+def _one_line(words: str) -> str:
+    """A sentence that holds somebody's file name: control characters shown, not obeyed."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    sys.stdout.flush()
+    click.echo(sentence, err=True)
+    sys.exit(code)
+
+
+def _quiet_pipe() -> NoReturn:
+    """The reader went away: say nothing, now or while Python flushes its streams on the way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="memprof")
+def main() -> None:
+    """Where every byte of a GRPO run's GPU memory went, and how that is known.
+
+    Exit codes: 0 done, 2 wrong usage, 3 a file cannot be used, 4 it does not fit.
+    """

@@ -1,0 +1,111 @@
+"""``memprof report``: one snapshot, said in a table, a JSON file or a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.options import (
+    analysed,
+    device_option,
+    emit,
+    format_option,
+    json_option,
+    redact_option,
+    rules_option,
+    working,
+)
+from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis import Analysis
+
+__all__ = ["command"]
+
+_SERIES_POINTS = 1600
+
+
+@click.command(name="report", short_help="Say where the memory of a snapshot went.")
+@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
+)
+@device_option
+@format_option
+@json_option
+@click.option(
+    "--allocations", default="50", metavar="N|all", help="How many of the largest allocations to list; default: 50."
+)
+@rules_option
+@redact_option
+def command(
+    snapshot: Path,
+    output: Path | None,
+    device: int | None,
+    style: str,
+    json_file: Path | None,
+    allocations: str,
+    rules: Path | None,
+    redact: bool,
+) -> None:
+    """Say where the memory of SNAPSHOT went: what, in which phase, and how that is known.
+
+    SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON.
+    Nothing in it is executed.
+    """
+    listed = _how_many(allocations)
+    to_stdout = json_file is not None and str(json_file) == "-"
+    if to_stdout and style == "markdown":
+        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+    analysis = analysed(snapshot, device, rules)
+    report = analysis.to_dict(listed)
+    if redact:
+        from memprof.redact import redact as redacted
+
+        report = redacted(report)
+    _write_files(report, analysis, None if to_stdout else json_file, output)
+    _print(report, "json" if to_stdout else style)
+
+
+def _how_many(allocations: str) -> int | None:
+    if allocations == "all":
+        return None
+    if not allocations.isdecimal():
+        raise UsageError(f"--allocations {allocations!r} is neither a number nor 'all'.")
+    return int(allocations)
+
+
+def _write_files(report: dict[str, Any], analysis: Analysis, json_file: Path | None, output: Path | None) -> None:
+    if json_file is not None:
+        from memprof.reports.json import write_json
+
+        write_json(report, json_file)
+        click.echo(f"JSON: {json_file}", err=True)
+    if output is not None:
+        from memprof.reports.document import build_document
+        from memprof.reports.html import write_html
+
+        with working("Writing the page"):
+            write_html(build_document(report, analysis.series(_SERIES_POINTS)), output)
+        click.echo(f"Page: {output}", err=True)
+
+
+def _print(report: dict[str, Any], style: str) -> None:
+    if style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(report))
+        return
+    from memprof.reports.document import build_document
+
+    document = build_document(report)
+    if style == "markdown":
+        from memprof.reports.markdown import render_markdown
+
+        emit(render_markdown(document))
+        return
+    from memprof.reports.terminal import print_document
+
+    print_document(document)

@@ -1,0 +1,119 @@
+"""What is shared without saying who made it where: paths, hosts, names, command lines and tokens taken out.
+
+Works on plain data (a report, an explanation, a snapshot's ``"memprof"`` key) and returns a copy. Figures, categories,
+module names, functions and line numbers stay: they are what the report is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["HIDDEN", "redact", "redact_text"]
+
+HIDDEN = "<redacted>"
+
+# Settings whose value is a secret or says who and where, whatever it looks like.
+_PRIVATE_KEY = re.compile(
+    r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
+    r"|host(?:name)?|user(?:name)?|login|e?mail|entity|organi[sz]ation|argv|cmd(?:line)?|command(?:_?line)?|cwd|env(?:iron)?"
+    r"|master_addr|ip(?:_?address)?)(?:$|[_.-])"
+)
+# Settings that hold the word "token" and are about text.
+_INNOCENT_KEY = re.compile(
+    r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|image|num|max|min|completion|prompt|truncated|mask_truncated)_tokens?(?:_id|_ids)?"
+    r"|(?:eos|bos|pad|unk|sep|cls|mask)_token|tokens_per|include_num_input_tokens|user_metadata|hub_strategy"
+)
+_SECRETS = re.compile(
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}\b"
+    r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_[A-Za-z0-9_]{20,}\b|\bglpat-[A-Za-z0-9_-]{16,}\b"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{5,}"
+    r"|\b(?:wandb_v1_)?[0-9a-f]{40}\b"
+    r"|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{8,}=*"
+)
+_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b")
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"]+", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?")
+
+# A path is kept from the part that says which library it is in; of any other absolute path two parts are kept.
+_LIBRARY = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:*?\"<>|\n]+[/\\])*?(?:site|dist)-packages[/\\]")
+_STDLIB = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:*?\"<>|\n]+[/\\])*?(?=python3\.\d+[/\\])")
+_ABSOLUTE = re.compile(r"(?<![\w.…/\\])(?:[A-Za-z]:[/\\]|\\\\|~?/)(?:[^/\\:*?\"<>|\n]+[/\\])+(?=[^/\\:*?\"<>|\s]+)")
+
+
+# User and host names that tell nothing, and that other words are made of.
+_GENERIC = {
+    "root", "user", "ubuntu", "admin", "localhost", "home", "runner", "jovyan", "main", "train", "python", "model",
+    "trl", "torch", "demo",
+}  # fmt: skip
+
+
+def redact(data: Any) -> Any:
+    """A copy of plain data with every string cleaned, and settings that name people, places or secrets hidden."""
+    clean = _cleaner()
+    cleaned = _walk(data, clean)
+    source = cleaned.get("source") if isinstance(cleaned, dict) else None
+    if isinstance(source, dict) and isinstance(source.get("files"), list):
+        source["files"] = [re.split(r"[/\\]", str(name))[-1] for name in source["files"]]
+    return cleaned
+
+
+def redact_text(text: str) -> str:
+    """One string, cleaned."""
+    return _cleaner()(text)
+
+
+def _walk(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(str(k)): HIDDEN if _private(str(k), v) else _walk(v, clean) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_walk(item, clean) for item in value]
+    return value
+
+
+def _private(key: str, value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float)) or _INNOCENT_KEY.search(key):
+        return False
+    return bool(_PRIVATE_KEY.search(key))
+
+
+def _cleaner() -> Callable[[str], str]:
+    names = _own_names()
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)) if names else None
+
+    @lru_cache(maxsize=65536)  # stacks repeat their frames
+    def clean(text: str) -> str:
+        text = _SECRETS.sub(HIDDEN, text)
+        text = _EMAIL.sub(HIDDEN, text)
+        text = _URL.sub(rf"\1://{HIDDEN}", text)
+        text = _ADDRESS.sub(HIDDEN, text)
+        text = _paths(text)
+        return pattern.sub(HIDDEN, text) if pattern else text
+
+    return clean
+
+
+def _paths(text: str) -> str:
+    if "/" not in text and "\\" not in text:
+        return text
+    text = _LIBRARY.sub("", text)
+    text = _STDLIB.sub("", text)
+    return _ABSOLUTE.sub("…/", text)
+
+
+def _own_names() -> list[str]:
+    """This machine's and this user's names, longest first; short and generic ones say nothing and stay."""
+    found = {socket.gethostname(), socket.gethostname().split(".")[0], os.path.basename(os.path.expanduser("~"))}
+    with contextlib.suppress(KeyError, OSError):
+        found.add(getpass.getuser())
+    return sorted((name for name in found if len(name) > 2 and name.lower() not in _GENERIC), key=len, reverse=True)

@@ -1,0 +1,61 @@
+"""The report as a JSON file, and the schema it keeps (``report.schema.json`` in this package)."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from memprof.reports.files import write_text
+from memprof.reports.text import plain
+
+from memprof.errors import InputError
+
+__all__ = ["dumps", "schema", "validate", "write_json"]
+
+
+def dumps(data: dict[str, Any]) -> str:
+    """Standard JSON, ASCII only, ending in a newline; what JSON has no number for becomes a string."""
+    return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def write_json(data: dict[str, Any], path: Path) -> None:
+    """Write ``data``, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, dumps(data))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of ``memprof.report/1`` and ``memprof.explain/1``."""
+    text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def validate(data: dict[str, Any]) -> None:
+    """Hold ``data`` against the schema.
+
+    Raises:
+        InputError: it is not what the schema says; the message names the first place that differs.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    found = best_match(Draft202012Validator(schema()).iter_errors(data))
+    if found is not None:
+        where = "/".join(str(part) for part in found.absolute_path) or "the top level"
+        raise InputError(f"not a report that memprof understands: {plain(found.message[:300])} (at {plain(where)}).")

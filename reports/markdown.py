@@ -1,0 +1,137 @@
+"""The same document as GitHub markdown, for issues and pull requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from memprof.reports.model import Allocation, Document, Row
+from memprof.reports.text import duration, gib, percent, thousands
+
+__all__ = ["render_allocations", "render_markdown"]
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
+
+
+def render_markdown(document: Document) -> str:
+    """Title, peak, the rows, the phases and the largest allocations as tables; notes at the end."""
+    blocks = [
+        f"### {text(document.title)}",
+        text(" · ".join(document.subtitle)),
+        _oom(document),
+        _peak(document),
+        _facts(document),
+        _rows(document.rows),
+        _phases(document),
+        _largest(document),
+        _closing(document),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def render_allocations(allocations: Sequence[Allocation]) -> str:
+    """Every allocation with its evidence and stack, stacks folded."""
+    blocks = []
+    for a in allocations:
+        label = a.category_label + (f" / {a.detail}" if a.detail else "")
+        head = f"**{text(gib(a.bytes))} GiB** {text(label)} at {code(a.address)}"
+        head += f", {text(a.phase_label)}, alive {text(a.lifetime)}"
+        what = " ".join(w for w in (a.name, a.shape) if w)
+        lines = [f"- {head}", f"  {code(what)}" if what else "", f"  {text(a.evidence)}: {text(a.why)}"]
+        if a.stack:
+            lines.append(_fence(a.stack, "  "))
+        blocks.append("\n".join(line for line in lines if line))
+    return "\n".join(blocks) + "\n"
+
+
+def text(words: str) -> str:
+    """Words from anywhere: nothing in them is markup, a link, a mention or the end of a table's cell."""
+    return _SPECIAL.sub(r"\\\1", words.replace("\n", " ")).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def code(words: str) -> str:
+    """A code span around anything, safe inside a table."""
+    longest = max((len(run) for run in re.findall(r"`+", words)), default=0)
+    ticks = "`" * (longest + 1)
+    pad = " " if words.startswith("`") or words.endswith("`") else ""
+    return f"{ticks}{pad}{words}{pad}{ticks}".replace("|", "\\|")
+
+
+def _fence(lines: Iterable[str], indent: str = "") -> str:
+    body = [f"{indent}{line}" for line in lines]
+    longest = max((len(run) for line in body for run in re.findall(r"`+", line)), default=0)
+    ticks = "`" * max(longest + 1, 3)
+    return "\n".join([f"{indent}{ticks}text", *body, f"{indent}{ticks}"])
+
+
+def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---:" if a == "r" else "---" for a in align]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
+
+
+def _oom(document: Document) -> str:
+    return f"> **{text(document.oom.sentence)}**" if document.oom else ""
+
+
+def _peak(document: Document) -> str:
+    summary = document.summary
+    share = f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device" if summary.capacity_bytes else ""
+    head = f"**{text(summary.peak_word)}: {gib(summary.peak_bytes)} GiB** in {text(summary.where)}{share}."
+    return f"{head} {text(summary.cause)}"
+
+
+def _facts(document: Document) -> str:
+    return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in document.summary.facts)
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    total = rows[-1].at_peak
+    lines = []
+    for row in rows:
+        bold = "**" if row.id == "total" else ""
+        lines.append([f"{bold}{text(row.label)}{bold}", f"{bold}{text(gib(row.at_peak))}{bold}", *_shares(row, total)])
+        lines += [[f"&nbsp;&nbsp;{text(c.label)}", text(gib(c.at_peak)), *_shares(c, total)] for c in row.children]
+    return _table(["GiB", "At the peak", "of peak", "Own peak"], "lrrr", lines)
+
+
+def _shares(row: Row, total: int) -> list[str]:
+    return [text(percent(row.at_peak, total)), "–" if row.own_peak is None else text(gib(row.own_peak))]
+
+
+def _phases(document: Document) -> str:
+    if not document.phases:
+        return ""
+    rows = [
+        [
+            f"{text(p.label)}{f' ×{p.count}' if p.count > 1 else ''}{' **peak**' if p.is_peak else ''}",
+            duration(p.total_us),
+            gib(p.peak_bytes),
+        ]
+        for p in document.phases
+    ]
+    return _table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
+
+
+def _largest(document: Document) -> str:
+    rows = []
+    for a in document.allocations[:10]:
+        many = f" ×{thousands(a.count)}" if a.count > 1 else ""
+        name = a.name or a.shape or a.detail or a.category_label
+        rows.append(
+            [code(name) + many, text(a.category_label), text(gib(a.bytes)), text(a.why), code(a.site) if a.site else ""]
+        )
+    return (
+        _table(["Largest alive at the peak", "Category", "GiB", "How it is known", "Made at"], "llrll", rows)
+        if rows
+        else ""
+    )
+
+
+def _closing(document: Document) -> str:
+    known = ", ".join(f"{e.id} {100 * e.share:.1f} %" for e in document.evidence)
+    wrong = [c for c in document.adds_up.checks if c.ok is False]
+    sums = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in wrong) if wrong else "yes, to the byte"
+    lines = [f"How it is known: {text(known)}.", f"Does it add up? {text(sums)}."]
+    lines += [f"- {text(note)}" for note in document.notes]
+    lines += [f"- Saves {gib(a.saves_bytes)} GiB ({text(a.basis)}): {text(a.action)}" for a in document.advice]
+    return "\n".join(lines)

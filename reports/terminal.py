@@ -1,0 +1,282 @@
+"""The same document for a terminal: bars and tables, letters instead of colours where there are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, TextIO
+
+from memprof.reports.model import Allocation, Document, Part, Row
+from memprof.reports.palette import DARK, FALLBACK
+from memprof.reports.text import duration, gib, percent, short_path, thousands
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["print_allocations", "print_document", "render_allocations", "render_terminal"]
+
+LETTERS = {
+    "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
+    "value_model": "V", "gradients": "G", "optimizer_state": "O", "activations": "X", "activation_gradients": "Y",
+    "loss_logits": "L", "kv_cache": "K", "inference_engine": "E", "inputs": "I", "temporaries": "T",
+    "communication": "Z", "workspace": "B", "unattributed": "?", "cached": "-", "inactive_split": "~",
+    "private_pools": "=", "non_torch": "N", "free": ".",
+}  # fmt: skip
+
+_ASCII = str.maketrans("×·–−µ█■›³⁰\u202f", "x---u##>30 ", "") | str.maketrans({"…": "..."})
+
+
+def print_document(document: Document, stream: TextIO | None = None) -> None:
+    """Print to ``stream`` (standard output): its width, its colours, and ASCII where it knows nothing else."""
+    stream = stream or sys.stdout
+    _write(stream, render_terminal(document, *_abilities(stream)))
+
+
+def print_allocations(allocations: Sequence[Allocation], stream: TextIO | None = None) -> None:
+    """Print allocations as :func:`print_document` prints a document."""
+    stream = stream or sys.stdout
+    _write(stream, render_allocations(allocations, *_abilities(stream)))
+
+
+def _abilities(stream: TextIO) -> tuple[int, bool]:
+    """``(columns, colour)`` of a stream; a pipe gets 100 columns unless ``COLUMNS`` says otherwise."""
+    import os
+
+    from rich.console import Console
+
+    probe = Console(file=stream)
+    width = probe.width if probe.is_terminal or "COLUMNS" in os.environ else 100
+    return width, probe.color_system is not None and not probe.no_color
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
+    if not encoding.startswith("utf"):
+        text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    stream.write(text)
+    stream.flush()
+
+
+def render_terminal(document: Document, width: int = 100, colour: bool = False) -> str:
+    """The document as text of at most ``width`` columns; below 80 the bars and shares are left out."""
+    console = _console(width, colour)
+    _print_summary(console, document, colour)
+    console.print()
+    console.print(_components(document, width, colour))
+    if document.phases:
+        console.print()
+        console.print(_phases(document, width, colour))
+    if document.allocations:
+        console.print()
+        console.print(_allocations(document.allocations[:10], width, colour))
+    console.print()
+    _print_closing(console, document)
+    return _text_of(console)
+
+
+def render_allocations(allocations: Sequence[Allocation], width: int = 100, colour: bool = False) -> str:
+    """Every allocation with its evidence and its stack: what ``memprof explain`` prints."""
+    from rich.text import Text
+
+    console = _console(width, colour)
+    for allocation in allocations:
+        head = Text.assemble(_swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
+        label = allocation.category_label + (f" / {allocation.detail}" if allocation.detail else "")
+        head.append(f"  {label}  {allocation.address}  {allocation.phase_label}, alive {allocation.lifetime}")
+        console.print(head)
+        what = "  ".join(w for w in (allocation.name, allocation.shape) if w)
+        if what:
+            console.print(Text(f"    {what}"))
+        retained = "; outlives the step or phase that made it" if allocation.retained else ""
+        console.print(Text(f"    {allocation.evidence}: {allocation.why}{retained}", style="dim"))
+        for frame in allocation.stack:
+            console.print(Text(f"      {frame}"), no_wrap=True, overflow="ellipsis")
+    return _text_of(console)
+
+
+def _console(width: int, colour: bool) -> Console:
+    from rich.console import Console
+
+    return Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+        no_color=not colour,
+        legacy_windows=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+
+
+def _text_of(console: Console) -> str:
+    stream = console.file
+    assert isinstance(stream, StringIO)
+    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
+
+
+def _print_summary(console: Console, document: Document, colour: bool) -> None:
+    from rich.text import Text
+
+    summary = document.summary
+    console.print(Text(document.title, style="bold"))
+    console.print(Text(" · ".join(document.subtitle), style="dim"))
+    if document.oom:
+        console.print(Text(document.oom.sentence, style="bold red"))
+    console.print()
+    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
+    if summary.capacity_bytes:
+        line.append(f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device")
+    console.print(line)
+    console.print(Text(summary.cause))
+    parts = (*summary.bar, *summary.rest)
+    console.print(_bar(parts, summary.scale_bytes, console.width - 1, colour))
+    for line in _legend(parts, console.width - 1, colour):
+        console.print(line)
+    for fact in summary.facts:
+        console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
+
+
+def _swatch(identifier: str, colour: bool) -> Text:
+    from rich.text import Text
+
+    if colour:
+        return Text("■", style=_style(identifier))
+    return Text(LETTERS.get(identifier, "?"))
+
+
+def _style(identifier: str) -> str:
+    extra = {"cached": "#49525d", "inactive_split": "#8a929c", "private_pools": "#b6a5cf", "non_torch": "#6b7480"}
+    return DARK.get(identifier, extra.get(identifier, "#2a3038" if identifier == "free" else FALLBACK))
+
+
+def _bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
+    """Parts side by side. Ends are rounded, not widths, so the bar never grows longer than its sum."""
+    from rich.text import Text
+
+    bar, done, drawn = Text(no_wrap=True), 0, 0
+    for part in parts:
+        done += part.bytes
+        end = round(width * done / scale) if scale else 0
+        if colour:
+            bar.append("█" * (end - drawn), style=_style(part.id))
+        else:
+            bar.append(LETTERS.get(part.id, "?") * (end - drawn))
+        drawn = max(drawn, end)
+    return bar
+
+
+def _legend(parts: Sequence[Part], width: int, colour: bool) -> list[Text]:
+    """Entries side by side, as many to a line as fit."""
+    from rich.text import Text
+
+    lines = [Text()]
+    for part in parts:
+        entry = Text.assemble(_swatch(part.id, colour), f" {part.label} {gib(part.bytes)}")
+        if lines[-1].cell_len and lines[-1].cell_len + 3 + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1].cell_len else "").append(entry)
+    return lines
+
+
+def _table(*columns: tuple[str, str, bool]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title, justify, shrinks in columns:
+        table.add_column(
+            title,
+            justify="right" if justify == "right" else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if shrinks else max(len(title), 6),
+        )
+    return table
+
+
+def _components(document: Document, width: int, colour: bool) -> Table:
+    wide = width >= 80
+    columns = [("GiB", "left", False), ("At the peak", "right", False)]
+    columns += [("", "left", True), ("of peak", "right", False)] if wide else []
+    columns.append(("Own peak", "right", False))
+    table = _table(*columns)
+    total = document.rows[-1].at_peak
+    bar_width = max(width - 70, 10)
+    for row in document.rows:
+        _add_row(table, row, 0, total, bar_width if wide else 0, colour)
+        for child in row.children:
+            _add_row(table, child, 1, total, bar_width if wide else 0, colour)
+    return table
+
+
+def _add_row(table: Table, row: Row, level: int, total: int, bar_width: int, colour: bool) -> None:
+    from rich.text import Text
+
+    label = Text.assemble("  ", _swatch(row.id, colour), f" {row.label}") if level else Text(row.label, style="bold")
+    cells: list[Text | str] = [label, gib(row.at_peak)]
+    if bar_width:
+        part = (Part(row.id, row.label, row.at_peak),)
+        shown = level or row.id == "unattributed"
+        cells.append(_bar(part, total, bar_width, colour) if shown else "")
+        cells.append(percent(row.at_peak, total))
+    cells.append("–" if row.own_peak is None else gib(row.own_peak))
+    table.add_row(*cells, style="bold" if row.id == "total" else None)
+
+
+def _phases(document: Document, width: int, colour: bool) -> Table:
+    wide = width >= 80
+    columns = [("Phase", "left", False), ("Time", "right", False), ("Peak", "right", False)]
+    columns += [("", "left", True)] if wide else []
+    table = _table(*columns)
+    scale = max(p.peak_bytes for p in document.phases)
+    for phase in document.phases:
+        label = phase.label + (f" ×{phase.count}" if phase.count > 1 else "")
+        mark = " peak" if phase.is_peak else ""
+        cells: list[Text | str] = [label + mark, duration(phase.total_us), gib(phase.peak_bytes)]
+        if wide:
+            cells.append(_bar(phase.parts, scale, max(width - 52, 10), colour))
+        table.add_row(*cells, style="bold" if phase.is_peak else None)
+    return table
+
+
+def _allocations(allocations: Sequence[Allocation], width: int, colour: bool) -> Table:
+    from rich.text import Text
+
+    wide = width >= 80
+    columns = [("Largest alive at the peak", "left", True), ("GiB", "right", False)]
+    columns += [("Known by", "left", False), ("Made at", "left", True)] if wide else []
+    table = _table(*columns)
+    for allocation in allocations:
+        many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
+        name = allocation.name or allocation.shape or allocation.detail or allocation.category_label.lower()
+        label = Text.assemble(_swatch(allocation.category, colour), f" {name}{many}")
+        cells: list[Text | str] = [label, gib(allocation.bytes)]
+        if wide:
+            cells += [allocation.evidence, Text(short_path(allocation.site, 1))]
+        table.add_row(*cells)
+    return table
+
+
+def _print_closing(console: Console, document: Document) -> None:
+    from rich.text import Text
+
+    if document.evidence:
+        known = ", ".join(f"{e.id} {100 * e.share:.1f} %" for e in document.evidence)
+        console.print(Text(f"How it is known: {known}"))
+    wrong = [c for c in document.adds_up.checks if c.ok is False]
+    if wrong:
+        console.print(Text("Does it add up? No:", style="bold red"))
+        for check in wrong:
+            console.print(Text(f"  {check.label}: {check.value}, {check.note}"))
+    else:
+        console.print(Text("Does it add up? Yes, to the byte."))
+    for advice in document.advice:
+        console.print(Text(f"Saves {gib(advice.saves_bytes)} GiB ({advice.basis}): {advice.action}. {advice.costs}"))
+    if document.steps:
+        console.print(Text(document.steps.sentence))
+    for note in document.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
