@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memprof.analysis import Analysis
 from memprof.demo.training import Scale, lora_config
 from memprof.vocabulary import Category, Phase
+
+if TYPE_CHECKING:
+    from memprof.analysis import Analysis
 
 # The share of the peak that no evidence may be left for.
 UNATTRIBUTED = 0.005
