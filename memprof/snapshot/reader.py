@@ -12,9 +12,9 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
-from memprof.snapshot.extra import check_extra
+from memprof.snapshot.extra import check_extra, clean
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
-from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.unpickle import collector_paused, read_plain
 from memprof.vocabulary import Kind
 
 __all__ = ["load_snapshot", "snapshot_from_raw"]
@@ -30,7 +30,8 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         InputError: the file cannot be used; the message says what is wrong and what to do.
     """
     file = Path(path)
-    return snapshot_from_raw(read_plain(file), path=str(file))
+    with collector_paused():  # until the dicts are gone: one collection over them costs more than reading them
+        return snapshot_from_raw(read_plain(file), path=str(file))
 
 
 def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
@@ -41,7 +42,8 @@ def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
     """
     name = path or "the snapshot"
     try:
-        return _from_raw(raw, path, name)
+        with collector_paused():
+            return _from_raw(raw, path, name)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -63,6 +65,7 @@ def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
         raise InputError(f"{name}: not a memory snapshot (segments and device_traces must be lists).")
     notes: list[str] = []
     extra = check_extra(raw.get("memprof"), notes)
+    settings, annotations = clean(raw.get("allocator_settings")), clean(raw.get("external_annotations"))
     version = _guess_version(raw, raw_segments, raw_traces)
     interner = Interner()
     segments: dict[int, Segments] = {}
@@ -77,7 +80,6 @@ def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
         if events:
             traces[device] = read_trace(events, interner, device, notes)
         del events
-    settings, annotations = raw.get("allocator_settings"), raw.get("external_annotations")
     return Snapshot(
         path=path,
         kind=Kind(extra.get("kind", "cuda")),
