@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.truth.cases import CASES, run_case
-from benchmarks.truth.emit import replay, write
-from benchmarks.truth.variants import variants_of
+from benchmarks.truth.emit import Variant, replay, write
+from benchmarks.truth.variants import to_length, variants_of
 
 
 def _line(name: str, truth: dict[str, Any], seconds: float) -> str:
@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=sorted(CASES))
     parser.add_argument("--variants", action="store_true", help="the derived recordings of each run too")
     parser.add_argument("--layers", type=int, help="fewer layers (quick)")
+    parser.add_argument("--events", type=int, help="also one with this many entries: the last step played again")
     args = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     warnings.simplefilter("ignore")
@@ -38,6 +39,11 @@ def main() -> int:
             snapshot, truth = replay(altered, variant, about)
             write(args.out, f"{name}.{variant.name}", snapshot, truth)
             print(_line(f"{name}.{variant.name}", truth, time.time() - start), file=sys.stderr)
+        if args.events:
+            stream = to_length(stream, args.events)
+            snapshot, truth = replay(stream, Variant(f"{args.events}_events"), about)
+            write(args.out, f"{name}.{truth['variant']}", snapshot, truth)
+            print(_line(f"{name}.{truth['variant']}", truth, time.time() - start), file=sys.stderr)
         if about.get("guessed_extents"):
             print(f"  extents not recognised by meaning: {about['guessed_extents']}", file=sys.stderr)
     return 0

@@ -20,7 +20,7 @@ QWEN2_15B = Shapes("Qwen2.5-1.5B", "qwen2", 28, 12, 2, 128, 1536, 8960, 151936, 
 REWARD_05B = Shapes("Qwen2.5-0.5B", "qwen2", 24, 14, 2, 64, 896, 4864, 151936, True, tiny_head_dim=38,
                     tiny_hidden=84, tiny_ffn=149)
 SMOL_17B = Shapes("SmolLM2-1.7B", "llama", 24, 32, 32, 64, 2048, 8192, 49152, True, tiny_hidden=64, extra={19: 16})
-GPT_XL = Shapes("GPT-2-XL-like", "nano", 24, 25, 25, 64, 1600, 6400, 50257, True, tiny_hidden=65)
+GPT_LARGE = Shapes("GPT-2-large-like", "nano", 36, 20, 20, 64, 1280, 5120, 50257, True, tiny_hidden=65)
 GPT_07B = Shapes("nanoGPT-like 0.8B", "nano", 18, 12, 12, 128, 1536, 6144, 65536, False, tiny_hidden=61)
 
 
@@ -52,20 +52,20 @@ LORA = {"r": 19, "lora_alpha": 32, "target_modules": "all-linear"}
 CASES: dict[str, Case] = {c.name: c for c in (
     Case("c1_lora_ckpt", LLAMA_1B, {
         "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.04,
-        "model_init_kwargs": {"dtype": "bfloat16"}}, lora=LORA,
+        "model_init_kwargs": {"dtype": "bfloat16"}}, lora=LORA, completion=4,
         about="bf16 base loaded by the loader's threads, LoRA r=16 in fp32, checkpointing, reference = adapter off"),
     Case("c2_full_fp32_autocast_ref", TINY_LLAMA, {
         "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.04, "gradient_checkpointing": False},
         about="fp32 weights under bf16 autocast, a reference copy, untied head, no checkpointing"),
     Case("c3_accumulation", QWEN3_06B, {
         "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.0, "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4, "max_steps": 2}, on_cpu_first="bfloat16", padded=True,
+        "steps_per_generation": 4, "max_steps": 2}, on_cpu_first="bfloat16", padded=True, completion=2,
         about="gradient accumulation 2, four micro-steps per generation, padded prompts, checkpointing, tied"),
     Case("c4_reward_model", QWEN2_15B, {
         "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.0,
         "model_init_kwargs": {"dtype": "bfloat16"}}, reward=REWARD_05B,
         about="a sequence-classification reward model beside a full bf16 fine-tune with checkpointing"),
-    Case("c5a_nano_cat_tied_sgd", GPT_XL, {}, tokens=16, nano={
+    Case("c5a_nano_cat_tied_sgd", GPT_LARGE, {}, tokens=16, nano={
         "cache": "cat", "optimizer": "sgd", "beta": 0.0, "dtype": "bfloat16", "cache_dtype": "bfloat16", "micro": 4},
         about="a hand-written loop, pure bf16: cache grown by torch.cat, tied head, SGD with momentum, two micro-batches"),
     Case("c5b_nano_static_adamw", GPT_07B, {}, tokens=16, nano={
@@ -77,7 +77,7 @@ CASES: dict[str, Case] = {c.name: c for c in (
     Case("c6_generation_kv", SMOL_17B, {
         "per_device_train_batch_size": 2, "num_generations": 8, "beta": 0.0, "steps_per_generation": 16,
         "gradient_accumulation_steps": 1, "max_steps": 2, "model_init_kwargs": {"dtype": "bfloat16"}},
-        lora=LORA, tokens=64, about="32 sequences generated at once for micro-batches of 2: the KV cache is the peak"),
+        lora={**LORA, "target_modules": ["q_proj", "v_proj"]}, tokens=64, completion=2, about="32 sequences generated at once for micro-batches of 2: the KV cache is the peak"),
 )}
 
 

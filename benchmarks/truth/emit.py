@@ -35,6 +35,7 @@ class Stream:
     labels: list[Label] = field(default_factory=list)
     frames: list[list[Frame]] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
+    frame_ops: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, size: int, label: Label) -> int:
         self.sizes.append(size)
@@ -62,26 +63,32 @@ def build_stream(tracer: Tracer, scale: Scale) -> Stream:
     labels = label_all(tracer, scale)
     sizes = [scale.count(s.shape) * s.dtype.itemsize for s in tracer.storages]
     out = Stream(sizes=sizes, labels=labels, marks=list(tracer.marks))
-    index: dict[tuple[int, str], int] = {}
+    index: dict[tuple[int, str, str], int] = {}
+    shared: dict[tuple[int, str], list[Frame]] = {}
 
-    def frames(stack: int, op: str = "") -> int:
-        op = op if op in ("Module.to", "materialize") else ""
-        if (stack, op) not in index:
-            index[stack, op] = len(out.frames)
-            out.frames.append(public_frames(tracer.stacks[stack], op))
-        return index[stack, op]
+    def frames(stack: int, op: str = "", node: str = "") -> int:
+        if (stack, op, node) not in index:
+            index[stack, op, node] = len(out.frames)
+            made = op if op in ("Module.to", "materialize") else ""
+            if (stack, made) not in shared:
+                shared[stack, made] = public_frames(tracer.stacks[stack], made)
+            out.frames.append(shared[stack, made])
+            out.frame_ops.append((op, node))
+        return index[stack, op, node]
 
     warmups = dict(tracer.warmups)
     works = {at: (stack, phase) for at, stack, phase in tracer.first_matmul.values()}
     for i, (kind, n, stack, phase) in enumerate(tracer.events):
         if i in warmups:
             key = out.add(_loaded_bytes(tracer, sizes, i), ("temporaries", "load"))
-            out.steps += [("a", key, frames(warmups[i]), phase), ("f", key, frames(warmups[i]), phase)]
+            out.steps += [("a", key, frames(warmups[i], "aten.empty"), phase),
+                          ("f", key, frames(warmups[i]), phase)]
         if i in works:
             key = out.add(WORKSPACE, ("temporaries", "workspace"))
-            out.steps.append(("a", key, frames(works[i][0]), works[i][1]))
-        op = tracer.storages[n].op if kind == "a" else ""
-        out.steps.append((kind, n, frames(stack, op) if kind != "m" else 0, phase))
+            out.steps.append(("a", key, frames(works[i][0], "aten.mm"), works[i][1]))
+        s = tracer.storages[n] if kind == "a" else None
+        where = 0 if kind == "m" else frames(stack, s.op, s.node) if s else frames(stack)
+        out.steps.append((kind, n, where, phase))
     return out
 
 
@@ -122,7 +129,7 @@ class _Recorder:
         if index not in self._mixed:
             from benchmarks.truth.cxx import mixed
 
-            self._mixed[index] = mixed(self.stream.frames[index])
+            self._mixed[index] = mixed(self.stream.frames[index], *self.stream.frame_ops[index])
         return self._mixed[index]
 
     def write(self, action: str, address: int, size: int, key: int) -> None:
@@ -196,6 +203,7 @@ class _Recorder:
         for frames in self.stream.frames:
             if len(frames) > 1 and str(frames[-1]["filename"]).startswith("/workspace"):
                 self.stream.frames.append(frames[-2:])
+                self.stream.frame_ops.append(("", ""))
                 return len(self.stream.frames) - 1
         return index
 

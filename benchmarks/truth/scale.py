@@ -33,8 +33,8 @@ class Scale:
             return self.features[n]
         if n in self.lengths:
             return n * self.tokens
-        if dims == 4 and position == 1 and n in self.heads:
-            return n
+        if dims >= 4 and n <= max(self.heads):
+            return n  # heads, their groups, a batch: attention's tensors hold no completion extents
         if dims == 3 and position == 1 and n in self.heads and shape[2] in self.lengths:
             return n
         if n == 1 or (position == 0 and (n in self.batches or n in self.heads)):

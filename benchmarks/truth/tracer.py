@@ -47,6 +47,7 @@ class Storage:
     boundary: bool = False
     fixed_bytes: int | None = None
     feeds: set[int] = field(default_factory=set)
+    node: str = ""
 
 
 class Tracer(TorchDispatchMode):
@@ -142,6 +143,9 @@ class Tracer(TorchDispatchMode):
                 Storage(number, self._extent(tensor, storage.nbytes()), tensor.dtype, storage.nbytes(), stack,
                         self.phase, op, torch.is_grad_enabled(), parents)
             )
+            if self.in_backward:
+                running = torch._C._current_autograd_node()
+                self.storages[number].node = running.name().rsplit("::", 1)[-1] if running is not None else ""
             self._live[key] = number
             self.events.append(("a", number, stack, self.phase))
         weakref.finalize(storage, self._died, key, number).atexit = False

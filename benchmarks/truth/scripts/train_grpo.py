@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -16,7 +16,7 @@ def digits(completions, **kwargs):
 
 def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=None, optim=None):
     args = GRPOConfig(**grpo)
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     model = model_path
     if on_cpu_first is not None:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, on_cpu_first))
@@ -27,6 +27,7 @@ def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=N
         args=args,
         train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
         processing_class=tokenizer,
+        reward_processing_classes=[tokenizer] * len(rewards),
         peft_config=LoraConfig(**lora) if lora else None,
     )
     trainer.train()
