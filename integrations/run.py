@@ -13,6 +13,7 @@ from memprof.integrations.output import prune
 from memprof.integrations.schedule import Cycle, Schedule
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
+
 from memprof.record.api import make_recorder
 from memprof.record.session import Session
 from memprof.vocabulary import Kind, Phase

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memprof.integrations.seams import Seams
+
 from memprof.record.phases import PhaseMark
 from memprof.record.session import Session
 from memprof.vocabulary import Phase
