@@ -139,6 +139,8 @@ def report(cases: list[Case], *, phases: bool, confusion: bool) -> None:
             print(f"{label:52s} {100 * score.accuracy:6.2f} % {score.total / 2**30:8.2f} GiB  {timing} {notes}")
             if confusion and failing or confusion and name == "peak" and score.accuracy < 0.98:
                 for line, size in score.worst.most_common(6):
+                    if size < 0.002 * score.total:
+                        break
                     print(f"        {size / 2**20:9.1f} MiB {line[:230]}")
     _print_evidence(evidence)
     if confusion:

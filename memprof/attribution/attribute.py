@@ -21,7 +21,7 @@ from memprof.attribution.lifetimes import (
     apply_weight_casts,
     apply_workspaces,
 )
-from memprof.attribution.logits import apply_logits, find_vocabulary
+from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
 from memprof.attribution.model import Attribution
 from memprof.attribution.models import apply_loaded_models
 from memprof.attribution.owners import apply_owners
@@ -71,20 +71,21 @@ def _decide(facts: Facts, draft: Draft) -> None:
     resolve = _with_role(facts, specific, "resolve")
     apply_owners(facts, draft)
     apply_gradients(facts, draft)
+    apply_workspaces(facts, draft)
     trained = _trained(facts, draft)
     parameters = _parameter_sizes(facts, draft, resolve, trained)
     vocabulary, vector = find_vocabulary(facts, parameters)
-    _apply_tiles(facts, draft, specific, parameters, vector)
+    apply_weight_casts(facts, draft, parameters)
+    fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
+    apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_logits(facts, draft, parameters, vocabulary)
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_specific(facts, draft, specific)
-    apply_workspaces(facts, draft)
-    apply_weight_casts(facts, draft, parameters)
     apply_optimizer_state(facts, draft)
     apply_kv_cache(facts, draft)
-    apply_ghosts(facts, draft, trained)
+    apply_ghosts(facts, draft, trained, parameters)
     apply_early_parameters(facts, draft)
     _apply_context(facts, draft)
     _apply_rest(facts, draft)
@@ -161,39 +162,14 @@ def _parameter_sizes(
     return sizes | Counter({s: c for s, c in trained.items() if s >= 256})
 
 
-def _apply_tiles(
-    facts: Facts, draft: Draft, matched: NDArray[np.int64], parameters: Counter[int], vector: int
-) -> None:
-    """Fused log-prob functions: what has a parameter's size is its gradient, what is [tokens, hidden] is not logits.
-
-    A whole number of hidden vectors is [tokens, hidden] (dH and its cast), unless tiles are of that size too:
-    the largest block of a call is the tile.
-    """
-    backward = _with_role(facts, matched, "logprob-backward")
-    rows = (backward >= 0) & draft.open
-    if not rows.any():
-        return
-    sizes = np.array(sorted(parameters), np.int64)
-    head = np.isin(facts.size, np.concatenate([sizes, sizes * 2])) & (facts.size >= 1 << 20)
-    draft.fill(rows & head, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
-               alternatives=(Category.LOSS_LOGITS,))  # fmt: skip
-    if not vector:
-        return
-    in_backward = rows & draft.open & (facts.phase == Phase.BACKWARD.code)
-    if not in_backward.any():
-        return
-    hidden = in_backward & (facts.size % vector == 0) & (facts.size > 16 * vector)
-    hidden &= facts.size < facts.size[in_backward].max()
-    draft.fill(hidden, Category.ACTIVATION_GRADIENTS, Evidence.SHAPE, "logprob.hidden-gradient", "scratch",
-               (Category.LOSS_LOGITS,))  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------ the rest
 
 
 def _apply_rest(facts: Facts, draft: Draft) -> None:
     """Outside every phase: rows that stack or lifetime still explain, then what nothing explains."""
     told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
+    kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
+    draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
     loading = told & (facts.phase == Phase.LOAD.code)
     draft.fill(loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,))
     brief = told & (facts.death == facts.phase) & ~facts.survivor

@@ -69,8 +69,10 @@ class Facts:
 
     @cached_property
     def survivor(self) -> Bools:
-        """Alive when the trace ends."""
-        return self.timeline.free_event >= self.timeline.n_events
+        """Alive when the last allocation happens: what is freed after it is the program being torn down."""
+        births = self.timeline.alloc_event
+        last = int(births.max()) if len(births) else -1
+        return self.timeline.free_event > max(last, 0)
 
     def _at(self, event: Ints, column: NDArray[Any], default: int, without: Bools) -> Ints:
         if not len(column):

@@ -26,11 +26,11 @@ _SMALL = 4096
 _NO_GRAD = codes_of(Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, Phase.EVALUATE)
 
 
-def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
     """Decide what was alive before the first event and is still undecided."""
     if not (facts.ghost & draft.open).any():
         return
-    _by_death(facts, draft, trained)
+    _by_death(facts, draft, trained, parameters)
     _workspaces(facts, draft, trained)
     if trained:
         _copies_of_trained(facts, draft, trained)
@@ -44,7 +44,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     )  # fmt: skip
 
 
-def _by_death(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
     """A history that opens in the middle of work: what dies where it would have died anyway."""
     dead = facts.ghost & draft.open & ~facts.survivor
     if not dead.any():
@@ -56,6 +56,10 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     step = facts.death == Phase.OPTIMIZER_STEP.code
     draft.fill(dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,))
     draft.fill(dead & step, Category.TEMPORARIES, life, "ghost.dies-in-optimizer", alternatives=(Category.GRADIENTS,))
+    if (draft.category == Category.WEIGHT_CASTS.code).any():
+        halves = np.array(sorted(s // 2 for s in parameters if s >= _SMALL), np.int64)
+        cast = dead & np.isin(facts.size, halves)
+        draft.fill(cast, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "ghost.weight-copy", alternatives=(Category.ACTIVATIONS,))
     forward_or_back = np.isin(facts.death, codes_of(Phase.BACKWARD, Phase.FORWARD))
     opens = _opening_phase(facts)
     in_training = opens in codes_of(Phase.FORWARD, Phase.BACKWARD)
@@ -113,30 +117,42 @@ def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
 
 def _copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     rows = np.flatnonzero(facts.ghost & draft.open)
-    lora = _is_small_part(facts, rows, trained)
-    first = Category.ADAPTERS if lora else Category.WEIGHTS
+    first = Category.ADAPTERS if _is_small_part(facts, trained) else Category.WEIGHTS
     state_is_old = _state_is_older(facts, draft)
     for factor in _STATE_DTYPES:
         sizes = {int(s * factor): c for s, c in trained.items() if s >= (_SMALL if factor != 1 else 1)}
         copies = _typical(multiset(facts.size[rows]), sizes)
         if factor != 1 and not (state_is_old and copies >= 2):
             continue
-        roles = [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, state_is_old)
+        known = _known_copies(facts, draft, trained)
+        roles = [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
         _fill_copies(facts, draft, rows, sizes, roles)
         rows = np.flatnonzero(facts.ghost & draft.open)
 
 
-def _roles(facts: Facts, copies: int, first: Category, state_is_old: bool) -> list[Category]:
+def _known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Category]:
+    """Roles that stacks or owners have already filled with a whole copy: blocks keep the stack of their birth."""
+    wanted = sum(s * c for s, c in trained.items())
+    known = set()
+    for role in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE):
+        have = multiset(facts.size[draft.category == role.code])
+        if sum(s * c for s, c in (have & trained).items()) >= 0.8 * wanted:
+            known.add(role)
+    return known
+
+
+def _roles(facts: Facts, copies: int, first: Category, known: set[Category], state_is_old: bool) -> list[Category]:
     """What each copy of the trained multiset is, in order of address."""
-    roles = [first]
-    reference = facts.has_phase(Phase.REFERENCE_LOGPROBS) and first is Category.WEIGHTS
-    if state_is_old and copies >= 3:
-        reference = reference or copies == 4
-        roles += [Category.REFERENCE_MODEL] * (reference and copies != 3)
-        roles += [Category.OPTIMIZER_STATE] * 2
-    else:
-        roles += [Category.REFERENCE_MODEL] * (copies - 1)
-    return roles[:copies] + [Category.REFERENCE_MODEL] * (copies - len(roles))
+    roles = [] if first in known else [first]
+    left = copies - len(roles)
+    reference = first is Category.WEIGHTS and Category.REFERENCE_MODEL not in known
+    state = 0
+    if state_is_old and Category.OPTIMIZER_STATE not in known:
+        # Two moments where they fit; one (momentum) where a single copy is left and nothing else claims it.
+        claimed = reference and (facts.has_phase(Phase.REFERENCE_LOGPROBS) or left > 2)
+        state = 2 if left >= 2 else int(left == 1 and not claimed)
+    roles += [Category.REFERENCE_MODEL] * max(left - state, 0)
+    return roles + [Category.OPTIMIZER_STATE] * state
 
 
 def _fill_copies(facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category]) -> None:
@@ -165,8 +181,9 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
     return int(copies[order][np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)])
 
 
-def _is_small_part(facts: Facts, rows: Ints, trained: Counter[int]) -> bool:
-    return sum(s * c for s, c in trained.items()) < 0.3 * int(facts.size[rows].sum())
+def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
+    """Whether what is trained is small beside all that was there: adapters, not the model."""
+    return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[facts.ghost & facts.survivor].sum())
 
 
 def _state_is_older(facts: Facts, draft: Draft) -> bool:

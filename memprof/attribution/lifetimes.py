@@ -22,6 +22,8 @@ _COMPUTE = codes_of(
     Phase.GENERATE, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD, Phase.BACKWARD, Phase.REWARD,
     Phase.EVALUATE,
 )  # fmt: skip
+_CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
+_POOL_BYTES = 16 << 20  # one block larger than this is not
 _LAYERS = 3  # a cache entry sees the same code run for at least so many other layers
 
 
@@ -75,7 +77,8 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
     """Keys and values: blocks born in generation that outlive the forward of the other layers.
 
     Either concatenated (each decode step makes every layer's anew: while one lives, the same line runs for
-    the other layers), or allocated once before the first forward, several equal ones, until generation ends.
+    the other layers), or allocated once before the first forward and held through generation: several equal
+    ones, or one pool too large for token ids.
     """
     generating = (facts.phase == Phase.GENERATE.code) & draft.open
     rows = np.flatnonzero(generating & facts.module)
@@ -107,7 +110,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     length = span[1] - start
     held = born & (t.alloc_event < start) & (t.free_event > start + length // 2)
     sizes, counts = np.unique(facts.size[held], return_counts=True)
-    repeated = sizes[counts >= 2 * _LAYERS]
+    repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
     draft.fill(held & np.isin(facts.size, repeated), Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
                alternatives=(Category.INPUTS,))  # fmt: skip
 

@@ -17,7 +17,7 @@ from memprof.attribution.facts import Bools, Draft, Facts, codes_of
 from memprof.attribution.models import embedding_geometry
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["apply_logits", "find_vocabulary"]
+__all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]
 
 RULE = "logits.vocabulary-extent"
 _RARE = 100  # an odd part this large makes divisibility by the vocabulary no accident
@@ -46,7 +46,7 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
         return
     wide = _wide_by_tag(facts, vocabulary) | (_wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0))
     place = np.isin(facts.phase, _WHERE)
-    outside = place & ~facts.module
+    outside = place & ~facts.module & _after_a_model_ran(facts)
     head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
     forward = wide & (outside | head) & draft.open
     known = np.unique(facts.size[forward & (facts.size >= vocabulary * 16)])
@@ -56,6 +56,61 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     for phase in np.unique(facts.phase[forward | backward]):
         rows = (forward | backward) & (facts.phase == phase)
         draft.fill(rows, Category.LOSS_LOGITS, Evidence.SHAPE, RULE, _DETAIL.get(int(phase), ""))
+
+
+def _after_a_model_ran(facts: Facts) -> Bools:
+    """No logits before a model's first output: what a generation allocates up front is something else."""
+    t = facts.timeline
+    out = np.ones(len(t), bool)
+    for span in facts.spans_of(Phase.GENERATE):
+        born = facts.born_in(span)
+        ran = t.alloc_event[born & facts.module]
+        if len(ran):
+            out[born & (t.alloc_event < ran.min())] = False
+    return out
+
+
+def apply_fused_logprobs(
+    facts: Facts, draft: Draft, rows: Bools, parameters: Counter[int], vocabulary: int, vector: int
+) -> None:
+    """Inside fused log-prob functions, tell by size what is no tile of logits.
+
+    The head's gradient has the head's size (or its double, in fp32); [tokens, hidden] (dH and its cast) is a
+    whole number of hidden vectors; under autocast the weight's tiles are cast one by one.
+    """
+    rows = rows & draft.open
+    if not rows.any() or not vector:
+        return
+    backward = rows & (facts.phase == Phase.BACKWARD.code)
+    casts = (draft.category == Category.WEIGHT_CASTS.code).any()
+    if casts:
+        extents = {vocabulary, 1 << 15, vocabulary % (1 << 15)} - {0}
+        tile = rows & np.isin(facts.size, [e * vector // 2 for e in extents])
+        draft.fill(tile, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "logprob.weight-tile", alternatives=(Category.LOSS_LOGITS,))
+    head = (backward | (rows & ~facts.module)) & np.isin(facts.size, [vocabulary * vector, vocabulary * vector * 2])
+    held = _existing_gradient(facts, draft, vocabulary * vector)
+    draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
+               alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
+    # Later in an accumulation it is added to the gradient that is there, and gone.
+    draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight", "weight_grad",
+               (Category.GRADIENTS,))  # fmt: skip
+    if not (backward & draft.open).any():
+        return
+    hidden = backward & draft.open & (facts.size % vector == 0) & (facts.size > 16 * vector)
+    hidden &= facts.size < facts.size[backward & draft.open].max()
+    draft.fill(hidden, Category.ACTIVATION_GRADIENTS, Evidence.SHAPE, "logprob.hidden-gradient", "scratch",
+               (Category.LOSS_LOGITS,))  # fmt: skip
+
+
+def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
+    """Rows born while a settled gradient of ``size`` already exists from an earlier backward."""
+    t = facts.timeline
+    grads = np.flatnonzero((draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2]))
+    out = np.zeros(len(t), bool)
+    for row in grads:
+        end = next((s[1] for s in facts.spans_of(Phase.BACKWARD) if s[0] <= t.alloc_event[row] < s[1]), 0)
+        out |= (t.alloc_event >= end) & (t.alloc_event < t.free_event[row])
+    return out
 
 
 def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
