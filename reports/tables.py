@@ -152,13 +152,12 @@ def why(allocation: Mapping[str, Any]) -> str:
     return plain(words)
 
 
-def allocation_rows(report: Mapping[str, Any]) -> tuple[Allocation, ...]:
-    """The listed allocations, those that are alike folded into one, the largest sum first."""
-    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for allocation in report["peak"]["allocations"]:
+def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+    """The listed allocations, those that are alike folded into one, the largest sum first; ``whole`` is 100 %."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for allocation in listed:
         alike.setdefault(_likeness(allocation), []).append(allocation)
-    whole = report["peak"]["active_bytes"] or 1
-    rows = [_allocation(group, whole) for group in alike.values()]
+    rows = [_allocation(group, whole or 1) for group in alike.values()]
     return tuple(sorted(rows, key=lambda a: -a.bytes))
 
 
