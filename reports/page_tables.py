@@ -147,11 +147,14 @@ def allocation_table(document: Document) -> Markup | None:
     )
     listed = f"{gib(document.allocations_bytes)} of {gib(active)} GiB"
     note = f"the {thousands(document.allocations_listed)} largest, {listed}; alike ones are one line"
+    more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
     rows = [_allocation_row(a) for a in document.allocations]
     table = el(
         "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)
     )
-    return section("allocations", "Allocations alive at the peak", note, search, el("div", {"class": "scroll"}, table))
+    return section(
+        "allocations", "Allocations alive at the peak", note, search, el("div", {"class": "scroll"}, table), more
+    )
 
 
 def _allocation_row(allocation: Allocation) -> Markup:

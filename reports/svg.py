@@ -109,9 +109,9 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
         title = span.label if span.step is None else f"{span.label}, step {span.step}"
         parts.append(el("g", {}, el("title", {}, title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
         name = next((n for n in (span.label, span.short) if width > 6.4 * len(n)), "")
-        parts.append(
-            el("text", {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}, name) if name else None
-        )
+        if name:
+            middle = {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}
+            parts.append(el("text", middle, name))
     return join(*parts, *_steps(timeline, x, plot))
 
 

@@ -272,7 +272,9 @@ def sample(kind: str = "cuda", steps: int = 2, pending_mib: int = 0) -> tuple[di
             "time_us": None if trace else peak["time_us"],
             "step": None if trace else peak["step"],
             "phase": None if trace else peak["phase"],
-            "grown_by": [] if reserved is None else [
+            "grown_by": []
+            if reserved is None
+            else [
                 {"bytes": reserved - 2400 * MIB, "phase": "load", "stack": _STACKS["weights"]},
                 {"bytes": 2400 * MIB, "phase": "backward", "stack": _STACKS["loss_logits"]},
             ],
@@ -281,12 +283,17 @@ def sample(kind: str = "cuda", steps: int = 2, pending_mib: int = 0) -> tuple[di
         "own_peaks": used,
         "group_own_peaks": _group_own_peaks(totals),
         "phases": _phases(run),
-        "host": {"rss_bytes": 3 * 2**30, "pinned_bytes": 256 * MIB, "pinned_requested_bytes": 160 * MIB, "managed_bytes": None},
+        "host": {
+            "rss_bytes": 3 * 2**30,
+            "pinned_bytes": 256 * MIB,
+            "pinned_requested_bytes": 160 * MIB,
+            "managed_bytes": None,
+        },
         "oom": None,
         "advice": [],
         "ranks": [],
         "notes": ["Recording began after the tokenizer was loaded."],
-    }  # fmt: skip
+    }
     series = {
         "instant": list(range(len(run.points))),
         "time_us": [p[0] for p in run.points],
