@@ -31,11 +31,13 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """
     file = Path(path)
     with collector_paused():  # until the dicts are gone: one collection over them costs more than reading them
-        return snapshot_from_raw(read_plain(file), path=str(file))
+        return snapshot_from_raw(read_plain(file), path=str(file), consume=True)
 
 
-def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
-    """Columns from what ``torch.cuda.memory._snapshot()`` returns. **Consumes** ``raw``'s lists.
+def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = False) -> Snapshot:
+    """Columns from what ``torch.cuda.memory._snapshot()`` returns.
+
+    ``consume`` empties ``raw`` while it is read, which halves the memory that takes.
 
     Raises:
         InputError: ``raw`` is not a memory snapshot.
@@ -43,7 +45,7 @@ def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
     name = path or "the snapshot"
     try:
         with collector_paused():
-            return _from_raw(raw, path, name)
+            return _from_raw(raw, path, name, consume)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -52,7 +54,7 @@ def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
         ) from None
 
 
-def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
+def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
     if isinstance(raw, list):
         raw = {"segments": raw, "device_traces": []}
     if not isinstance(raw, dict) or not ("segments" in raw or "device_traces" in raw):
@@ -74,7 +76,9 @@ def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
         segments[device], blocks[device] = read_segments(part, interner)
     traces: dict[int, Trace] = {}
     for device in range(len(raw_traces)):
-        events, raw_traces[device] = raw_traces[device], None
+        events = raw_traces[device]
+        if consume:
+            raw_traces[device] = None
         if not isinstance(events, list):
             raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is no list).")
         if events:
