@@ -160,7 +160,7 @@ def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     swap(grpo, "create_model_from_path", created)
 
 
-def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], None]) -> None:
+def _patch_trl(tracer: Tracer, shapes: Shapes, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
     """TRL's CUDA path: compacted tokens, kernels that fold tiles without scratch, tiles scaled down."""
     import trl.kernels.chunked_logprob as chunked
     import trl.trainer.utils as utils
@@ -182,7 +182,17 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], N
         chunked.triton = _Cdiv  # type: ignore[attr-defined]
     swap(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", shapes.tiny_tile if shapes.tiles > 1 else shapes.tiny_vocab)
 
-    logps = GRPOTrainer._get_per_token_logps_and_entropies
+    _patch_scoring(tracer, GRPOTrainer, swap)
+    if trainer is not GRPOTrainer:
+        _patch_scoring(tracer, trainer, swap)
+    swap(GRPOTrainer, "_generate", tracer.wrap_phase(GRPOTrainer._generate, "generate"))
+    swap(GRPOTrainer, "_calculate_rewards", tracer.wrap_phase(GRPOTrainer._calculate_rewards, "reward"))
+    swap(GRPOTrainer, "compute_loss", tracer.wrap_phase(GRPOTrainer.compute_loss, "forward"))
+
+
+def _patch_scoring(tracer: Tracer, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
+    """Whose log-probs are computed decides the phase: in the loss none, else the reference's or the old policy's."""
+    logps = trainer._get_per_token_logps_and_entropies
 
     def get_logps(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if tracer.phase == "forward":
@@ -192,10 +202,7 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], N
         with tracer.within(phase):
             return logps(self, model, *args, **kwargs)
 
-    swap(GRPOTrainer, "_get_per_token_logps_and_entropies", get_logps)
-    swap(GRPOTrainer, "_generate", tracer.wrap_phase(GRPOTrainer._generate, "generate"))
-    swap(GRPOTrainer, "_calculate_rewards", tracer.wrap_phase(GRPOTrainer._calculate_rewards, "reward"))
-    swap(GRPOTrainer, "compute_loss", tracer.wrap_phase(GRPOTrainer.compute_loss, "forward"))
+    swap(trainer, "_get_per_token_logps_and_entropies", get_logps)
 
 
 def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
@@ -287,8 +294,10 @@ def _patch_peft(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     swap(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", moving(move))
 
 
-def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False) -> Tracer:
-    """Run ``run`` (a TRL script's main) under a tracer."""
+def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False, trainer: Any = None) -> Tracer:
+    """Run ``run`` (a TRL script's main) under a tracer; ``trainer`` is the script's own class, if it has one."""
+    from trl import GRPOTrainer
+
     tracer = Tracer()
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_like(tracer))
@@ -297,7 +306,7 @@ def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False) -> Tra
             stack.enter_context(mock.patch.object(target, name, new))
 
         _patch_loading(tracer, swap)
-        _patch_trl(tracer, shapes, swap)
+        _patch_trl(tracer, shapes, trainer or GRPOTrainer, swap)
         _patch_trainer(tracer, swap)
         if lora:
             _patch_peft(tracer, swap)

@@ -214,12 +214,10 @@ class Tracer(TorchDispatchMode):
         if not self.active:
             return func(*args, **kwargs)
         name = str(func._schema.name).replace("::", ".")
-        if self.in_backward and name == "aten.add" and not torch.is_grad_enabled():
-            known = self.number_of(args[0]) if isinstance(args[0], torch.Tensor) else None
-            if known in self._grads and isinstance(args[1], torch.Tensor):
-                # With a dispatch mode on, autograd accumulates out of place; without one it adds in place.
-                self._kin(known, args[1])
-                return args[0].add_(args[1])
+        if self.in_backward and name == "aten.add" and self._accumulates(args):
+            # With a dispatch mode on, autograd accumulates out of place; without one it adds in place.
+            self._kin(self.number_of(args[0]), args[1])
+            return args[0].add_(args[1])
         if self.phase != "load" and name in _MATMULS:
             self._saw_matmul()
         out = func(*args, **kwargs)
@@ -231,6 +229,25 @@ class Tracer(TorchDispatchMode):
                 self.storages[parents[0]].feeds.add(parents[1])
         self._adopt_all(out, name, parents)
         return out
+
+    def _accumulates(self, args: tuple[Any, ...]) -> bool:
+        """Is this the engine's own sum of two gradients of one tensor, into the first of them?
+
+        The engine calls it with no Python frame between, and adds in place where nobody else holds the first
+        (of the tensor: the buffer, this wrapper and the dispatcher's two; of its storage: the tensor and us).
+        """
+        first, second = args[0], args[1]
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor) or torch.is_grad_enabled():
+            return False
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        if self.number_of(first) in self._grads:
+            return True
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.endswith(("eval_frame.py", "_compile.py")):
+            frame = frame.f_back  # type: ignore[assignment]
+        alone = first._use_count() <= 4 and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
+        return frame is not None and frame.f_code.co_name == "_engine_run_backward" and alone
 
     def _kin(self, child: int | None, parent: torch.Tensor) -> None:
         number = self.number_of(parent)

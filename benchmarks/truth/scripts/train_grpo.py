@@ -14,7 +14,7 @@ def digits(completions, **kwargs):
     return [sum(int(word[1:]) % 2 for word in text.split() if word[1:].isdigit()) / 10 for text in completions]
 
 
-def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=None, optim=None):
+def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=None):
     args = GRPOConfig(**grpo)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     model = model_path
