@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,8 +37,10 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
     chosen: list[tuple[float, int]] = []
     for column in range(n_columns):
         start = low + (high - low) * column / n_columns
-        first = max(bisect_right(x, start) - 1, 0)
-        stop = len(x) if column == n_columns - 1 else bisect_right(x, low + (high - low) * (column + 1) / n_columns)
+        first = bisect_left(x, start)
+        if x[first] > start:
+            first -= 1
+        stop = len(x) if column == n_columns - 1 else bisect_left(x, low + (high - low) * (column + 1) / n_columns)
         best = max(range(first, max(stop, first + 1)), key=total.__getitem__)
         if not chosen or chosen[-1][1] != best:
             chosen.append((start, best))

@@ -58,7 +58,7 @@ def percent(part: int, whole: int) -> str:
 
 def thousands(number: int) -> str:
     """An integer with thin groups of three digits."""
-    return f"{number:,}".replace(",", " ")
+    return f"{number:,}".replace(",", "\u202f")
 
 
 def duration(us: int) -> str:

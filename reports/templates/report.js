@@ -115,12 +115,12 @@
   const xs = () => timeline.axes[axis];
   const extent = () => { const x = xs(); return [x[0], x[nPoints - 1] > x[0] ? x[nPoints - 1] : x[0] + 1]; };
 
-  /** Last point at or before x. */
-  const before = (x) => {
+  /** First point at or after x (nPoints where there is none). */
+  const from = (x) => {
     const values = xs();
     let low = 0, high = nPoints;
-    while (low < high) { const middle = (low + high) >> 1; if (values[middle] <= x) low = middle + 1; else high = middle; }
-    return Math.max(low - 1, 0);
+    while (low < high) { const middle = (low + high) >> 1; if (values[middle] < x) low = middle + 1; else high = middle; }
+    return low;
   };
 
   /** For every pixel column the point with the highest total in it: [column starts, points]. */
@@ -128,9 +128,11 @@
     const starts = [], points = [];
     for (let c = 0; c < columns; c++) {
       const start = low + ((high - low) * c) / columns;
-      const last = before(c === columns - 1 ? high : low + ((high - low) * (c + 1)) / columns - 1e-12);
-      let best = before(start);
-      for (let i = best + 1; i <= last; i++) if (total[i] > total[best]) best = i;
+      let best = from(start), stop = from(low + ((high - low) * (c + 1)) / columns);
+      // The state the column begins with, where no point stands exactly there.
+      if (best > 0 && (best === nPoints || xs()[best] > start)) best--;
+      if (c === columns - 1) while (stop < nPoints && xs()[stop] <= high) stop++;
+      for (let i = best + 1; i < stop; i++) if (total[i] > total[best]) best = i;
       if (points[points.length - 1] !== best) { starts.push(start); points.push(best); }
     }
     starts.push(high);
