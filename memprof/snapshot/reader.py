@@ -12,7 +12,7 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
-from memprof.snapshot.extra import check_extra, clean
+from memprof.snapshot.extra import check_extra, clean, clean_text
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
 from memprof.snapshot.unpickle import collector_paused, read_plain
 from memprof.vocabulary import Kind
@@ -49,8 +49,10 @@ def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = Fals
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = clean_text(str(error), 80).replace("\n", " ")
         raise InputError(
-            f"{name}: not a memory snapshot memprof understands ({type(error).__name__}: {str(error)[:80]})."
+            f"{name}: not a memory snapshot, a field in it is missing or is not what torch writes "
+            f"({type(error).__name__}: {reason})."
         ) from None
 
 

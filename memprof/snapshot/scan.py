@@ -138,6 +138,8 @@ def _what_instead(data: bytes) -> str:
         return "an HTML page, not a memory snapshot; give the pickle that it shows"
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the file it stands for; fetch it with git lfs pull"
+    if b"\0" in data[:512]:
+        return "not a pickle"
     try:
         data[:512].decode("utf-8")
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ import resource
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_self_reference_and_depth_inside_a_valid_shape() -> None:
 
 
 def test_gzip_bombs() -> None:
-    small = gzip.compress(b"\0" * (1 << 30), 9)
+    small = gzip.compress(b"\0" * 200_000_000, 6)
     with pytest.raises(InputError, match="unpacks to more than"):
         plain_from_bytes(small, "x")
     with pytest.raises(InputError, match="gzip"):
@@ -208,6 +209,17 @@ def everything(data: bytes) -> None:
         str(snapshot.stacks.of(stack)).encode()
 
 
+def survives(data: bytes) -> None:
+    """Used, or refused in one sentence; any other exception fails the test."""
+    with suppress(MemprofError):
+        try:
+            everything(data)
+        except MemprofError as error:
+            if "\n" in str(error):
+                raise AssertionError(str(error)) from error
+            raise
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_bytes_never_crash(data: st.DataObject) -> None:
@@ -226,10 +238,7 @@ def test_damaged_bytes_never_crash(data: st.DataObject) -> None:
             good[at:at] = good[at:end]
         if not good:
             break
-    try:
-        everything(bytes(good))
-    except MemprofError as error:
-        assert "\n" not in str(error)
+    survives(bytes(good))
 
 
 anything = st.recursive(
@@ -238,57 +247,42 @@ anything = st.recursive(
     max_leaves=5,
 )
 small = st.integers(0, 6).map(lambda n: n * 512)
+
+
+def mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Now and then something else."""
+    return st.integers(0, 30).flatmap(lambda n: anything if n == 0 else usual)
+
+
+actions = ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map"]
+actions += ["segment_unmap", "oom", "snapshot", "what"]
+states = ["active_allocated", "active_pending_free", "inactive"]
 events = st.fixed_dictionaries(
-    {
-        "action": st.sampled_from(
-            [
-                "alloc",
-                "free_requested",
-                "free_completed",
-                "segment_alloc",
-                "segment_free",
-                "segment_map",
-                "segment_unmap",
-                "oom",
-                "snapshot",
-                "what",
-            ]
-        )
-        | anything,
-        "addr": small | anything,
-        "size": small | anything,
-        "stream": st.integers(0, 2) | anything,
-    },
-    optional={"time_us": st.integers() | anything, "frames": anything, "pool_id": anything, "user_metadata": anything},
+    {"action": mostly(st.sampled_from(actions)), "addr": mostly(small), "size": mostly(small), "stream": mostly(small)},
+    optional={"time_us": mostly(st.integers()), "frames": anything, "pool_id": anything, "user_metadata": anything},
 )
 blocks = st.fixed_dictionaries(
-    {"size": small | anything, "state": st.sampled_from(["active_allocated", "active_pending_free", "inactive"])},
-    optional={"address": small | anything, "requested_size": small | anything, "frames": anything, "history": anything},
+    {"size": mostly(small), "state": mostly(st.sampled_from(states))},
+    optional={"address": mostly(small), "requested_size": mostly(small), "frames": anything, "history": anything},
 )
 segments = st.fixed_dictionaries(
-    {"address": small, "total_size": small | anything, "stream": small, "blocks": st.lists(blocks, max_size=4)},
+    {"address": small, "total_size": mostly(small), "stream": small, "blocks": st.lists(blocks, max_size=4)},
     optional={
         "device": st.integers(0, 2),
         "segment_type": st.just("large"),
         "is_expandable": st.booleans(),
-        "segment_pool_id": st.tuples(small, small) | anything,
+        "segment_pool_id": mostly(st.tuples(small, small)),
     },
 )
+extras = st.dictionaries(st.sampled_from(["kind", "recorded", "versions", "phases", "notes"]), anything)
 files = st.fixed_dictionaries(
     {"segments": st.lists(segments, max_size=4), "device_traces": st.lists(st.lists(events, max_size=12), max_size=2)},
-    optional={
-        "memprof": anything
-        | st.dictionaries(st.sampled_from(["kind", "recorded", "versions", "phases", "notes"]), anything),
-        "allocator_settings": anything,
-    },
+    optional={"memprof": anything | extras, "allocator_settings": anything},
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(files)
 def test_nonsense_of_the_right_shape_never_crashes(raw: dict[str, Any]) -> None:
     """Contradictory histories still add up; what cannot be used is refused."""
-    try:
-        everything(pickle.dumps(raw, protocol=4))
-    except MemprofError as error:
-        assert "\n" not in str(error)
+    survives(pickle.dumps(raw, protocol=4))
