@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.ghosts import apply_ghosts
+from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts
 from memprof.attribution.gradients import apply_gradients, apply_unfinished_gradients, trained_sizes
 from memprof.attribution.lifetimes import (
     apply_early_parameters,
@@ -71,14 +71,16 @@ def _decide(facts: Facts, draft: Draft) -> None:
     resolve = _with_role(facts, specific, "resolve")
     apply_owners(facts, draft)
     apply_gradients(facts, draft)
+    apply_ghost_gradients(facts, draft)
     apply_workspaces(facts, draft)
-    trained = _trained(facts, draft)
+    trained = _trained(facts, draft, specific)
     parameters = _parameter_sizes(facts, draft, resolve, trained)
     vocabulary, vector = find_vocabulary(facts, parameters)
     apply_weight_casts(facts, draft, parameters)
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_logits(facts, draft, parameters, vocabulary)
+    _apply_matched(facts, draft, fused)  # what is no head gradient and no hidden state there is a tile, whatever its tag
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
@@ -142,9 +144,18 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
 # --------------------------------------------------------------------------------- parameter sizes
 
 
-def _trained(facts: Facts, draft: Draft) -> Counter[int]:
-    """Sizes of the trained parameters, from gradients or, before the first one, from optimizer state."""
-    return trained_sizes(facts, draft)
+def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[int]:
+    """Sizes of the trained parameters: from gradients, else from optimizer state made in the trace."""
+    found = trained_sizes(facts, draft)
+    if found:
+        return found
+    is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
+    state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)])
+    known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])
+    halves = Counter({s: c // 2 for s, c in state.items()}) if all(c % 2 == 0 for c in state.values()) else state
+    total = sum(s * c for s, c in halves.items())
+    # Moments in another dtype than the parameters have no parameter's size.
+    return halves if total and sum(s * c for s, c in (halves & known).items()) >= 0.8 * total else Counter()
 
 
 def _parameter_sizes(

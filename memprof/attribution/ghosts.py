@@ -18,7 +18,7 @@ from memprof.attribution.models import rank_in_size
 from memprof.snapshot.model import Action
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["apply_ghosts"]
+__all__ = ["apply_ghost_gradients", "apply_ghosts"]
 
 _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
@@ -34,7 +34,11 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
     _workspaces(facts, draft, trained)
     if trained:
         _copies_of_trained(facts, draft, trained)
-    _whole_models(facts, draft)
+    else:
+        _whole_models(facts, draft)
+    _another_model(facts, draft, trained)
+    if ((draft.category == Category.WEIGHTS.code) & (draft.evidence == Evidence.OWNER.code)).any():
+        return  # the recording named every parameter: what it did not name is none, and nothing else is known of it
     rest = facts.ghost & draft.open
     sizes = facts.size
     draft.fill(rest & (sizes < _SMALL), Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.small", alternatives=(Category.INPUTS,))
@@ -44,14 +48,18 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
     )  # fmt: skip
 
 
+def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
+    """What ``zero_grad`` frees was a gradient, whenever it was born."""
+    zeroed = facts.ghost & ~facts.survivor & _freed_by(facts, ("*:zero_grad",))
+    draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "ghost.freed-by-zero-grad")
+
+
 def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
     """A history that opens in the middle of work: what dies where it would have died anyway."""
     dead = facts.ghost & draft.open & ~facts.survivor
     if not dead.any():
         return
     life = Evidence.LIFETIME
-    zeroed = dead & _freed_by(facts, ("torch/nn/modules/module.py:zero_grad", "torch/optim/*:zero_grad", "*:zero_grad"))
-    draft.fill(zeroed, Category.GRADIENTS, life, "ghost.freed-by-zero-grad")
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
     draft.fill(dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,))
@@ -105,14 +113,27 @@ def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     rows = np.flatnonzero(facts.ghost & draft.open & np.isin(facts.size, WORKSPACE_BYTES))
     if not len(rows):
         return
+    others = facts.ghost & draft.open & (facts.size >= _SMALL) & ~np.isin(facts.size, WORKSPACE_BYTES)
+    counts = [c for c in multiset(facts.size[others]).values() if c >= 8]
+    layers = int(np.gcd.reduce(np.array(counts))) if counts else 0
     for size in np.unique(facts.size[rows]):
         same = rows[facts.size[rows] == size]
-        spare = len(same) % trained[int(size)] if trained[int(size)] else len(same)
         same = same[np.argsort(facts.timeline.address[same], kind="stable")]
-        # More than a handful of equal blocks are parameters that happen to have the size.
-        if 0 < spare <= 4:
-            draft.fill(same[-spare:], Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size",
-                       alternatives=(Category.WEIGHTS,))  # fmt: skip
+        spare = _spare(len(same), trained[int(size)], layers)
+        draft.fill(same[len(same) - spare :], Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size",
+                   alternatives=(Category.WEIGHTS,))  # fmt: skip
+
+
+def _spare(count: int, trained: int, layers: int) -> int:
+    """How many of ``count`` equal blocks are no parameters: those that whole copies or whole layers leave over."""
+    if trained:
+        return count % trained if count % trained <= 4 else 0
+    if count <= 4:
+        return count
+    for unit in (layers, layers // 2):
+        if unit >= 4 and 0 < count % unit <= 2:
+            return count % unit
+    return 0
 
 
 def _copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
@@ -126,6 +147,11 @@ def _copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> Non
             continue
         known = _known_copies(facts, draft, trained)
         roles = [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
+        if factor == 1 and _state_is_partial(facts, draft, trained):
+            # The history opens inside the step that makes the state: what is over is the part made before.
+            _fill_copies(facts, draft, rows, sizes, [r for r in roles if r is not Category.OPTIMIZER_STATE], exact=True)
+            left = facts.ghost & draft.open & np.isin(facts.size, np.array(sorted(sizes), np.int64))
+            draft.fill(left, Category.OPTIMIZER_STATE, Evidence.FINGERPRINT, _COPY, alternatives=(first,))
         _fill_copies(facts, draft, rows, sizes, roles)
         rows = np.flatnonzero(facts.ghost & draft.open)
 
@@ -151,19 +177,38 @@ def _roles(facts: Facts, copies: int, first: Category, known: set[Category], sta
         # Two moments where they fit; one (momentum) where a single copy is left and nothing else claims it.
         claimed = reference and (facts.has_phase(Phase.REFERENCE_LOGPROBS) or left > 2)
         state = 2 if left >= 2 else int(left == 1 and not claimed)
-    roles += [Category.REFERENCE_MODEL] * max(left - state, 0)
+    if first is Category.WEIGHTS:
+        roles += [Category.REFERENCE_MODEL] * max(left - state, 0)
     return roles + [Category.OPTIMIZER_STATE] * state
 
 
-def _fill_copies(facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category]) -> None:
+def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+    """Whether only some parameters got their optimizer state in the trace."""
+    sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
+    made = multiset(facts.size[(draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost & sized])
+    copies = {made[s] / c for s, c in trained.items()}
+    return bool(made) and len(copies) > 1
+
+
+def _fill_copies(
+    facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category], *, exact: bool = False
+) -> None:
     rows = rows[np.argsort(facts.timeline.address[rows], kind="stable")]
     mine = rows[np.isin(facts.size[rows], np.array(sorted(sizes), np.int64))]
+    if roles and roles[0] is Category.ADAPTERS:
+        # Sizes shared with the base model: adapters were added to a finished model, so they lie above it.
+        ahead = rank_in_size(facts.size[mine][::-1])[::-1]
+        mine = mine[ahead < np.array([sizes[int(s)] * len(roles) for s in facts.size[mine]], np.int64)]
     if not len(mine) or not roles:
         return
     have = multiset(facts.size[mine])
     rank = rank_in_size(facts.size[mine])
     # Where a size occurs more often than copies explain, the surplus belongs to the first copy (buffers).
     per = np.array([max(sizes[int(s)], 1) for s in facts.size[mine]], np.int64)
+    if exact:
+        fits = rank < per * len(roles)
+        mine, rank, per = mine[fits], rank[fits], per[fits]
+        have = multiset(facts.size[mine])
     surplus = np.array([max(have[int(s)] - sizes[int(s)] * len(roles), 0) for s in facts.size[mine]], np.int64)
     which = np.clip((rank - surplus) // per, 0, len(roles) - 1)
     others = tuple(dict.fromkeys(roles))
@@ -193,16 +238,95 @@ def _state_is_older(facts: Facts, draft: Draft) -> bool:
 
 
 def _whole_models(facts: Facts, draft: Draft) -> None:
-    """No gradient ever seen: equal copies show in the counts of the sizes themselves."""
-    rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= _SMALL))
+    """No gradient ever seen: equal copies show in the counts of the sizes themselves.
+
+    A model alone has an odd number of norms (two a layer and a final one), so an even count of the most frequent
+    small size, and of nearly all bytes, means whole copies.
+    """
+    rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= 512))
     sizes = multiset(facts.size[rows])
-    counts = np.array(list(sizes.values()), np.int64)
-    if len(counts) < 4 or (copies := int(np.gcd.reduce(counts))) < 2 or copies > 5:
+    small = {s: c for s, c in sizes.items() if s <= 1 << 17}
+    if len(sizes) < 4 or not small:
         return
-    roles = {
-        2: [Category.WEIGHTS, Category.REFERENCE_MODEL],
-        3: [Category.WEIGHTS, Category.OPTIMIZER_STATE, Category.OPTIMIZER_STATE],
-        4: [Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE, Category.OPTIMIZER_STATE],
-        5: [Category.WEIGHTS, Category.REFERENCE_MODEL, Category.GRADIENTS, Category.OPTIMIZER_STATE, Category.OPTIMIZER_STATE],
-    }[copies]  # fmt: skip
-    _fill_copies(facts, draft, rows, {s: c // copies for s, c in sizes.items()}, roles)
+    norm, norms = max(small.items(), key=lambda item: item[1])
+    matrix = max(sizes)
+    total = sum(s * c for s, c in sizes.items())
+    for copies in (5, 4, 3, 2):
+        whole = sum(s * c for s, c in sizes.items() if c % copies == 0 or s == norm)
+        stray = 0 if copies == 2 else 2
+        if norms % copies <= stray and norms >= 4 * copies and whole >= 0.95 * total and sizes[matrix] % copies == 0:
+            break
+    else:
+        return
+    whole_sizes = {s: c // copies for s, c in sizes.items() if c >= copies}
+    _fill_copies(facts, draft, rows, whole_sizes, _roles_without_gradients(facts, copies))
+
+
+def _roles_without_gradients(facts: Facts, copies: int) -> list[Category]:
+    """Roles of equal copies when no gradient is born in the trace.
+
+    A whole backward without a new gradient means that gradients were there before it (accumulation, or
+    zeroed in place).
+    """
+    refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
+    accumulates = any(end < facts.timeline.n_events for _, end in facts.spans_of(Phase.BACKWARD))
+    weights, reference, state = Category.WEIGHTS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE
+    if copies == 2:
+        return [weights, Category.GRADIENTS if accumulates and not refers else reference]
+    if copies == 3 and accumulates:
+        return [weights, reference if refers else Category.GRADIENTS, Category.GRADIENTS if refers else state]
+    if copies == 4 and refers and not accumulates:
+        return [weights, reference, state, state]
+    return {
+        3: [weights, state, state],
+        4: [weights, Category.GRADIENTS, state, state],
+        5: [weights, reference, Category.GRADIENTS, state, state],
+    }[copies]
+
+
+def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+    """What whole copies of the policy leave over, if it is much, is a model of other sizes."""
+    left = np.flatnonzero(facts.ghost & draft.open & facts.survivor & (facts.size >= _SMALL))
+    scores = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
+    refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
+    if not len(left) or not (scores or refers):
+        return
+    role = Category.REWARD_MODEL if scores else Category.REFERENCE_MODEL
+    policy = int(facts.size[facts.ghost & (draft.category == Category.WEIGHTS.code)].sum())
+    if Category.WEIGHTS in _known_copies(facts, draft, trained):
+        if int(facts.size[left].sum()) > 0.05 * policy and (scores or Category.REFERENCE_MODEL not in _known_copies(facts, draft, trained)):
+            draft.fill(left, role, Evidence.FINGERPRINT, "ghost.model-of-other-sizes", alternatives=(Category.WEIGHTS,))
+        return
+    if scores:
+        upper = _upper_model(facts, left)
+        draft.fill(upper, role, Evidence.FINGERPRINT, "ghost.second-model", alternatives=(Category.WEIGHTS,))
+
+
+def _upper_model(facts: Facts, rows: Ints) -> Ints:
+    """The upper part of an address range that holds two models of different sizes, empty if it holds one.
+
+    A model's layers repeat its sizes over its whole range; between two models there is an address that
+    (nearly) no size straddles, with several repeated sizes on either side.
+    """
+    rows = rows[np.argsort(facts.timeline.address[rows], kind="stable")]
+    sizes = facts.size[rows]
+    values, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    position = np.arange(len(rows))
+    first = np.full(len(values), len(rows))
+    last = np.full(len(values), -1)
+    np.minimum.at(first, inverse, position)
+    np.maximum.at(last, inverse, position)
+    repeated = counts >= 4
+    bytes_of = values * counts
+    best, where = 0.02 * float(bytes_of.sum()), -1
+    for cut in np.unique(first[repeated]):
+        straddling = float(bytes_of[(first < cut) & (last >= cut)].sum())
+        below, above = (repeated & (last < cut)).sum(), (repeated & (first >= cut)).sum()
+        if below >= 3 and above >= 3 and straddling <= best:
+            best, where = straddling, int(cut)
+    if where < 0:
+        return rows[:0]
+    # The embedding of the upper model stands alone below its first layer.
+    while where > 0 and counts[inverse[where - 1]] <= 2 and sizes[where - 1] > sizes[where:].mean():
+        where -= 1
+    return rows[where:]

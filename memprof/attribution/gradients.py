@@ -67,14 +67,19 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
     if not spans or spans[-1][1] < t.n_events or not parameters:
         return
     rows = np.flatnonzero(facts.born_in(spans[-1]) & draft.open & ~facts.module)
-    rows = rows[np.argsort(t.alloc_event[rows], kind="stable")]
+    # Latest first: a sum of several contributions (tied weights) is born after them and is what stays.
+    rows = rows[np.argsort(-t.alloc_event[rows], kind="stable")]
     events = np.sort(t.alloc_event[rows])
     age = np.searchsorted(events, t.free_event[rows]) - np.searchsorted(events, t.alloc_event[rows])
-    seen: Counter[int] = Counter()
+    ambiguous = set(np.unique(facts.size[facts.module]).tolist())
+    # Where accumulation has left a gradient already, another of its size is on its way into it.
+    existing = (draft.category == Category.GRADIENTS.code) & facts.survivor
+    seen = multiset(facts.size[existing])
     chosen = []
     for row, lived in zip(rows.tolist(), age.tolist(), strict=True):
         size = int(facts.size[row])
-        if facts.survivor[row] and lived >= _SETTLED and seen[size] < parameters[size]:
+        settled = lived >= _SETTLED or size not in ambiguous
+        if facts.survivor[row] and settled and seen[size] < parameters[size]:
             seen[size] += 1
             chosen.append(row)
     draft.fill(

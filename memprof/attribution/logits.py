@@ -145,6 +145,12 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
 
 
 def _head_depth(facts: Facts) -> int:
-    """Module depth of the head: the shallowest product with a parameter under a model's forward."""
-    rows = facts.linear & facts.module & (facts.module_depth > 0)
-    return int(facts.module_depth[rows].min()) if rows.any() else 0
+    """Module depth of the head: the shallowest product with a parameter, if few are so shallow; else 0.
+
+    A recording that stops before the first head has run must not take the layers' products for it.
+    """
+    depths = facts.module_depth[facts.linear & facts.module & (facts.module_depth > 0)]
+    if not len(depths):
+        return 0
+    shallowest = int(depths.min())
+    return shallowest if (depths == shallowest).sum() * 3 <= len(depths) else 0
