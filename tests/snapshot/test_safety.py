@@ -10,7 +10,6 @@ import resource
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.allocator import AllocatorSettings
-from memprof.errors import InputError, MemprofError, UnsafePickle
+from memprof.errors import InputError, UnsafePickle
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
-from memprof.timeline import build_timeline, history_of, reserved_splitter
-from tests.snapshot.programs import MIB, Program
+from memprof.timeline import build_timeline
+from tests.snapshot.exercise import survives, valid
 
 HEAD = b"\x80\x04"
 
@@ -36,12 +34,6 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return self.call
-
-
-def valid() -> bytes:
-    program = Program(AllocatorSettings()).run([("malloc", 700, 0, 0), ("malloc", 5 * MIB, 7, 1), ("free", 0, 0, 0)])
-    raw = program.raw(1) | {"memprof": {"phases": [{"phase": "load", "start_us": 0}], "owners": [[1, 2, "weights"]]}}
-    return pickle.dumps(raw, protocol=4)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -191,35 +183,6 @@ def test_places_that_are_no_file(tmp_path: Path) -> None:
             load_snapshot(path)
 
 
-def everything(data: bytes) -> None:
-    """Read and use a file in every way this part of the tool does."""
-    snapshot = snapshot_from_raw(plain_from_bytes(data, "x"))
-    for device in snapshot.devices:
-        timeline = build_timeline(snapshot, device)
-        history_of(snapshot, device)
-        split = reserved_splitter(snapshot, timeline)
-        for instant in {0, timeline.peak_instant, timeline.n_events}:
-            rows = timeline.alive_at(instant)
-            assert timeline.size[rows].sum() == timeline.active[instant]
-            if timeline.reserved is not None:
-                parts = split(instant)
-                assert min(parts.values()) >= 0
-                assert sum(parts.values()) == timeline.reserved[instant] - timeline.active[instant]
-    for stack in range(len(snapshot.stacks.stacks)):
-        str(snapshot.stacks.of(stack)).encode()
-
-
-def survives(data: bytes) -> None:
-    """Used, or refused in one sentence; any other exception fails the test."""
-    with suppress(MemprofError):
-        try:
-            everything(data)
-        except MemprofError as error:
-            if "\n" in str(error):
-                raise AssertionError(str(error)) from error
-            raise
-
-
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_bytes_never_crash(data: st.DataObject) -> None:
@@ -286,3 +249,11 @@ files = st.fixed_dictionaries(
 def test_nonsense_of_the_right_shape_never_crashes(raw: dict[str, Any]) -> None:
     """Contradictory histories still add up; what cannot be used is refused."""
     survives(pickle.dumps(raw, protocol=4))
+
+
+CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda f: f.name)
+def test_the_fuzzers_corpus(file: Path) -> None:
+    survives(file.read_bytes())
