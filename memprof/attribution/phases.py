@@ -32,6 +32,7 @@ _OLD, _REFERENCE, _OPTIMIZER, _GENERATE = (
 )
 _SILENT = -1  # no Python frame: the surroundings decide
 _PASS = -2  # a log-prob pass: its call site decides
+_RUN = -3  # a model runs, nothing says what for: its call site decides
 _STRAY = 4  # this many frameless allocations in the middle of a forward are no backward
 _PARAMETER_BYTES = 4096  # smaller blocks are no evidence of a second copy of a model
 
@@ -116,6 +117,7 @@ def _from_stacks(
         return everything_other, "none"
     code = _fill_silent(code)
     code = _resolve_passes(code, births, trace, stacks, timeline)
+    code = _resolve_runs(code, births, trace, stacks, timeline)
     filled = np.full(n, -1, np.int64)
     filled[births] = code
     # Each event takes the phase of the last allocation before it, the first ones that of the first.
@@ -126,7 +128,10 @@ def _from_stacks(
 def _said(stacks: StackIndex) -> Codes:
     """What each stack says: a phase code, OTHER, or one of the two open answers."""
     rule = stacks.phase_rule()
-    codes = np.array([_CODES.get(r.phase, _PASS) for r in stacks.rules.phases] + [_OTHER], np.int64)
+    last = max((r.rank for r in stacks.rules.phases), default=0)
+    codes = np.array(
+        [_RUN if r.rank == last > 0 else _CODES.get(r.phase, _PASS) for r in stacks.rules.phases] + [_OTHER], np.int64
+    )
     said = codes[rule]
     said[(rule < 0) & ~stacks.has_python] = _SILENT
     return said
@@ -164,7 +169,7 @@ def _fill_silent(code: Codes) -> Codes:
     solid = np.maximum.accumulate(np.where(silent | (code == _OTHER), -1, position))
     context = np.where(solid >= 0, code[solid], _OTHER)
     answer = np.where(previous == _OTHER, context, previous)
-    trains = (answer == _FORWARD) | (answer == _PASS)
+    trains = np.isin(answer, (_FORWARD, _PASS, _RUN))
     stray = (length < _STRAY) & (following == answer)
     answer = np.where(trains & ~stray, _BACKWARD, answer)
     answer = np.where((before < 0) & (following == _BACKWARD), _BACKWARD, answer)
@@ -181,11 +186,40 @@ def _resolve_passes(code: Codes, births: Codes, trace: Trace, stacks: StackIndex
     in a cycle is the old policy and the second the reference; a lone one is the reference if the adapters
     are switched off in it or a second copy of the trained parameters is in memory, else the old policy.
     """
-    if not (code == _PASS).any():
+    passes = code == _PASS
+    if not passes.any():
         return code
     patterns = tuple(p for r in stacks.rules.phases if r.phase == LOGPROBS for p in r.frames)
     site = stacks.call_site(patterns)[trace.stack[births]]
-    passes = code == _PASS
+    return _settle(code, passes, site, births, trace, stacks, timeline)
+
+
+def _resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
+    """A model called by code that no name explains: training, unless other call sites are what trains.
+
+    In a loop that generates and whose log-prob passes have no names, call sites tell as for named passes. What
+    follows such a run outside every phase (the loss in a training script's main) belongs to it.
+    """
+    runs = code == _RUN
+    if not runs.any():
+        return code
+    site = stacks.call_site(stacks.rules.frames.sets.get("module", ()))[trace.stack[births]]
+    trained, order = _sites(code, site, runs)
+    named = np.isin(code, (_OLD, _REFERENCE)).any()
+    if trained and len(order) > len(trained) and not named and (code == _GENERATE).any():
+        out = _settle(code, runs, site, births, trace, stacks, timeline)
+    else:
+        out = np.where(runs, _FORWARD, code)
+    position = np.arange(len(code))
+    solid = np.maximum.accumulate(np.where(code == _OTHER, -1, position))
+    adopted = (code == _OTHER) & (solid >= 0) & runs[np.maximum(solid, 0)]
+    return np.where(adopted, out[np.maximum(solid, 0)], out)
+
+
+def _settle(
+    code: Codes, passes: NDArray[np.bool_], site: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline
+) -> Codes:
+    """Give each call site of ``passes`` its phase."""
     trained, order = _sites(code, site, passes)
     answer = dict.fromkeys(trained, _FORWARD)
     free = [s for s in order if s not in answer]
