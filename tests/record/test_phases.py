@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from memprof.errors import UsageError
@@ -78,4 +80,4 @@ def test_an_unknown_phase_is_named() -> None:
 def test_the_clock_never_stands_still() -> None:
     clock = Clock()
     times = [clock.tick() for _ in range(5000)]
-    assert all(b > a for a, b in zip(times, times[1:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(times))

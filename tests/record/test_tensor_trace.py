@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import warnings
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def test_births_deaths_and_what_is_left() -> None:
 def test_times_are_strictly_increasing_and_every_free_is_two_events() -> None:
     raw = trace(lambda: [torch.ones(100) + i for i in range(200)][:1])
     times = [e["time_us"] for e in raw["device_traces"][0]]
-    assert all(b > a for a, b in zip(times, times[1:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(times))
     assert len(events(raw, "free_requested")) == len(events(raw, "free_completed")) >= 399
 
 
