@@ -26,7 +26,7 @@ __all__ = ["command"]
 
 
 @click.command(name="report", short_help="Say where the memory of a snapshot went.")
-@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
 )
@@ -39,7 +39,7 @@ __all__ = ["command"]
 @rules_option
 @redact_option
 def command(
-    snapshot: Path,
+    snapshots: tuple[Path, ...],
     output: Path | None,
     device: int | None,
     style: str,
@@ -53,11 +53,13 @@ def command(
     SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON.
     Nothing in it is executed.
     """
+    if len(snapshots) > 1:
+        raise UsageError("one snapshot at a time; reports over the ranks of a run are not there yet.")
     listed = _how_many(allocations)
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
-    analysis = analysed(snapshot, device, rules)
+    analysis = analysed(snapshots[0], device, rules)
     report = analysis.to_dict(listed)
     if redact:
         from memprof.redact import redact as redacted

@@ -269,7 +269,8 @@
     if (!pressed) return;
     const moved = Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]);
     pressed = null;
-    const p = moved < 4 && chart.contains(event.target) ? pointAt(event) : null;
+    // Plotly lays a cover over the page while a button is down, so the place counts, not the target.
+    const p = moved < 4 ? pointAt(event) : null;
     if (p === null) return;
     held = !held;
     go(p);
