@@ -19,7 +19,8 @@ def _line(name: str, truth: dict[str, Any], seconds: float) -> str:
     peak = truth["peak"]
     total = peak["allocated_bytes"]
     parts = ", ".join(f"{k} {100 * v / total:.1f}%" for k, v in peak["by_category"].items() if v > 0.004 * total)
-    return f"{name}: {truth['entries']} entries, peak {total / 2**30:.2f} GiB in {peak['phase']} ({parts}) [{seconds:.0f} s]"
+    size = f"{truth['entries']} entries, peak {total / 2**30:.2f} GiB in {peak['phase']}"
+    return f"{name}: {size} ({parts}) [{seconds:.0f} s]"
 
 
 def main() -> int:

@@ -56,7 +56,7 @@ CASES: dict[str, Case] = {c.name: c for c in (
     Case("c0_full_bf16_tied", QWEN3_17B, {
         "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.0, "gradient_checkpointing": False,
         "steps_per_generation": 2, "gradient_accumulation_steps": 1}, on_cpu_first="bfloat16", completion=3,
-        about="full bf16 fine-tune without checkpointing, tied head, moved by the Trainer: as a published case, to compare"),
+        about="full bf16 fine-tune without checkpointing, tied head, moved to the device by the Trainer"),
     Case("c1_lora_ckpt", LLAMA_1B, {
         "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.04,
         "model_init_kwargs": {"dtype": "bfloat16"}}, lora=LORA, completion=4,
@@ -74,23 +74,25 @@ CASES: dict[str, Case] = {c.name: c for c in (
         about="a sequence-classification reward model beside a full bf16 fine-tune with checkpointing"),
     Case("c5a_nano_cat_tied_sgd", GPT_LARGE, {}, tokens=16, nano={
         "cache": "cat", "optimizer": "sgd", "beta": 0.0, "dtype": "bfloat16", "cache_dtype": "bfloat16", "micro": 4},
-        about="a hand-written loop, pure bf16: cache grown by torch.cat, tied head, SGD with momentum, two micro-batches"),
+        about="a hand-written loop, pure bf16: cache by torch.cat, tied head, SGD with momentum, two micro-batches"),
     Case("c5b_nano_static_adamw", GPT_07B, {}, tokens=16, nano={
         "cache": "static", "optimizer": "adamw_foreach", "autocast": True, "cache_dtype": "bfloat16"},
-        about="a hand-written loop, fp32 under bf16 autocast: preallocated cache, untied head, foreach AdamW, reference"),
+        about="a hand-written loop, fp32 under autocast: preallocated cache, untied head, foreach AdamW, reference"),
     Case("c5c_nano_cat_adamw_nonforeach", GPT_07B, {}, tokens=24, nano={
         "cache": "cat", "optimizer": "adamw", "dtype": "bfloat16", "cache_dtype": "bfloat16", "batch": 16, "micro": 2},
         about="a hand-written loop, pure bf16, reference copy, single-tensor AdamW, eight micro-batches accumulated"),
     Case("c6_generation_kv", SMOL_17B, {
         "per_device_train_batch_size": 2, "num_generations": 8, "beta": 0.0, "steps_per_generation": 16,
         "gradient_accumulation_steps": 1, "max_steps": 2, "model_init_kwargs": {"dtype": "bfloat16"}},
-        lora={**LORA, "target_modules": ["q_proj", "v_proj"]}, tokens=64, completion=2, about="32 sequences generated at once for micro-batches of 2: the KV cache is the peak"),
+        lora={**LORA, "target_modules": ["q_proj", "v_proj"]}, tokens=64, completion=2,
+        about="32 sequences generated at once for micro-batches of 2: the KV cache is the peak"),
     Case("c7_small_model_long", QWEN2_05B, {
-        "per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.04, "model_init_kwargs": {"dtype": "bfloat16"}},
+        "per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.04,
+        "model_init_kwargs": {"dtype": "bfloat16"}},
         tokens=128, completion=4, about="a small bf16 model, reference copy, long sequences with checkpointing"),
     Case("c8_full_logits", QWEN2_05B, {
         "per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.04}, tokens=64, completion=4,
-        full_logits=True, about="whole logits in a subclass as older TRL had them, fp32 under autocast, reference copy"),
+        full_logits=True, about="whole logits in a subclass as older TRL had them, fp32 autocast, reference copy"),
 )}
 
 

@@ -19,10 +19,11 @@ _FREE = (f"{_HEAP}DeviceCachingAllocator::free({_HEAP}Block*)", "c10::TensorImpl
          "THPVariable_clear(THPVariable*)", "THPVariable_dealloc(_object*)")
 _ENGINE = ("torch::autograd::Node::operator()(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)",
            "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&, "
-           "torch::autograd::Node*, torch::autograd::InputBuffer&, std::shared_ptr<torch::autograd::ReadyQueue> const&)",
+           "torch::autograd::Node*, torch::autograd::InputBuffer&, "
+           "std::shared_ptr<torch::autograd::ReadyQueue> const&)",
            "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)",
-           "torch::autograd::python::PythonEngine::thread_init(int, std::shared_ptr<torch::autograd::ReadyQueue> const&,"
-           " bool)", "__clone")
+           "torch::autograd::python::PythonEngine::thread_init(int, "
+           "std::shared_ptr<torch::autograd::ReadyQueue> const&, bool)", "__clone")
 _CALLS = (("_PyEval_EvalFrameDefault", "PyMethod_New"),
           ("_PyEval_EvalFrameDefault", "_PyObject_Call_Prepend", "PyType_GetModule", "_PyObject_MakeTpCall"))
 _START = ("_PyEval_EvalFrameDefault", "PyEval_EvalCode", "PyRun_StringFlags", "_PyRun_SimpleFileObject", "Py_RunMain",

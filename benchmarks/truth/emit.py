@@ -243,6 +243,7 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
         first = max(first, len(rec.entries) - variant.keep_last)
     traces: list[list[dict[str, Any]]] = [[] for _ in range(variant.n_devices)]
     traces[variant.device] = rec.entries[first:]
+    begin = rec.entries[first]["time_us"] if first else 0
     snapshot = {
         "segments": _segments(rec), "device_traces": traces,
         "allocator_settings": {
@@ -252,7 +253,7 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
             "pinned_use_cuda_host_register": False, "graph_capture_record_stream_reuse": False,
             "roundup_power2_divisions": {str(2**i): 0 for i in range(16)},
         },
-        "external_annotations": [a for a in rec.annotations if not first or a["time_us"] >= rec.entries[first]["time_us"]],
+        "external_annotations": [a for a in rec.annotations if a["time_us"] >= begin],
     }
     return snapshot, _truth(rec, first, about)
 
@@ -261,8 +262,8 @@ def _truth(rec: _Recorder, first: int, about: dict[str, Any]) -> dict[str, Any]:
     """Walk the recorded window and note who was alive at each peak."""
     best = _peaks(rec, first)
     wanted = defaultdict(list)
-    for name, (entry, _, _) in best.items():
-        wanted[entry].append(name)
+    for name, (index, _, _) in best.items():
+        wanted[index].append(name)
     shots: dict[str, dict[str, Any]] = {}
     live: dict[int, int] = {}
     for i, (entry, key) in enumerate(zip(rec.entries, rec.keys, strict=True)):

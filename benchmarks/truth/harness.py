@@ -49,10 +49,10 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
                 result = inner(tensor)
                 if tracer.phase == "load" and result.device.type != "meta" and _moves.depth:
                     tracer.adopt(result, "Module.to", 2)
-                return result
+                return result  # type: ignore[no-any-return]
 
             fn._seen = True
-        return original_apply(self, fn, *args, **kwargs)
+        return original_apply(self, fn, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         tracer.in_backward += 1
@@ -71,7 +71,13 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
 
     supported = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
     with contextlib.ExitStack() as stack:
-        swap = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
+
+        def swap(target: Any, name: str, new: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, new))
+
+        def foreach() -> list[str]:
+            return [*supported(), "cpu"]
+
         swap(torch.nn.Module, "_apply", _apply)
         swap(torch.autograd, "_engine_run_backward", run_backward)
         swap(torch.autograd.graph, "_engine_run_backward", run_backward)
@@ -80,7 +86,6 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
 
         if hasattr(modeling, "checkpoint"):
             swap(modeling, "checkpoint", checkpointed)
-        foreach = lambda: [*supported(), "cpu"]  # noqa: E731
         swap(torch.utils._foreach_utils, "_get_foreach_kernels_supported_devices", foreach)
         import torch.optim.optimizer as optimizer_module
 
@@ -116,10 +121,9 @@ def moving(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     """from_pretrained with a device map materialises parameters on the device, in the loader's threads."""
     import transformers.core_model_loading as loading
-    from transformers import PreTrainedModel
-
     import transformers.modeling_utils as modeling
     import trl.trainer.grpo_trainer as grpo
+    from transformers import PreTrainedModel
 
     materialize = loading._materialize_copy
     warmup = modeling.caching_allocator_warmup
@@ -128,7 +132,7 @@ def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     depth = [0]
 
     def _materialize_copy(tensor: Any, device: Any = None, dtype: Any = None) -> torch.Tensor:
-        out = materialize(tensor, device, dtype)
+        out: torch.Tensor = materialize(tensor, device, dtype)
         if depth[0]:
             tracer.adopt(out, "materialize", 2)
         return out
@@ -179,7 +183,7 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, trainer: Any, swap: Callable[[Any
     swap(chunked, "_forward_kernel", _NoScratch(tracer, chunked._forward_tile))
     swap(chunked, "_backward_kernel", _NoScratch(tracer, chunked._backward_tile))
     if not hasattr(chunked, "triton"):
-        chunked.triton = _Cdiv  # type: ignore[attr-defined]
+        chunked.triton = _Cdiv
     swap(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", shapes.tiny_tile if shapes.tiles > 1 else shapes.tiny_vocab)
 
     _patch_scoring(tracer, GRPOTrainer, swap)
@@ -278,9 +282,8 @@ def _patch_optimizer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> N
 
 def _patch_peft(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     """Adapters are made on the CPU, then moved to their base layer's device and cast: two births on a GPU."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     import peft.tuners.tuners_utils as tuners
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     def casting(fn: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:

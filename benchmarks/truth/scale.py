@@ -41,7 +41,8 @@ class Scale:
             return n
         if n <= self.completion + 1:
             return n * self.tokens if position > 0 and n > 1 else n
-        if any(n % b == 0 and (n // b in self.lengths or n // b == self.completion) for b in self.batches):
+        lengths = self.lengths | {self.completion, self.completion + 1}
+        if any(n % b == 0 and n // b in lengths for b in self.batches):
             return n * self.tokens
         if n in self.batches or n in self.heads:
             return n

@@ -22,6 +22,8 @@ _MODULE = str(Path(torch.nn.modules.module.__file__))
 # The dispatch mode's own machinery, innermost: not there on a GPU.
 _PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/utils/_python_dispatch.py", "weakref.py")
 
+_SCORING = ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss", "get_logps")
+
 
 def _ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_HERE) and not code.co_filename.startswith(_SCRIPTS)
@@ -89,7 +91,7 @@ def context_of(raw: Raw) -> Context:
     call = names.index("_call_impl") if "_call_impl" in names else None
     nearest = files[:call] if call is not None else files
     # The log-prob function is called by the patched model's forward: inside `__call__`, yet loss code.
-    scoring = any(n in ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss", "get_logps") for n in names)
+    scoring = any(n in _SCORING for n in names)
     fused = any("/trl/" in f for f in nearest) and call is not None
     return Context(
         backward=engine is not None,

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -50,11 +50,11 @@ class Storage:
     node: str = ""
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages while ``active``; a pushed but inactive tracer only passes operators through."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.active = False
         self.storages: list[Storage] = []
         self.events: list[Event] = []
@@ -106,11 +106,11 @@ class Tracer(TorchDispatchMode):
 
     def capture(self, depth: int = 2) -> int:
         """Intern the calling Python stack, innermost first."""
-        frame = sys._getframe(depth)
+        frame: FrameType | None = sys._getframe(depth)
         out: list[tuple[CodeType, int]] = []
         while frame is not None:
             out.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         key = tuple(out)
         number = self._stack_ids.get(key)
         if number is None:
@@ -243,10 +243,11 @@ class Tracer(TorchDispatchMode):
             return False
         if self.number_of(first) in self._grads:
             return True
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.endswith(("eval_frame.py", "_compile.py")):
-            frame = frame.f_back  # type: ignore[assignment]
-        alone = first._use_count() <= 4 and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
+            frame = frame.f_back
+        holders: int = first._use_count()  # type: ignore[attr-defined]
+        alone = holders <= 4 and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
         return frame is not None and frame.f_code.co_name == "_engine_run_backward" and alone
 
     def _kin(self, child: int | None, parent: torch.Tensor) -> None:

@@ -54,8 +54,9 @@ def repeated(stream: Stream, times: int) -> Stream:
     died = {key for kind, key, _, _ in body if kind == "f"}
     out = Stream(stream.steps[:last], list(stream.sizes), list(stream.labels), stream.frames, stream.marks,
                  stream.frame_ops)
-    # What one round leaves behind the next frees at its start; the recorded tail frees the original round's.
-    left: list[tuple[str, int, int, str]] = []
+    # What one round leaves behind the next frees at its start (gradients, by zero_grad).
+    tail = stream.steps[last:]
+    left = [step for step in tail if step[0] == "f" and step[1] in born]
     for _ in range(times):
         names: dict[int, int] = {}
         out.steps += left
@@ -68,7 +69,7 @@ def repeated(stream: Stream, times: int) -> Stream:
             elif kind == "f" and key not in born:
                 continue
             out.steps.append((kind, names.get(key, key) if kind != "m" else key, frames, phase))
-    out.steps += left + stream.steps[last:]
+    out.steps += left + [step for step in tail if step[0] != "f" or step[1] not in born]
     return out
 
 

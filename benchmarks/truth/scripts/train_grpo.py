@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The training script the oracle watches: plain TRL, as anybody would write it."""
 
 from __future__ import annotations
