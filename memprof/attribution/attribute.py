@@ -85,7 +85,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
     _apply_specific(facts, draft, specific)
-    apply_optimizer_state(facts, draft)
+    apply_optimizer_state(facts, draft, trained)
     apply_kv_cache(facts, draft)
     apply_ghosts(facts, draft, trained, parameters)
     apply_early_parameters(facts, draft)
@@ -185,8 +185,7 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     draft.fill(loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,))
     brief = told & (facts.death == facts.phase) & ~facts.survivor
     draft.fill(brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,))
-    small = facts.size < 64 << 20
-    draft.fill(told & small, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,))
+    draft.fill(told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,))
     draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memprof.attribution.model import PhaseTrack
 from memprof.attribution.rules import StackIndex
 from memprof.attribution.tags import Tags
-from memprof.snapshot.model import Snapshot
+from memprof.snapshot.model import Action, Snapshot
 from memprof.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -72,7 +72,7 @@ class Facts:
         """Alive when the last allocation happens: what is freed after it is the program being torn down."""
         births = self.timeline.alloc_event
         last = int(births.max()) if len(births) else -1
-        return self.timeline.free_event > max(last, 0)
+        return self.timeline.free_event > last
 
     def _at(self, event: Ints, column: NDArray[Any], default: int, without: Bools) -> Ints:
         if not len(column):
@@ -102,6 +102,17 @@ class Facts:
         """Rows born in the trace, in order of birth."""
         rows = np.flatnonzero(~self.ghost)
         return rows[np.argsort(self.timeline.alloc_event[rows], kind="stable")]
+
+    def freed_by(self, patterns: tuple[str, ...]) -> Bools:
+        """Rows whose free was asked for under a matching frame."""
+        t = self.timeline
+        trace = self.snapshot.traces.get(t.device)
+        if trace is None or not len(trace):
+            return np.zeros(len(t), bool)
+        under = self.stacks.count(patterns) > 0
+        event = np.clip(t.release_event, 0, len(trace) - 1)
+        freed = np.isin(trace.action[event], (int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)))
+        return under[trace.stack[event]] & freed & (t.free_event < t.n_events)
 
     def spans_of(self, *phases: Phase) -> list[tuple[int, int]]:
         """``[start, end)`` events of the stretches of some phases, neighbours joined."""

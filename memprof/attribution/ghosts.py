@@ -15,7 +15,6 @@ import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
 from memprof.attribution.models import rank_in_size
-from memprof.snapshot.model import Action
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["apply_ghost_gradients", "apply_ghosts"]
@@ -50,7 +49,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
 
 def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
     """What ``zero_grad`` frees was a gradient, whenever it was born."""
-    zeroed = facts.ghost & ~facts.survivor & _freed_by(facts, ("*:zero_grad",))
+    zeroed = facts.ghost & ~facts.survivor & facts.freed_by(("*:zero_grad",))
     draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "ghost.freed-by-zero-grad")
 
 
@@ -62,6 +61,10 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     life = Evidence.LIFETIME
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
+    if trained and _gradients_are_new(facts, draft, trained):
+        # Gradients are born in the trace, so what the step replaces is its own state.
+        draft.fill(dead & step & sized, Category.OPTIMIZER_STATE, life, "ghost.replaced-by-optimizer",
+                   alternatives=(Category.GRADIENTS,))  # fmt: skip
     draft.fill(dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,))
     draft.fill(dead & step, Category.TEMPORARIES, life, "ghost.dies-in-optimizer", alternatives=(Category.GRADIENTS,))
     if (draft.category == Category.WEIGHT_CASTS.code).any():
@@ -86,6 +89,12 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     draft.fill(dead & small, Category.INPUTS, life, "ghost.dies-later", alternatives=(Category.TEMPORARIES,))
 
 
+def _gradients_are_new(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
+    born = multiset(facts.size[(draft.category == Category.GRADIENTS.code) & ~facts.ghost])
+    wanted = sum(s * c for s, c in trained.items())
+    return sum(s * c for s, c in (born & trained).items()) >= 0.5 * wanted
+
+
 def _opening_phase(facts: Facts) -> int:
     spans = facts.track.spans
     return next((p.code for s in spans for p in Phase if s.phase == p.value and s.phase != "other"), -1)
@@ -94,19 +103,6 @@ def _opening_phase(facts: Facts) -> int:
 def _repeated(facts: Facts, among: Bools, times: int) -> Bools:
     values, counts = np.unique(facts.size[among], return_counts=True)
     return np.isin(facts.size, values[counts >= times])
-
-
-def _freed_by(facts: Facts, patterns: tuple[str, ...]) -> Bools:
-    """Rows whose free was asked for under a matching frame."""
-    t = facts.timeline
-    hit = np.zeros(len(t), bool)
-    trace = facts.snapshot.traces.get(t.device)
-    if trace is None or not len(trace):
-        return hit
-    under = facts.stacks.count(patterns) > 0
-    event = np.clip(t.release_event, 0, len(trace) - 1)
-    freed = np.isin(trace.action[event], (int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)))
-    return under[trace.stack[event]] & freed & ~facts.survivor
 
 
 def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:

@@ -22,8 +22,16 @@ _SETTLED = 24  # births: backward's scratch rarely sees so many more
 
 
 def apply_gradients(facts: Facts, draft: Draft) -> None:
-    """Rows born in a backward that are still alive when the next phase allocates."""
+    """Rows born in a backward that are still alive when the next phase allocates.
+
+    Where the recording named the gradients themselves there is nothing to infer, and another tensor may outlive
+    backward too: under checkpointing with adapters the embedding's output requires a gradient and keeps it.
+    """
+    if ((draft.category == Category.GRADIENTS.code) & (draft.evidence == Evidence.OWNER.code)).any():
+        return
     t = facts.timeline
+    zeroed = facts.freed_by(("*:zero_grad",)) & (facts.phase == Phase.BACKWARD.code) & ~facts.module
+    draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "gradient.freed-by-zero-grad")
     for span in facts.spans_of(Phase.BACKWARD):
         if span[1] >= t.n_events:
             continue
@@ -52,7 +60,8 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
     rows = np.flatnonzero(draft.category == Category.GRADIENTS.code)
     best: Counter[int] = Counter()
     for span in facts.spans_of(Phase.BACKWARD):
-        instant = min(span[1] + 1, t.n_events)
+        # Where nothing allocates between backward and zero_grad, they are gone when the next phase begins.
+        instant = int(t.alloc_event[facts.born_in(span)].max(initial=span[0])) + 1
         alive = rows[(t.alloc_event[rows] < instant) & (instant <= t.free_event[rows])]
         found = multiset(facts.size[alive])
         if sum(s * c for s, c in found.items()) > sum(s * c for s, c in best.items()):

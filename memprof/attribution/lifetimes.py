@@ -24,6 +24,8 @@ _COMPUTE = codes_of(
 )  # fmt: skip
 _CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
 _POOL_BYTES = 16 << 20  # one block larger than this is not
+_NEXT_PARAMETERS = 12  # births: by then the step works on other parameters
+_BIAS_BYTES = 64 << 10
 _LAYERS = 3  # a cache entry sees the same code run for at least so many other layers
 
 
@@ -46,8 +48,14 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> 
     order = order[~np.isin(facts.size[order], WORKSPACE_BYTES) | ~draft_is(draft, Category.WORKSPACE)[order]]
     if not len(halves) or not len(order):
         return
-    stack = facts.timeline.stack[order]
+    stack, size = facts.timeline.stack[order], facts.size[order]
     last_of_run = np.r_[stack[1:] != stack[:-1], True]
+    first_of_run = np.r_[True, last_of_run[:-1]]
+    # Of [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless
+    # what follows it is only a bias.
+    following = np.r_[size[1:], 0]
+    input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
+    last_of_run |= input_cast
     candidate = facts.module & facts.linear & np.isin(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
     rows = order[~last_of_run & candidate[order]]
     draft.fill(
@@ -60,17 +68,34 @@ def draft_is(draft: Draft, category: Category) -> Bools:
     return draft.category == category.code
 
 
-def apply_optimizer_state(facts: Facts, draft: Draft) -> None:
+def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     """Born in an optimizer step and alive after it: state, whichever optimizer made it."""
     t = facts.timeline
     for span in facts.spans_of(Phase.OPTIMIZER_STEP):
         if span[1] >= t.n_events:
+            _unfinished_step(facts, draft, span, trained)
             continue
         # Past the next forward: what a step leaves for logging dies before.
         later = [s for s in facts.spans_of(Phase.FORWARD, Phase.GENERATE) if s[0] >= span[1]]
         until = later[0][1] if later else t.n_events - 1
         kept = facts.born_in(span) & (t.free_event > until)
         draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step")
+
+
+def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
+    """The history ends inside a step: what has a parameter's size and outlives the next parameters' turn.
+
+    A foreach step's temporaries do so too; their stacks name them.
+    """
+    t = facts.timeline
+    foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
+    rows = np.flatnonzero(facts.born_in(span) & draft.open & ~foreach[t.stack])
+    births = np.sort(t.alloc_event[rows])
+    later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
+    sized = np.isin(facts.size[rows], np.array(sorted(trained), np.int64))
+    kept = rows[sized & facts.survivor[rows] & (t.free_event[rows] >= span[1]) & (later >= _NEXT_PARAMETERS)]
+    draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
+               alternatives=(Category.TEMPORARIES,))  # fmt: skip
 
 
 def apply_kv_cache(facts: Facts, draft: Draft) -> None:
