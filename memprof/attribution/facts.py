@@ -129,7 +129,15 @@ class Facts:
 
     def born_in(self, span: tuple[int, int]) -> Bools:
         """Rows born in one stretch."""
-        return (self.timeline.alloc_event >= span[0]) & (self.timeline.alloc_event < span[1])
+        births, rows = self._births
+        out = np.zeros(len(self.timeline), bool)
+        out[rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]] = True
+        return out
+
+    @cached_property
+    def _births(self) -> tuple[Ints, Ints]:
+        rows = self.birth_order
+        return self.timeline.alloc_event[rows], rows
 
     def has_phase(self, phase: Phase) -> bool:
         return any(s.phase == phase.value for s in self.track.spans)

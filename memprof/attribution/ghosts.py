@@ -245,12 +245,15 @@ def _whole_models(facts: Facts, draft: Draft) -> None:
     if len(sizes) < 4 or not small:
         return
     norm, norms = max(small.items(), key=lambda item: item[1])
-    matrix = max(sizes)
+    alone = {s: c for s, c in sizes.items() if s >= 1 << 20 and c <= norms / 4}
+    total_alone = sum(s * c for s, c in alone.items())
     total = sum(s * c for s, c in sizes.items())
     for copies in (5, 4, 3, 2):
         whole = sum(s * c for s, c in sizes.items() if c % copies == 0 or s == norm)
+        # The embedding and the head stand outside the layers: they too must be there that often.
+        apart = sum(s * c for s, c in alone.items() if c % copies == 0)
         stray = 0 if copies == 2 else 2
-        if norms % copies <= stray and norms >= 4 * copies and whole >= 0.95 * total and sizes[matrix] % copies == 0:
+        if norms % copies <= stray and norms >= 4 * copies and whole >= 0.95 * total and apart >= 0.8 * total_alone > 0:
             break
     else:
         return

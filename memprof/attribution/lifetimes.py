@@ -48,7 +48,8 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> 
     order = order[~np.isin(facts.size[order], WORKSPACE_BYTES) | ~draft_is(draft, Category.WORKSPACE)[order]]
     if not len(halves) or not len(order):
         return
-    stack, size = facts.timeline.stack[order], facts.size[order]
+    # One call's conversions and product differ in C++ frames only.
+    stack, size = facts.stacks.python_key()[facts.timeline.stack[order]], facts.size[order]
     last_of_run = np.r_[stack[1:] != stack[:-1], True]
     first_of_run = np.r_[True, last_of_run[:-1]]
     # Of [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless

@@ -139,7 +139,8 @@ def _said(stacks: StackIndex) -> Codes:
 
 def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timeline) -> Codes:
     """``Optimizer.step#...`` annotations place allocations whose stacks say nothing."""
-    open_ = (code == _SILENT) | (code == _OTHER)
+    code = code.copy()
+    times = timeline.event_us[births]
     starts: list[int] = []
     for note in snapshot.annotations:
         if not str(note.get("name", "")).startswith("Optimizer.step#") or note.get("device") not in (timeline.device, -1, None):
@@ -147,9 +148,10 @@ def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timelin
         if note.get("stage") == "START":
             starts.append(int(note.get("time_us", 0)))
         elif note.get("stage") == "END" and starts:
-            times = timeline.event_us[births]
-            inside = (times >= starts.pop()) & (times <= int(note.get("time_us", 0)))
-            code = np.where(open_ & inside, _OPTIMIZER, code)
+            first = np.searchsorted(times, starts.pop())
+            last = np.searchsorted(times, int(note.get("time_us", 0)), side="right")
+            here = code[first:last]
+            here[(here == _SILENT) | (here == _OTHER)] = _OPTIMIZER
     return code
 
 

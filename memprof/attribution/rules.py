@@ -367,6 +367,15 @@ class StackIndex:
             out[i] = keys.setdefault(tuple(f for f in stack if not inside[f]), len(keys))
         return out
 
+    def python_key(self) -> NDArray[np.int64]:
+        """A number that stacks share when they agree on every Python frame, whatever C++ lies between."""
+        if self.python[: len(self.table.frames)].all():
+            return np.arange(self.n)
+        keys: dict[tuple[int, ...], int] = {}
+        python = self.python.tolist()
+        pure = (tuple([f for f in stack if python[f]]) for stack in self.table.stacks)
+        return np.fromiter((keys.setdefault(key, len(keys)) for key in pure), np.int64, self.n)
+
     # Rules.
 
     def holds(self, rule: Rule) -> Bools:
