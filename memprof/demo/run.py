@@ -127,14 +127,14 @@ def _keep(records: Path, target: Path) -> Path:
 
 def _reported(recipe: Recipe, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.analysis import analyze
-    from memprof.reports.document import build_document
+    from memprof.reports.document import document_of
     from memprof.reports.html import write_html
     from memprof.reports.terminal import print_document
     from memprof.snapshot import load_snapshot
 
     analysis = analyze(load_snapshot(snapshot))
     report = analysis.to_dict()
-    document = build_document(report, analysis.series(), label=f"{snapshot.stem}: {recipe.title}")
+    document = document_of(analysis, label=f"{snapshot.stem}: {recipe.title}")
     html, data = snapshot.with_suffix(".html"), snapshot.with_suffix(".json")
     write_html(document, html)
     _write_json(report, data)
