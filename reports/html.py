@@ -79,7 +79,7 @@ def _packed(data: Any) -> str:
 
 def _style() -> str:
     css = Template(_asset("templates/report.css"))
-    colours = "\n".join(f".c-{name} {{ --c: var(--c-{name}); }}" for name in LIGHT)
+    colours = "\n".join(f".c-{name} {{ --c: var(--c-{name}); --on: var(--on-{name}); }}" for name in LIGHT)
     phases = "\n".join(f".p-{name} {{ --c: {colour}; }}" for name, colour in PHASES.items())
     return css.substitute(light=css_variables(LIGHT), dark=css_variables(DARK), categories=colours, phases=phases)
 

@@ -119,9 +119,10 @@ def _node(node: Node, total: int, parent: int, depth: int) -> Markup:
     colour = f"c-{colour_class(node.category)}" if node.category else "root"
     button = el(
         "button",
-        {"type": "button", "class": f"box {colour}", "title": words, "aria-label": words},
+        {"type": "button", "class": f"box {colour}", "title": words},
         el("span", {}, node.label),
         el("b", {}, gib(node.bytes)),
+        el("span", {"class": "sr"}, f" GiB, {percent(node.bytes, total)} of the peak"),
     )
     below = (
         el("div", {"class": "kids"}, *[_node(c, total, node.bytes, depth + 1) for c in children]) if children else None

@@ -26,7 +26,7 @@ def component_table(rows: Sequence[Row]) -> Markup:
         {},
         column("Component"),
         column("At the peak", True),
-        column("", extra="wide"),
+        column("Share", extra="wide"),
         column("% of peak", True, "wide"),
         column("Own peak", True),
     )

@@ -37,7 +37,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def open_page(browser: Any, path: Path, **context: Any) -> Iterator[Any]:
-    """The page at ``path``, ready, from ``file://``; errors are kept in ``page.problems``, addresses in ``requested``."""
+    """The page at ``path``, ready, from ``file://``; errors go to ``page.problems``, addresses to ``requested``."""
     view = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **context})
     try:
         page = view.new_page()
