@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ CASES: dict[str, Case] = {c.name: c for c in (
         "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.04,
         "model_init_kwargs": {"dtype": "bfloat16"}}, lora=LORA, completion=4,
         about="bf16 base loaded by the loader's threads, LoRA r=16 in fp32, checkpointing, reference = adapter off"),
+    Case("c1b_lora_moved", replace(QWEN3_06B, extra={19: 16}), {
+        "per_device_train_batch_size": 8, "num_generations": 4, "beta": 0.04, "gradient_checkpointing": False},
+        lora={**LORA, "target_modules": ["q_proj", "v_proj", "o_proj"]}, on_cpu_first="bfloat16", completion=2,
+        about="LoRA without checkpointing on a bf16 base that the Trainer moves to the device"),
     Case("c2_full_fp32_autocast_ref", TINY_LLAMA, {
         "per_device_train_batch_size": 4, "num_generations": 4, "beta": 0.04, "gradient_checkpointing": False},
         about="fp32 weights under bf16 autocast, a reference copy, untied head, no checkpointing"),
@@ -105,8 +109,6 @@ def run_case(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, A
         from benchmarks.truth.nano import run_nano
 
         return run_nano(case, layers)
-    from dataclasses import replace
-
     from benchmarks.truth.harness import trace_trl
     from benchmarks.truth.scripts import train_full_logits, train_grpo
 

@@ -24,6 +24,9 @@ _ENGINE = ("torch::autograd::Node::operator()(std::vector<at::Tensor, std::alloc
            "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)",
            "torch::autograd::python::PythonEngine::thread_init(int, "
            "std::shared_ptr<torch::autograd::ReadyQueue> const&, bool)", "__clone")
+# What the harness names after what happened, by the operator that does it.
+_OPERATOR = {"Module.to": "_to_copy", "materialize": "_to_copy", "buffer": "_to_copy", "load": "_to_copy",
+             "warmup": "empty"}
 _CALLS = (("_PyEval_EvalFrameDefault", "PyMethod_New"),
           ("_PyEval_EvalFrameDefault", "_PyObject_Call_Prepend", "PyType_GetModule", "_PyObject_MakeTpCall"))
 _START = ("_PyEval_EvalFrameDefault", "PyEval_EvalCode", "PyRun_StringFlags", "_PyRun_SimpleFileObject", "Py_RunMain",
@@ -39,7 +42,7 @@ def mixed(frames: list[Frame], op: str, node: str) -> list[Frame]:
     """``frames`` with the C++ frames of ``op`` (empty for a free) and, inside backward, of ``node``."""
     out = _frames([*_UNWIND, *(_MALLOC if op else _FREE)])
     if op:
-        short = op.split(".", 1)[-1]
+        short = _OPERATOR.get(op, op.split(".", 1)[-1])
         out += _frames([f"at::native::{short}_cuda(at::Tensor const&)",
                         f"at::_ops::{short}::redispatch(c10::DispatchKeySet, at::Tensor const&)",
                         f"torch::autograd::VariableType::(anonymous namespace)::{short}(c10::DispatchKeySet, "

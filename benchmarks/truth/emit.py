@@ -7,7 +7,7 @@ import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def build_stream(tracer: Tracer, scale: Scale) -> Stream:
     def frames(stack: int, op: str = "", node: str = "") -> int:
         if (stack, op, node) not in index:
             index[stack, op, node] = len(out.frames)
-            made = op if op in ("Module.to", "materialize") else ""
+            made = op if op in ("Module.to", "materialize", "warmup") else ""
             if (stack, made) not in shared:
                 shared[stack, made] = public_frames(tracer.stacks[stack], made)
             out.frames.append(shared[stack, made])
@@ -81,7 +81,7 @@ def build_stream(tracer: Tracer, scale: Scale) -> Stream:
     for i, (kind, n, stack, phase) in enumerate(tracer.events):
         if i in warmups:
             key = out.add(_loaded_bytes(tracer, sizes, i), ("temporaries", "load"))
-            out.steps += [("a", key, frames(warmups[i], "aten.empty"), phase),
+            out.steps += [("a", key, frames(warmups[i], "warmup"), phase),
                           ("f", key, frames(warmups[i]), phase)]
         if i in works:
             key = out.add(WORKSPACE, ("temporaries", "workspace"))
@@ -114,8 +114,8 @@ class _Recorder:
         self.annotations: list[dict[str, Any]] = []
         self.clock, self.noise = EPOCH_US, 7
         self.at = (0, "load")
-        self.heap = Heap(lambda a, ad, n: self.write(a, ad, n, -1), capacity=variant.capacity or 2**62,
-                         expandable=variant.expandable)
+        self.heap = Heap(lambda a, ad, n: self.write(a, ad, n, -1), base=0x7F2A00000000 + (variant.device << 40),
+                         capacity=variant.capacity or 2**62, expandable=variant.expandable)
         self.address: dict[int, int] = {}
         self.born_frames: dict[int, int] = {}
         self.segment_frames: dict[int, int] = {}
@@ -243,9 +243,15 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
         first = max(first, len(rec.entries) - variant.keep_last)
     traces: list[list[dict[str, Any]]] = [[] for _ in range(variant.n_devices)]
     traces[variant.device] = rec.entries[first:]
+    segments = _segments(rec)
+    for device in set(range(variant.n_devices)) - {variant.device}:
+        other = _Recorder(_loading_part(stream), replace(variant, device=device, capacity=None))
+        other.run()
+        traces[device] = other.entries
+        segments = _segments(other) + segments
     begin = rec.entries[first]["time_us"] if first else 0
     snapshot = {
-        "segments": _segments(rec), "device_traces": traces,
+        "segments": segments, "device_traces": traces,
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if variant.expandable else "",
             "max_split_size": -1, "garbage_collection_threshold": 0.0, "expandable_segments": variant.expandable,
@@ -256,6 +262,12 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
         "external_annotations": [a for a in rec.annotations if a["time_us"] >= begin],
     }
     return snapshot, _truth(rec, first, about)
+
+
+def _loading_part(stream: Stream) -> Stream:
+    """What another device of the machine holds: the models, loaded and left there."""
+    marks = [i for i, (kind, n, _, _) in enumerate(stream.steps) if kind == "m" and stream.marks[n] == "train"]
+    return replace(stream, steps=stream.steps[: marks[0]])
 
 
 def _truth(rec: _Recorder, first: int, about: dict[str, Any]) -> dict[str, Any]:

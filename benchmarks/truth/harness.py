@@ -285,16 +285,21 @@ def _patch_peft(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     import peft.tuners.tuners_utils as tuners
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    def casting(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with tracer.switched(True):
-                return fn(*args, **kwargs)
+    cast, move = tuners.cast_adapter_dtype, BaseTunerLayer._move_adapter_to_device_of_base_layer
 
-        return wrapped
+    def on_device(module: Any) -> bool:
+        return any(tracer.number_of(p) is not None for p in module.parameters())
 
-    swap(tuners, "cast_adapter_dtype", casting(tuners.cast_adapter_dtype))
-    move = BaseTunerLayer._move_adapter_to_device_of_base_layer
-    swap(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", moving(move))
+    def casted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with tracer.switched(on_device(model)):
+            return cast(model, *args, **kwargs)
+
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _moves.on() if on_device(self.get_base_layer()) else contextlib.nullcontext():
+            return move(self, *args, **kwargs)
+
+    swap(tuners, "cast_adapter_dtype", casted)
+    swap(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", moved)
 
 
 def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False, trainer: Any = None) -> Tracer:

@@ -59,6 +59,9 @@ def public_frames(raw: Raw, op: str) -> list[Frame]:
     if op == "materialize":
         out.append({"name": "_materialize_copy", "line": 1323,
                     "filename": _path(_SITE + "/transformers/core_model_loading.py")})
+    if op == "warmup":
+        out.append({"name": "caching_allocator_warmup", "line": 5229,
+                    "filename": _path(_SITE + "/transformers/modeling_utils.py")})
     for code, line in _trimmed(raw):
         if code.co_name == "_engine_run_backward":
             return out

@@ -13,11 +13,14 @@ __all__ = ["live_peak", "repeated", "to_length", "variants_of"]
 _DERIVED: dict[str, tuple[Variant, ...]] = {
     "c1_lora_ckpt": (Variant("after_load", after_load=True), Variant("cxx", cxx=True),
                      Variant("after_load_cxx", after_load=True, cxx=True)),
+    "c1b_lora_moved": (Variant("after_load", after_load=True),),
     "c2_full_fp32_autocast_ref": (Variant("ring", keep_last=24_000), Variant("oom_step", unwind="step")),
     "c3_accumulation": (Variant("device1of2", device=1, n_devices=2), Variant("after_load", after_load=True)),
     "c4_reward_model": (Variant("expandable", expandable=True), Variant("ring", keep_last=30_000)),
     "c5a_nano_cat_tied_sgd": (Variant("after_load", after_load=True), Variant("oom_held", unwind="held")),
     "c5b_nano_static_adamw": (Variant("oom_all", unwind="all"), Variant("ring", keep_last=12_000)),
+    "c7_small_model_long": (Variant("after_load_ring", after_load=True, keep_last=25_000),),
+    "c8_full_logits": (Variant("oom_held", unwind="held"), Variant("cxx_ring", keep_last=30_000, cxx=True)),
     "c6_generation_kv": (Variant("after_load", after_load=True), Variant("cxx_expandable", cxx=True, expandable=True)),
 }
 
