@@ -35,6 +35,8 @@ def replay(raw: dict[str, Any], events: int) -> dict[str, Any]:
     traces = raw["device_traces"]
     device = max(range(len(traces)), key=lambda d: len(traces[d]))
     trace = [e for e in traces[device] if e["action"] not in ("oom", "snapshot")]
+    if events < len(trace):  # the newest ones, as from a ring buffer
+        return {**raw, "device_traces": [trace[-events:] if d == device else t for d, t in enumerate(traces)]}
     back = _way_back(trace)
     first, last = trace[0].get("time_us", 0), trace[-1].get("time_us", 0)
     period = last - first + len(back) + 1
@@ -50,7 +52,13 @@ def replay(raw: dict[str, Any], events: int) -> dict[str, Any]:
 
 def _shifted(trace: list[Event], offset: int) -> Iterator[Event]:
     for index, event in enumerate(trace):
-        yield {**event, "time_us": event.get("time_us", index) + offset}
+        copy = {**event, "time_us": event.get("time_us", index) + offset}
+        # torch makes these anew for every event; shared, they would make the file smaller than a real one.
+        if "pool_id" in copy:
+            copy["pool_id"] = (copy["pool_id"][0], copy["pool_id"][1])
+        if copy.get("compile_context"):
+            copy["compile_context"] = "".join(list(copy["compile_context"]))
+        yield copy
 
 
 def _way_back(trace: list[Event]) -> list[Event]:
@@ -105,6 +113,8 @@ from memprof.timeline import build_timeline
 build_timeline(load_snapshot(sys.argv[1]))
 """
 
+_CLI = "from memprof.cli import main; main()"
+
 
 def commands(file: Path, folder: Path, peer: bool) -> dict[str, list[str]]:
     """What is measured on a file, by name."""
@@ -112,8 +122,8 @@ def commands(file: Path, folder: Path, peer: bool) -> dict[str, list[str]]:
     table = {
         "floor (imports)": [python, "-c", "import memprof.snapshot, memprof.timeline"],
         "load + timeline": [python, "-c", _LOAD, str(file)],
-        "report --json": [python, "-m", "memprof.cli", "report", str(file), "--json", str(folder / "out.json")],
-        "report, HTML": [python, "-m", "memprof.cli", "report", str(file), "-o", str(folder / "out.html")],
+        "report --json": [python, "-c", _CLI, "report", str(file), "--json", str(folder / "out.json")],
+        "report, HTML": [python, "-c", _CLI, "report", str(file), "-o", str(folder / "out.html")],
     }
     if peer:
         viewer = [python, "-m", "torch.cuda._memory_viz", "trace_plot", str(file), "-o", str(folder / "viewer.html")]
@@ -149,7 +159,7 @@ def main() -> None:
     look.add_argument("--peer", action="store_true", help="also run PyTorch's viewer (needs torch)")
     every = sub.add_parser("all", help="generate 10k to 3M events and measure each")
     every.add_argument("source", type=Path)
-    every.add_argument("--folder", type=Path, default=Path("large"))
+    every.add_argument("--folder", type=Path, default=Path("build/large"))
     every.add_argument("--peer", action="store_true")
     options = parser.parse_args()
     if options.what == "generate":

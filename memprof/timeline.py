@@ -110,7 +110,9 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
     sizes = _sizes(rows, snapshot, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
-    return _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    _note_capacity(timeline, snapshot, notes)
+    return timeline
 
 
 def _no_events() -> Trace:
@@ -153,6 +155,19 @@ def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]
         notes.append(
             f"{np.count_nonzero(strays)} blocks ({rows.trace_size[strays].sum():,} bytes) were never freed "
             "and yet are not in the final state; they are counted as alive"
+        )
+
+
+def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
+    """Say so where torch counts more than the device has, as it does for memory an engine put to sleep."""
+    total = snapshot.extra.get("device", {}).get("total_bytes")
+    if timeline.reserved is None or not isinstance(total, int) or total <= 0:
+        return
+    most = int(timeline.reserved.max())
+    if most > total:
+        notes.append(
+            f"torch counts {most:,} bytes reserved at most, more than the device's {total:,}: a pluggable "
+            "allocator (an engine's sleep mode) has given memory back that torch still counts"
         )
 
 

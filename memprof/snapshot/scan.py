@@ -15,7 +15,7 @@ from functools import cache
 
 from memprof.errors import InputError, UnsafePickle
 
-__all__ = ["check_opcodes", "memory_needed"]
+__all__ = ["check_opcodes"]
 
 _RUN = 1000  # opcodes a match: the regular expression engine remembers each until the match ends
 _ODD_TUPLES = 12  # tuples other than pairs of numbers; 3 ** 12 steps is the worst such a nest can cost
@@ -42,20 +42,17 @@ def _harmless() -> re.Pattern[bytes]:
         return b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in sizes) + b")"
 
     integer = rb"(?:K.|M..)"
-    number = rb"J.{4}|M..|K.(?:%b\x86)?" % integer  # or a pair of small ones
+    frame = rb"(?:\x95.{3}\0{5})?"  # a new frame may begin between any two opcodes
+    pair = rb"(?:" + frame + integer + frame + rb"\x86)?"
+    number = rb"J.{4}|M.." + pair + rb"|K." + pair  # or a pair of small ones: a pool's id
     long_ = rb"\x8a" + sized((6, 7, 5, 8, 4, 3, 2, 1, 0, 9))
     text = rb"\x8c" + sized(range(256))
     value = rb"h.|" + long_ + rb"|j.{4}|" + number + rb"|" + text
     opcode = (
-        rb"(?:h.(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
+        rb"(?:h.(?:" + value + rb")|j.{4}(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
         rb"\((?:" + integer + integer + rb"t)?|" + value + rb"|q.|r..[\x00-\x0f]\x00|G.{8})"
     )
     return re.compile(opcode + b"{1,%d}" % _RUN, re.DOTALL)
-
-
-def memory_needed(data: bytes) -> int:
-    """About how many bytes the data in a pickle take once built."""
-    return 4 * len(data) + 80 * (data.count(b"}") + data.count(b"]"))
 
 
 def check_opcodes(data: bytes, name: str) -> None:
@@ -67,6 +64,7 @@ def check_opcodes(data: bytes, name: str) -> None:
     """
     if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise InputError(f"{name}: {_what_instead(data)}; expected what torch.cuda.memory._dump_snapshot writes.")
+    # At most as many lists and dicts as their opcodes' bytes occur; each takes some 60 bytes.
     if data.count(b"}") + data.count(b"]") > len(data) // 6 + 4096:
         raise InputError(f"{name}: not a memory snapshot (little but empty containers in it).")
     match = _harmless().match

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
-from memprof.snapshot.scan import check_opcodes, memory_needed
+from memprof.snapshot.scan import check_opcodes
 from memprof.units import format_bytes
 
 __all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
@@ -27,6 +27,8 @@ __all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
 # Snapshots compress 5 to 30 times; a gzip that gives more than this is made to fill memory.
 _MAX_INFLATION = 200
 _FREE_INFLATION = 64 * 2**20
+# What a snapshot takes while it is read, by its size; a hostile file can reach four times that.
+_BYTES_PER_BYTE = 6
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -67,7 +69,7 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
         raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
     if data[:2] == b"\x1f\x8b":
         data = _inflate(data, name)
-    needed, total = memory_needed(data), _physical_memory()
+    needed, total = _BYTES_PER_BYTE * len(data), _physical_memory()
     if needed > total:
         raise InputError(
             f"{name}: reading it would take about {format_bytes(needed)} of memory and this machine has "
@@ -112,7 +114,7 @@ def _read_bytes(path: Path) -> bytes:
         if not stat.S_ISREG(mode):
             raise InputError(f"{path}: not a regular file; write the snapshot to one first.")
         size, total = os.path.getsize(path), _physical_memory()
-        if size > total // 4:
+        if size > total // _BYTES_PER_BYTE:
             raise InputError(
                 f"{path}: {format_bytes(size)} are too much to read with {format_bytes(total)} of memory; "
                 "read it on a larger machine, or record with a smaller max_entries."

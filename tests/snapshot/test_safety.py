@@ -128,6 +128,17 @@ def test_self_reference_and_depth_inside_a_valid_shape() -> None:
         assert "config" not in snapshot.extra
 
 
+def test_frames_may_begin_anywhere() -> None:
+    """Between the two numbers of a pool's id, say: every event with pairs of its own, over many frames."""
+    event = {"action": "alloc", "addr": 512, "size": 5, "stream": 0, "time_us": 1, "frames": []}
+    trace = [{**event, "addr": 512 * i, "pool_id": (i % 300, i % 2), "pad": "x" * (i % 97)} for i in range(1, 30_000)]
+    data = pickle.dumps({"segments": [], "device_traces": [trace]}, protocol=4)
+    assert data.count(b"\x95") > 20
+    snapshot = snapshot_from_raw(plain_from_bytes(data, "x"))
+    assert build_timeline(snapshot).max_requested == 5 * len(trace)
+    assert len(snapshot.pools) == 300
+
+
 def test_gzip_bombs() -> None:
     small = gzip.compress(b"\0" * 200_000_000, 6)
     with pytest.raises(InputError, match="unpacks to more than"):
