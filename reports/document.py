@@ -102,9 +102,15 @@ def build_document(
         host=_host(report.get("host")),
         reproduce=_reproduce(report["source"]),
         config=_config(report["source"]["config"]),
-        notes=tuple(plain(note) for note in report["notes"]),
+        notes=tuple(_sentence(note) for note in report["notes"]),
         report=report,
     )
+
+
+def _sentence(note: str) -> str:
+    """A note as a sentence: a capital first, a full stop last."""
+    words = plain(note).strip()
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
 
 
 def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
@@ -288,22 +294,26 @@ def _span(span: Mapping[str, Any], start_us: int) -> Span:
     )
 
 
+# What is between the phases gets less room than they do.
+_NARROW = {"other": 0.3}
+
+
 def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
-    """Where each point stands when every span is one unit wide, its points spread evenly over it.
+    """Where each point stands when every phase is one unit wide, its points spread evenly over it.
 
     Without spans the whole recording is one unit.
     """
     edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
     stops = sorted(set(edges))
-    wide = {s.start_point for s in spans}
+    widths = {s.start_point: _NARROW.get(s.phase, 1.0) for s in spans}
     places, x = {}, 0.0
     for stop, following in zip(stops, [*stops[1:], None], strict=True):
         places[stop] = (x, following)
-        x += 1.0 if stop in wide or not spans else 0.0
-    return tuple(_place(point, stops, places, bool(spans)) for point in range(n_points))
+        x += widths.get(stop, 0.0) if spans else 1.0
+    return tuple(_place(point, stops, places) for point in range(n_points))
 
 
-def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]], has_spans: bool) -> float:
+def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]]) -> float:
     stop = stops[bisect_right(stops, point) - 1]
     x, following = places[stop]
     if following is None:
@@ -351,8 +361,8 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
-    """Only where there are steps to compare."""
-    if not growth or len(growth["steps"]) < 2:
+    """Only where there is a trend to see: the first step builds the optimizer's state, so two say nothing."""
+    if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
         return None
     steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
     left = tuple(
@@ -367,17 +377,14 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
         )
         for x in growth["left_behind"]
     )
-    return Steps(_growth_words(growth, steps), steps, left)
+    return Steps(_growth_words(growth), steps, left)
 
 
-def _growth_words(growth: Mapping[str, Any], steps: Sequence[Step]) -> str:
+def _growth_words(growth: Mapping[str, Any]) -> str:
     slope, explained = growth["end_bytes_per_step"], growth["explained_by_tokens"]
     if slope is None:
-        change = steps[-1].end_bytes - steps[0].end_bytes
-        first, last = steps[0].step, steps[-1].step
-        words = f"What is left when a step ends changed by {signed_gib(change)} GiB from step {first} to {last}"
-    else:
-        words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
+        return "Too few steps to see a trend."
+    words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
     if explained is not None:
         words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
     return words + "."

@@ -25,7 +25,7 @@ def bottom(document: Document) -> Markup:
 
 
 def _adds_up(sums: AddsUp) -> Markup:
-    marks = {True: ("ok", "equal"), False: ("bad", "differs"), None: ("muted", "")}
+    marks = {True: ("ok", "✓"), False: ("bad", "✗ differs:"), None: ("muted", "")}
     rows = [
         el(
             "tr",

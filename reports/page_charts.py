@@ -49,7 +49,7 @@ def timeline_section(timeline: Timeline | None, document: Document) -> Markup | 
 def _axis_note(timeline: Timeline) -> str:
     length = duration(timeline.time_us[-1])
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
-    return f"Phases are drawn equally wide; the recording is {length} long. {keys}"
+    return f"Phases are drawn equally wide, what is between them narrower; the recording is {length} long. {keys}"
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:

