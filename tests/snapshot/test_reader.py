@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from memprof.allocator import AllocatorSettings
 from memprof.errors import InputError
 from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
+from memprof.snapshot.unpickle import plain_from_bytes
 from memprof.timeline import build_timeline
 from memprof.vocabulary import Kind
 from tests.snapshot.programs import MIB, Program
@@ -218,3 +220,45 @@ def test_saving_is_all_or_nothing(raw: dict[str, Any], tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         save_snapshot(raw, blocked / "s.pickle")
+
+
+# What PyTorch's own viewer (MemoryViz.js) understands; anything else and it shows nothing.
+VIEWER = {
+    "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE",
+    "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE",
+    "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT", "APPEND",
+    "APPENDS", "SETITEM", "SETITEMS",
+}  # fmt: skip
+
+
+def test_torchs_viewer_opens_what_is_saved(raw: dict[str, Any], tmp_path: Path) -> None:
+    raw["memprof"] = {"notes": ["x" * 300, "\u00e9"], "created": None, "config": {"lr": 1e-6, "a": [True, False, -1]}}
+    raw["memprof"]["samples"] = [[1763000000515952, 1 << 40, None, -5]] * 2000
+    file = save_snapshot(raw, tmp_path / "s.pickle")
+    opcodes = list(pickletools.genops(file.read_bytes()))
+    assert {code.name for code, _, _ in opcodes} <= VIEWER
+    assert all(-(1 << 63) <= value < 1 << 63 for code, value, _ in opcodes if code.name == "LONG1")
+    assert [value for code, value, _ in opcodes if code.name == "PROTO"] == [4]
+
+
+def test_what_torchs_cpp_writer_makes(raw: dict[str, Any]) -> None:
+    """libtorch pickles snapshots itself: protocol 2, every number of 8 bytes, pools as tuples by mark."""
+
+    def write(value: Any) -> bytes:
+        if isinstance(value, dict):
+            return b"}(" + b"".join(write(k) + write(v) for k, v in value.items()) + b"u"
+        if isinstance(value, list):
+            return b"](" + b"".join(map(write, value)) + b"e"
+        if isinstance(value, tuple):
+            return b"(" + b"".join(b"K" + bytes([v]) for v in value) + b"t"
+        if isinstance(value, bool):
+            return b"\x88" if value else b"\x89"
+        if isinstance(value, int):
+            return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
+        text = str(value).encode()
+        return b"X" + len(text).to_bytes(4, "little") + text + b"q\x00"
+
+    snapshot = snapshot_from_raw(plain_from_bytes(b"\x80\x02" + write(raw) + b".", "x"))
+    timeline = build_timeline(snapshot)
+    assert (timeline.max_requested, int(timeline.active[-1])) == peaks(raw)
+    assert len(snapshot.pools) == 2
