@@ -76,7 +76,9 @@ def score_instant(live: list[list[Any]], instant: int, timeline: Timeline, said:
         score.evidence[EVIDENCE[said.evidence[row]], answer == truth] += size
         if answer != truth:
             frames = stacks.of(int(timeline.stack[row]))
-            where = " < ".join(f"{f.file.rsplit('/', 1)[-1]}:{f.line}:{f.function}" for f in frames[:6]) or "(no frames)"
+            where = (
+                " < ".join(f"{f.file.rsplit('/', 1)[-1]}:{f.line}:{f.function}" for f in frames[:6]) or "(no frames)"
+            )
             score.worst[f"{truth}/{detail} said {answer} by {said.rules[said.rule[row]]}: {where}"] += size
     return score
 
@@ -137,7 +139,7 @@ def report(cases: list[Case], *, phases: bool, confusion: bool) -> None:
             notes += "" if case.phase_peaks_found.get(name, True) else " [own peak differs]"
             timing = f"{case.seconds:6.2f} s {case.events:8d} events" if name == "peak" else ""
             print(f"{label:52s} {100 * score.accuracy:6.2f} % {score.total / 2**30:8.2f} GiB  {timing} {notes}")
-            if confusion and failing or confusion and name == "peak" and score.accuracy < 0.98:
+            if (confusion and failing) or (confusion and name == "peak" and score.accuracy < 0.98):
                 for line, size in score.worst.most_common(6):
                     if size < 0.002 * score.total:
                         break

@@ -27,8 +27,8 @@ from memprof.attribution.models import apply_loaded_models
 from memprof.attribution.owners import apply_owners
 from memprof.attribution.phases import phase_track
 from memprof.attribution.rules import RuleSet, StackIndex, load_rules
-from memprof.attribution.tags import read_tags
 from memprof.attribution.tagged import apply_tags
+from memprof.attribution.tags import read_tags
 from memprof.snapshot.model import Snapshot
 from memprof.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
@@ -67,7 +67,9 @@ def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = No
 
 def _decide(facts: Facts, draft: Draft) -> None:
     rows = len(draft.category)
-    specific = facts.stacks.first_rule("specific", *_pairs(facts))[_pair_of_row(facts)] if rows else np.zeros(0, np.int64)
+    specific = (
+        facts.stacks.first_rule("specific", *_pairs(facts))[_pair_of_row(facts)] if rows else np.zeros(0, np.int64)
+    )
     resolve = _with_role(facts, specific, "resolve")
     apply_owners(facts, draft)
     apply_gradients(facts, draft)
@@ -80,7 +82,8 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_logits(facts, draft, parameters, vocabulary)
-    _apply_matched(facts, draft, fused)  # what is no head gradient and no hidden state there is a tile, whatever its tag
+    # What is no head gradient and no hidden state in there is a tile, whatever its tag.
+    _apply_matched(facts, draft, fused)
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
     apply_loaded_models(facts, draft, resolve, trained)
@@ -108,7 +111,7 @@ def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _pair_of_row(facts: Facts) -> NDArray[np.int64]:
-    keys, inverse = np.unique(_pair_key(facts), return_inverse=True)
+    inverse: NDArray[np.int64] = np.unique(_pair_key(facts), return_inverse=True)[1]
     return inverse.reshape(-1)
 
 
@@ -123,7 +126,9 @@ def _apply_specific(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> N
 
 def _apply_context(facts: Facts, draft: Draft) -> None:
     if len(draft.category):
-        _apply_matched(facts, draft, facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)], context=True)
+        _apply_matched(
+            facts, draft, facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)], context=True
+        )
 
 
 def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
@@ -158,12 +163,11 @@ def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[
     return halves if total and sum(s * c for s, c in (halves & known).items()) >= 0.8 * total else Counter()
 
 
-def _parameter_sizes(
-    facts: Facts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]
-) -> Counter[int]:
+def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]) -> Counter[int]:
     """Sizes of everything that is some model's parameter, as far as known before models are told apart."""
     owned = np.isin(
-        draft.category, [c.code for c in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL)]
+        draft.category,
+        [c.code for c in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL)],
     )
     loaded = (resolve >= 0) & (facts.size >= 256)
     long_lived = loaded & (facts.timeline.free_event > facts.timeline.n_events // 2)
@@ -182,10 +186,16 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
     kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
     draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
     loading = told & (facts.phase == Phase.LOAD.code)
-    draft.fill(loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,))
+    draft.fill(
+        loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,)
+    )
     brief = told & (facts.death == facts.phase) & ~facts.survivor
-    draft.fill(brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,))
-    draft.fill(told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,))
+    draft.fill(
+        brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,)
+    )
+    draft.fill(
+        told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,)
+    )
     draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
 
 

@@ -84,7 +84,8 @@ class Facts:
     def module(self) -> Bools:
         """Born inside a module's forward, as far as stacks and tags tell."""
         of_tag = np.array([r in ("forward", "no_grad", "recompute") for r in self.tags.column("region")], bool)
-        return self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
+        inside: Bools = self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
+        return inside
 
     @cached_property
     def linear(self) -> Bools:

@@ -22,6 +22,8 @@ __all__ = ["apply_ghost_gradients", "apply_ghosts"]
 _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096
+_LARGE = 1 << 16
+_CLEAR = 0.1  # a smaller difference between two shares says nothing
 _NO_GRAD = codes_of(Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, Phase.EVALUATE)
 
 
@@ -40,7 +42,9 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         return  # the recording named every parameter: what it did not name is none, and nothing else is known of it
     rest = facts.ghost & draft.open
     sizes = facts.size
-    draft.fill(rest & (sizes < _SMALL), Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.small", alternatives=(Category.INPUTS,))
+    draft.fill(
+        rest & (sizes < _SMALL), Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.small", alternatives=(Category.INPUTS,)
+    )
     draft.fill(
         rest, Category.WEIGHTS, Evidence.FINGERPRINT, "ghost.base-weights",
         alternatives=(Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.OPTIMIZER_STATE),
@@ -65,12 +69,16 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
         # Gradients are born in the trace, so what the step replaces is its own state.
         draft.fill(dead & step & sized, Category.OPTIMIZER_STATE, life, "ghost.replaced-by-optimizer",
                    alternatives=(Category.GRADIENTS,))  # fmt: skip
-    draft.fill(dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,))
+    draft.fill(
+        dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,)
+    )
     draft.fill(dead & step, Category.TEMPORARIES, life, "ghost.dies-in-optimizer", alternatives=(Category.GRADIENTS,))
     if (draft.category == Category.WEIGHT_CASTS.code).any():
         halves = np.array(sorted(s // 2 for s in parameters if s >= _SMALL), np.int64)
         cast = dead & np.isin(facts.size, halves)
-        draft.fill(cast, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "ghost.weight-copy", alternatives=(Category.ACTIVATIONS,))
+        draft.fill(
+            cast, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "ghost.weight-copy", alternatives=(Category.ACTIVATIONS,)
+        )
     forward_or_back = np.isin(facts.death, codes_of(Phase.BACKWARD, Phase.FORWARD))
     opens = _opening_phase(facts)
     in_training = opens in codes_of(Phase.FORWARD, Phase.BACKWARD)
@@ -142,7 +150,9 @@ def _copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> Non
         if factor != 1 and not (state_is_old and copies >= 2):
             continue
         known = _known_copies(facts, draft, trained)
-        roles = [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
+        roles = (
+            [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
+        )
         if factor == 1 and _state_is_partial(facts, draft, trained):
             # The history opens inside the step that makes the state: what is over is the part made before.
             _fill_copies(facts, draft, rows, sizes, [r for r in roles if r is not Category.OPTIMIZER_STATE], exact=True)
@@ -178,6 +188,52 @@ def _roles(facts: Facts, copies: int, first: Category, known: set[Category], sta
     return roles + [Category.OPTIMIZER_STATE] * state
 
 
+def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
+    """Whether later allocations lie lower, as where a C library maps each large block (and on some drivers).
+
+    What is born in the trace outside the old blocks' range shows the direction. Else the copies themselves may:
+    optimizer state is the latest, and as two moments are made in turn for each parameter, its equal sizes stand
+    side by side (``copies`` is 0 where there is none). A recording without segments comes from a C library.
+    """
+    t = facts.timeline
+    old = t.address[rows]
+    new = ~facts.ghost & (t.size >= _LARGE)
+    below = int(t.size[new & (t.address < old.min())].sum())
+    above = int(t.size[new & (t.address > old.max())].sum())
+    if max(below, above) > 2 * min(below, above):
+        return below > above
+    sizes = facts.size[rows]
+    lower = upper = weight = 0.0
+    # The caching allocator keeps these apart (small pool, shared segments, segments of their own).
+    for low, high in ((_SMALL, 1 << 20), (1 << 20, 10 << 20), (10 << 20, 1 << 62)):
+        of_pool = sizes[(sizes >= low) & (sizes < high)]
+        part = len(of_pool) // max(copies, 2)
+        if copies and part >= 8:
+            lower += part * _paired_share(of_pool[:part])
+            upper += part * _paired_share(of_pool[-part:])
+            weight += part
+    if weight and abs(lower - upper) > _CLEAR * weight:
+        return lower > upper
+    return _without_segments(facts)
+
+
+def _without_segments(facts: Facts) -> bool:
+    segments = facts.snapshot.segments.get(facts.timeline.device)
+    blocks = facts.snapshot.blocks.get(facts.timeline.device)
+    if segments is None or blocks is None or not len(segments):
+        return True
+    return (
+        len(segments) == len(blocks) and bool((segments.total == blocks.size).all()) and bool((blocks.size % 512).any())
+    )
+
+
+def _paired_share(sizes: Ints) -> float:
+    """The share of entries that stand in pairs of equal neighbours."""
+    edge = np.flatnonzero(np.r_[True, sizes[1:] != sizes[:-1], True])
+    lengths = np.diff(edge)
+    return float((lengths // 2 * 2).sum()) / len(sizes)
+
+
 def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
     """Whether only some parameters got their optimizer state in the trace."""
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
@@ -189,10 +245,12 @@ def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool
 def _fill_copies(
     facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category], *, exact: bool = False
 ) -> None:
-    rows = rows[np.argsort(facts.timeline.address[rows], kind="stable")]
     mine = rows[np.isin(facts.size[rows], np.array(sorted(sizes), np.int64))]
+    mine = mine[np.argsort(facts.timeline.address[mine], kind="stable")]
+    if len(roles) > 1 and _grows_downwards(facts, mine, len(roles) if Category.OPTIMIZER_STATE in roles else 0):
+        mine = mine[::-1]
     if roles and roles[0] is Category.ADAPTERS:
-        # Sizes shared with the base model: adapters were added to a finished model, so they lie above it.
+        # Sizes shared with the base model: adapters were added to a finished model, so they come after it.
         ahead = rank_in_size(facts.size[mine][::-1])[::-1]
         mine = mine[ahead < np.array([sizes[int(s)] * len(roles) for s in facts.size[mine]], np.int64)]
     if not len(mine) or not roles:
@@ -209,7 +267,9 @@ def _fill_copies(
     which = np.clip((rank - surplus) // per, 0, len(roles) - 1)
     others = tuple(dict.fromkeys(roles))
     for k, role in enumerate(roles):
-        draft.fill(mine[which == k], role, Evidence.FINGERPRINT, _COPY, alternatives=tuple(c for c in others if c is not role))
+        draft.fill(
+            mine[which == k], role, Evidence.FINGERPRINT, _COPY, alternatives=tuple(c for c in others if c is not role)
+        )
 
 
 def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
@@ -293,7 +353,9 @@ def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     role = Category.REWARD_MODEL if scores else Category.REFERENCE_MODEL
     policy = int(facts.size[facts.ghost & (draft.category == Category.WEIGHTS.code)].sum())
     if Category.WEIGHTS in _known_copies(facts, draft, trained):
-        if int(facts.size[left].sum()) > 0.05 * policy and (scores or Category.REFERENCE_MODEL not in _known_copies(facts, draft, trained)):
+        if int(facts.size[left].sum()) > 0.05 * policy and (
+            scores or Category.REFERENCE_MODEL not in _known_copies(facts, draft, trained)
+        ):
             draft.fill(left, role, Evidence.FINGERPRINT, "ghost.model-of-other-sizes", alternatives=(Category.WEIGHTS,))
         return
     if scores:

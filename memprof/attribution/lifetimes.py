@@ -66,7 +66,8 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> 
 
 def draft_is(draft: Draft, category: Category) -> Bools:
     """Rows decided as ``category``."""
-    return draft.category == category.code
+    rows: Bools = draft.category == category.code
+    return rows
 
 
 def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
@@ -148,4 +149,6 @@ def apply_early_parameters(facts: Facts, draft: Draft) -> None:
         return
     t = facts.timeline
     early = ~facts.ghost & (t.alloc_event < first) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
-    draft.fill(early, Category.WEIGHTS, Evidence.LIFETIME, "parameters.before-everything", alternatives=(Category.INPUTS,))
+    draft.fill(
+        early, Category.WEIGHTS, Evidence.LIFETIME, "parameters.before-everything", alternatives=(Category.INPUTS,)
+    )

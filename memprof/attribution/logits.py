@@ -44,7 +44,9 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     """Decide rows with a vocabulary extent. ``parameters`` are sizes that are no logits."""
     if vocabulary < 2:
         return
-    wide = _wide_by_tag(facts, vocabulary) | (_wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0))
+    wide = _wide_by_tag(facts, vocabulary) | (
+        _wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0)
+    )
     place = np.isin(facts.phase, _WHERE)
     outside = place & ~facts.module & _after_a_model_ran(facts)
     head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
@@ -86,14 +88,20 @@ def apply_fused_logprobs(
     if casts:
         extents = {vocabulary, 1 << 15, vocabulary % (1 << 15)} - {0}
         tile = rows & np.isin(facts.size, [e * vector // 2 for e in extents])
-        draft.fill(tile, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "logprob.weight-tile", alternatives=(Category.LOSS_LOGITS,))
+        draft.fill(
+            tile,
+            Category.WEIGHT_CASTS,
+            Evidence.FINGERPRINT,
+            "logprob.weight-tile",
+            alternatives=(Category.LOSS_LOGITS,),
+        )
     head = (backward | (rows & ~facts.module)) & np.isin(facts.size, [vocabulary * vector, vocabulary * vector * 2])
     held = _existing_gradient(facts, draft, vocabulary * vector)
     draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
                alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
     # Later in an accumulation it is added to the gradient that is there, and gone.
-    draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight", "weight_grad",
-               (Category.GRADIENTS,))  # fmt: skip
+    draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight",
+               "weight_grad", (Category.GRADIENTS,))  # fmt: skip
     if not (backward & draft.open).any():
         return
     hidden = backward & draft.open & (facts.size % vector == 0) & (facts.size > 16 * vector)
@@ -105,7 +113,9 @@ def apply_fused_logprobs(
 def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
     """Rows born while a settled gradient of ``size`` already exists from an earlier backward."""
     t = facts.timeline
-    grads = np.flatnonzero((draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2]))
+    grads = np.flatnonzero(
+        (draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2])
+    )
     out = np.zeros(len(t), bool)
     for row in grads:
         end = next((s[1] for s in facts.spans_of(Phase.BACKWARD) if s[0] <= t.alloc_event[row] < s[1]), 0)
@@ -119,12 +129,14 @@ def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
     Gradients of embeddings are [vocabulary, hidden]: the last extent tells them apart.
     """
     hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
-    return hits[facts.timeline.metadata]
+    wide: Bools = hits[facts.timeline.metadata]
+    return wide
 
 
 def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
     whole = (facts.size % (2 * vocabulary) == 0) & (facts.size >= 2 * vocabulary)
-    return whole & _not_parameters(facts, parameters)
+    wide: Bools = whole & _not_parameters(facts, parameters)
+    return wide
 
 
 def _not_parameters(facts: Facts, parameters: Counter[int]) -> Bools:

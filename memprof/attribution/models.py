@@ -54,7 +54,9 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
     for model in models:
         role = model.role or Category.WEIGHTS
         adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else np.zeros(0, np.int64)
-        draft.fill(adapters, Category.ADAPTERS, Evidence.FINGERPRINT, "models.trained-part", alternatives=(Category.WEIGHTS,))
+        draft.fill(
+            adapters, Category.ADAPTERS, Evidence.FINGERPRINT, "models.trained-part", alternatives=(Category.WEIGHTS,)
+        )
         for index in np.unique(matched[model.rows]):
             mine = model.rows[matched[model.rows] == index]
             others = () if role is Category.WEIGHTS else (Category.WEIGHTS,)
@@ -68,8 +70,9 @@ def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
     age = np.searchsorted(births, t.free_event[rows]) - np.searchsorted(births, t.alloc_event[rows])
     scratch = (age <= 3) & ~facts.survivor[rows] & (facts.death[rows] == Phase.LOAD.code)
     draft.fill(rows[scratch], Category.TEMPORARIES, Evidence.LIFETIME, "models.loading-scratch")
-    kept = rows[~scratch]
-    return kept[np.argsort(t.alloc_event[kept], kind="stable")]
+    kept: Ints = rows[~scratch]
+    kept = kept[np.argsort(t.alloc_event[kept], kind="stable")]
+    return kept
 
 
 def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel]:
@@ -153,11 +156,18 @@ def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | N
 
 
 def _role_beside(
-    facts: Facts, model: LoadedModel, policy: LoadedModel, models: list[LoadedModel], trained: Counter[int], rewarded: bool
+    facts: Facts,
+    model: LoadedModel,
+    policy: LoadedModel,
+    models: list[LoadedModel],
+    trained: Counter[int],
+    rewarded: bool,
 ) -> Category:
     if model.bytes <= _MINOR * policy.bytes:
         return Category.WEIGHTS
-    same = _noticeable(model.sizes) == _noticeable(policy.sizes - trained if _is_lora(policy, trained) else policy.sizes)
+    same = _noticeable(model.sizes) == _noticeable(
+        policy.sizes - trained if _is_lora(policy, trained) else policy.sizes
+    )
     same = same or _noticeable(model.sizes) == _noticeable(policy.sizes)
     alike = _common(model.sizes, policy.sizes) >= _SAME * max(model.bytes, 1)
     taken = any(m.role is Category.REFERENCE_MODEL for m in models)
@@ -165,7 +175,11 @@ def _role_beside(
         return Category.REFERENCE_MODEL
     if rewarded:
         needs_reference = facts.has_phase(Phase.REFERENCE_LOGPROBS) and not taken and alike
-        exact = [m for m in models if m is not policy and m.role is None and _noticeable(m.sizes) == _noticeable(policy.sizes)]
+        exact = [
+            m
+            for m in models
+            if m is not policy and m.role is None and _noticeable(m.sizes) == _noticeable(policy.sizes)
+        ]
         return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
     if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
         return Category.VALUE_MODEL

@@ -79,12 +79,13 @@ def _from_marks(
     names = [""]
     for entry in snapshot.extra.get("steps") or []:
         if isinstance(entry, (list, tuple)) and len(entry) == 3:
-            first, last = np.searchsorted(timeline.event_us, entry[1]), np.searchsorted(timeline.event_us, entry[2], "right")
+            first = int(np.searchsorted(timeline.event_us, entry[1]))
+            last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
             step[first:last] = entry[0]
     for mark in sorted(marks, key=lambda m: m["start_us"]):
-        first = np.searchsorted(timeline.event_us, mark["start_us"])
+        first = int(np.searchsorted(timeline.event_us, mark["start_us"]))
         end = mark.get("end_us")
-        last = n if end is None else np.searchsorted(timeline.event_us, end, "right")
+        last = n if end is None else int(np.searchsorted(timeline.event_us, end, "right"))
         phase[first:last] = _CODES[mark["phase"]]
         if isinstance(mark.get("step"), int):
             step[first:last] = mark["step"]
@@ -143,7 +144,11 @@ def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timelin
     times = timeline.event_us[births]
     starts: list[int] = []
     for note in snapshot.annotations:
-        if not str(note.get("name", "")).startswith("Optimizer.step#") or note.get("device") not in (timeline.device, -1, None):
+        if not str(note.get("name", "")).startswith("Optimizer.step#") or note.get("device") not in (
+            timeline.device,
+            -1,
+            None,
+        ):
             continue
         if note.get("stage") == "START":
             starts.append(int(note.get("time_us", 0)))
@@ -219,7 +224,13 @@ def _resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, 
 
 
 def _settle(
-    code: Codes, passes: NDArray[np.bool_], site: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline
+    code: Codes,
+    passes: NDArray[np.bool_],
+    site: Codes,
+    births: Codes,
+    trace: Trace,
+    stacks: StackIndex,
+    timeline: Timeline,
 ) -> Codes:
     """Give each call site of ``passes`` its phase."""
     trained, order = _sites(code, site, passes)
@@ -234,7 +245,7 @@ def _settle(
         if reference is None:
             reference = _copies_of_trained(code, births, timeline, int(np.flatnonzero(mine)[0])) >= 2
         answer[free[0]] = _REFERENCE if reference else _OLD
-    out = code.copy()
+    out: Codes = code.copy()
     for where, phase in answer.items():
         out[passes & (site == where)] = phase
     return out
@@ -257,9 +268,7 @@ def _sites(code: Codes, site: Codes, passes: NDArray[np.bool_]) -> tuple[list[in
     return [s for s in total if into_backward[s] * 2 > total[s]], list(total)
 
 
-def _adapters_off(
-    mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Trace, stacks: StackIndex
-) -> bool | None:
+def _adapters_off(mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Trace, stacks: StackIndex) -> bool | None:
     """Whether the pass goes through other lines of the adapter layers than training does; None without any."""
     adapter = stacks.frames_matching(("peft/tuners/*:forward",))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -127,16 +128,17 @@ def _packaged() -> RuleSet:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
+    else:
+        import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise InputError(f"Cannot read the rules file {path}: {err.strerror or err}.") from err
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise InputError(f"The rules file {path} is not valid TOML: {err}.") from err
+    return table
 
 
 def _parse(table: dict[str, Any], where: str) -> RuleSet:
@@ -397,7 +399,9 @@ class StackIndex:
             ok &= (called >= 0) & (caller > called)
         return ok
 
-    def first_rule(self, tier: str, stack: NDArray[np.integer[Any]], phase: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    def first_rule(
+        self, tier: str, stack: NDArray[np.integer[Any]], phase: NDArray[np.integer[Any]]
+    ) -> NDArray[np.int64]:
         """For each (stack, phase code) pair the index of the first rule of ``tier`` that holds, else -1."""
         codes = {p.value: p.code for p in Phase}
         answer = np.full(len(stack), -1, np.int64)

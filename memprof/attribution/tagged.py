@@ -23,7 +23,10 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     said = facts.tags.category[facts.timeline.metadata]
     for category in Category:
         draft.fill(said == category.code, category, Evidence.METADATA, "tag.category")
-    region = {name: _equal(facts, "region", name) for name in ("forward", "no_grad", "recompute", "backward", "optimizer", "outside")}
+    region = {
+        name: _equal(facts, "region", name)
+        for name in ("forward", "no_grad", "recompute", "backward", "optimizer", "outside")
+    }
     inside = region["forward"] | region["no_grad"] | region["recompute"]
     whole = np.isin(np.array(facts.tags.column("dtype")), _WHOLE_NUMBERS)[facts.timeline.metadata]
     _casts(facts, draft, inside, parameters)
@@ -49,4 +52,6 @@ def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) 
     other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)
     flat = facts.tags.rank[facts.timeline.metadata] <= 2
     rows = copies & inside & flat & np.isin(facts.size, other) & (facts.size >= _MODEL_BYTES)
-    draft.fill(rows, Category.WEIGHT_CASTS, Evidence.SHAPE, "tag.cast-of-parameter", alternatives=(Category.ACTIVATIONS,))
+    draft.fill(
+        rows, Category.WEIGHT_CASTS, Evidence.SHAPE, "tag.cast-of-parameter", alternatives=(Category.ACTIVATIONS,)
+    )
