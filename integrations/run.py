@@ -159,6 +159,8 @@ class TrainingRun:
             self._introduce(session, trainer)
             self._session = session
             session.start()
+            if self._ended:
+                return
             self._phases.current = session
             session.owners.claim_inputs(getattr(trainer, "_buffered_inputs", None), "rollout")
         self._from_step = step

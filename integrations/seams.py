@@ -19,8 +19,8 @@ class Seams:
 
     A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
     is what it raised, or None). Neither can hurt the run: what they raise goes to ``on_failure``, and the
-    original's own result or exception passes through untouched. ``on_error`` hears of an exception that leaves the outermost
-    wrapped method: the run is ending by it.
+    original's own result or exception passes through untouched. ``on_error`` hears of an exception that leaves the
+    outermost wrapped method: the run is ending by it.
     """
 
     def __init__(

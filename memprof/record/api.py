@@ -114,7 +114,12 @@ def record(
                 session.add_model(one, role)
     if optimizer is not None:
         session.owners.add_optimizer(optimizer)
-    session.start()
+    try:
+        session.start()
+    except Exception as error:
+        warnings.warn(f"memprof could not begin to record ({error!r}); the code runs unwatched.", stacklevel=3)
+        yield session
+        return
     try:
         yield session
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import warnings
@@ -88,8 +89,8 @@ class Session:
             self.caches.start()
             self._watch_optimizers()
             self.recorder.open_window()
-            self._look_again()
-            self._sample()
+            self._guarded(self._look_again)
+            self._guarded(self._sample)
         except BaseException:
             self._started = False
             self._unhook()
@@ -285,7 +286,14 @@ class Session:
         from memprof.snapshot import save_snapshot
 
         target = Path(path)
-        save_snapshot(self.to_raw(), target)
+        # Hundreds of thousands of small dicts come to be here; looking for cycles among them is most of the time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            save_snapshot(self.to_raw(), target)
+        finally:
+            if collecting:
+                gc.enable()
         return target
 
     def _oom(self) -> dict[str, Any] | None:

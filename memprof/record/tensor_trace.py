@@ -32,6 +32,8 @@ __all__ = ["TensorTrace"]
 
 _graph_task = torch._C._current_graph_task_id
 _PLAIN = torch._C._disabled_torch_dispatch_impl
+_STRIDED = torch.strided
+_OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
@@ -81,6 +83,7 @@ class TensorTrace:
         self._records: deque[Born | Died] = deque(maxlen=None if max_entries is None else max(2, max_entries * 2 // 3))
         self._count = 0
         self._live: dict[int, _Watch] = {}
+        self._mutable: dict[Any, bool] = {}
         self._capture = capture_function(stacks)
         self._tags = Tags()
         self._optimizer_depth = 0
@@ -190,20 +193,35 @@ class TensorTrace:
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for one operation: what it was given, and what it made."""
         live = self._live
-        for tensor in _tensors(args):
-            if tensor.untyped_storage()._cdata not in live:
-                self._birth(tensor, func)
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.layout is _STRIDED and value.untyped_storage()._cdata not in live:
+                    self._birth(value, func)
+            elif isinstance(value, (list, tuple)):
+                for tensor in _tensors(value):
+                    if tensor.untyped_storage()._cdata not in live:
+                        self._birth(tensor, func)
         if kwargs:
-            for tensor in _tensors(tuple(kwargs.values())):
+            for tensor in _tensors(kwargs.values()):
                 if tensor.untyped_storage()._cdata not in live:
                     self._birth(tensor, func)
-        changes = func._schema.is_mutable if hasattr(func, "_schema") else False
-        for tensor in _tensors((out,)):
-            watch = live.get(tensor.untyped_storage()._cdata)
+        made = ([out] if out.layout is _STRIDED else []) if isinstance(out, torch.Tensor) else _tensors((out,))
+        changes = self._changes(func)
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            watch = live.get(storage._cdata)
             if watch is None:
                 self._birth(tensor, func)
             elif changes:
-                self._check_resized(watch, tensor.untyped_storage(), tensor, func)
+                self._check_resized(watch, storage, tensor, func)
+
+    def _changes(self, func: Any) -> bool:
+        """Whether an operation may give a storage another size."""
+        answer = self._mutable.get(func)
+        if answer is None:
+            schema = getattr(func, "_schema", None)
+            answer = self._mutable[func] = bool(schema is not None and schema.is_mutable)
+        return answer
 
     def failed(self, error: BaseException) -> None:
         """Note an operation that ran out of memory."""
@@ -249,7 +267,7 @@ class TensorTrace:
         )
 
     def _region(self, in_module: bool) -> str:
-        if self._optimizer_depth or self._tags.phase == Phase.OPTIMIZER_STEP.value:
+        if self._optimizer_depth or self._tags.phase == _OPTIMIZER_STEP:
             return "optimizer"
         if _graph_task() != -1:
             return "recompute" if in_module else "backward"
@@ -404,7 +422,7 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and not value.is_meta:
+            if value.layout is _STRIDED:
                 found.append(value)
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)

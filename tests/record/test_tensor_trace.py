@@ -24,6 +24,7 @@ from memprof.timeline import build_timeline
 def trace(work: Callable[[], Any], **options: Any) -> dict[str, Any]:
     """The raw snapshot of what ``work`` allocates; its result lives until the trace has ended."""
     recorder = TensorTrace(torch.device("cpu"), **options)
+    gc.collect()  # what earlier tests left must not die in here
     recorder.start()
     try:
         kept = work()
@@ -337,6 +338,7 @@ def test_a_failed_allocation_is_told_with_its_stack() -> None:
 
 
 def test_windows_nest() -> None:
+    gc.collect()
     recorder = TensorTrace(torch.device("cpu"))
     recorder.start()
     recorder.open_window()
