@@ -26,7 +26,7 @@ LAYERS = 2
 def walk(snapshot: dict[str, Any], device: int) -> tuple[list[dict[int, int]], list[int]]:
     """Live {address: bytes} and their sum after each entry, walking back from the final blocks."""
     live = {b["address"]: b["requested_size"] for s in snapshot["segments"] for b in s["blocks"]
-            if b["state"] == "active_allocated"}
+            if s["device"] == device and b["state"] == "active_allocated"}
     states, totals = [], []
     for entry in reversed(snapshot["device_traces"][device]):
         states.append(dict(live))
@@ -143,7 +143,7 @@ def test_variants_hold_their_truth(nano: tuple[Stream, dict[str, Any]], variant:
     if variant.cxx:
         assert any("at::_ops::" in str(f["name"]) for f in trace[0]["frames"])
     if variant.n_devices == 2:
-        assert snapshot["device_traces"][0] == []
+        assert 0 < len(snapshot["device_traces"][0]) < len(trace)
 
 
 @pytest.mark.parametrize("unwind", ["held", "step", "all"])
