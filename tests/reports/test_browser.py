@@ -211,9 +211,19 @@ def test_download_is_the_report(page: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(sample()[0]))
 
 
+def picture_is_drawn(page: Any) -> None:
+    """The static picture shows the stack at its full height, and every phase."""
+    svg = page.locator(".timeline-svg")
+    assert svg.is_visible()
+    height = svg.bounding_box()["height"]
+    assert page.locator(".timeline-svg path.c-weights").bounding_box()["height"] > 0.2 * height
+    assert page.locator(".timeline-svg path.c-unattributed").bounding_box()["height"] > 0.3 * height
+    assert page.locator(".timeline-svg g rect").count() == 17
+
+
 def test_reads_without_javascript(browser: Any, file: Path) -> None:
     with open_page(browser, file, java_script_enabled=False) as page:
-        assert page.locator(".timeline-svg").is_visible()
+        picture_is_drawn(page)
         assert page.locator('tr[data-path="kv_cache/kv_cache"]').is_visible()
         assert not page.locator("#filter").is_visible()
         assert page.locator("#panel-total").inner_text() == PEAK
@@ -228,7 +238,7 @@ def test_narrow_screens_do_not_scroll_sideways(browser: Any, file: Path, width: 
 def test_prints_the_static_picture(browser: Any, file: Path, tmp_path: Path) -> None:
     with open_page(browser, file) as page:
         page.emulate_media(media="print")
-        assert page.locator(".timeline-svg").is_visible()
+        picture_is_drawn(page)
         assert not page.locator("#chart").is_visible()
         assert not page.locator("#theme").is_visible()
         assert len(page.pdf(path=str(tmp_path / "page.pdf"))) > 10_000

@@ -23,7 +23,7 @@ from memprof.errors import InputError
 from memprof.units import GIB
 from tests.reports.sample import HOSTILE, hostile, sample
 
-VOID = {"meta", "input", "br", "hr", "line", "rect", "path", "polyline"}
+VOID = {"meta", "input", "br", "hr"}
 
 
 class Page(HTMLParser):
