@@ -34,7 +34,8 @@ class Timeline:
 
     Totals have ``n_events + 1`` entries, one an instant: ``active`` = bytes whose free has not
     completed, ``allocated`` = bytes the program holds, ``requested_total`` = live requested bytes,
-    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time.
+    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time, and
+    ``history`` says how much of the run the events cover.
     """
 
     device: int
@@ -58,6 +59,7 @@ class Timeline:
     reserved: I64 | None
     oom_events: I64
     regions: Regions
+    history: History = History.NONE
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -111,6 +113,7 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     sizes = _sizes(rows, snapshot, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    timeline = replace(timeline, history=_history(snapshot, trace, rows))
     _note_capacity(timeline, snapshot, notes)
     return timeline
 
@@ -242,21 +245,24 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
 
 
 def history_of(snapshot: Snapshot, device: int) -> History:
-    """How much of the run the snapshot's events cover.
+    """How much of the run the snapshot's events cover; ``Timeline.history`` where there is a timeline.
 
     What the recorder itself noted wins. Else: no events (``none``); nothing there before the first
     event (``complete``); as many events as a round ring buffer holds (``truncated``: the oldest
     were overwritten); otherwise recording began when memory was in use (``started_late``).
     """
+    trace = snapshot.traces.get(device) or _no_events()
+    rows = pair_blocks(trace, snapshot.blocks.get(device), snapshot.segments.get(device), [])
+    return _history(snapshot, trace, rows)
+
+
+def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
     recorded = snapshot.extra.get("recorded", {}).get("history")
-    if isinstance(recorded, str) and recorded in [str(h) for h in History]:
+    if recorded is not None:  # one of ours: the reader has checked it
         return History(recorded)
-    trace = snapshot.traces.get(device)
-    blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
-    if trace is None or not np.any(trace.action <= Action.FREE_COMPLETED):
+    if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
-    ghosts = np.any(pair_blocks(trace, blocks, segments, []).alloc_event < 0)
-    if not ghosts:
+    if not np.any(rows.alloc_event < 0):
         return History.COMPLETE
     longest = max(len(t) for t in snapshot.traces.values())
     return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE

@@ -94,6 +94,7 @@ def test_a_late_start_gives_the_same_totals(program: Program, fraction: float) -
     if not snapshot.devices:
         return
     timeline = build_timeline(snapshot, 0)
+    assert timeline.history is history_of(snapshot, 0)
     check_conservation(timeline)
     truth = np.array([(0, 0, 0, 0), *_settled(program)])[start:]
     got = totals_of(timeline)
