@@ -13,6 +13,7 @@ __all__ = ["bottom"]
 
 
 def bottom(document: Document) -> Markup:
+    """Checks and evidence, notes, how to reproduce, host memory."""
     return join(
         el(
             "div",

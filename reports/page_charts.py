@@ -14,6 +14,7 @@ __all__ = ["icicle_section", "timeline_section"]
 
 
 def timeline_section(timeline: Timeline | None, document: Document) -> Markup | None:
+    """The timeline: the static picture that paints first, the chart that replaces it, and the panel."""
     if timeline is None:
         return None
     tools = el(
@@ -96,6 +97,7 @@ def _allocation_title(allocation: Allocation) -> str:
 
 
 def icicle_section(root: Node) -> Markup | None:
+    """The peak as nested boxes."""
     if not root.bytes:
         return None
     return section(

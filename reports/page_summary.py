@@ -13,6 +13,7 @@ __all__ = ["advice_list", "header", "oom_banner", "summary"]
 
 
 def header(document: Document) -> Markup:
+    """Title, what was recorded, and the buttons."""
     buttons = (
         el("button", {"id": "theme", "type": "button", "class": "needs-js"}, "Theme: auto"),
         el("button", {"id": "download", "type": "button", "class": "needs-js"}, "Download JSON"),
@@ -32,6 +33,7 @@ def header(document: Document) -> Markup:
 
 
 def oom_banner(oom: Oom | None) -> Markup | None:
+    """What was asked for when memory ran out."""
     if oom is None:
         return None
     return el(
@@ -43,6 +45,7 @@ def oom_banner(oom: Oom | None) -> Markup | None:
 
 
 def summary(summary: Summary, badge: str) -> Markup:
+    """The peak in large, the facts beside it, and one bar of the device."""
     number, unit = gib(summary.peak_bytes), "GiB"
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
@@ -99,6 +102,7 @@ def _legend(part: Part) -> Markup:
 
 
 def advice_list(advice: Sequence[Advice]) -> Markup | None:
+    """What would lower the peak, ranked."""
     if not advice:
         return None
     items = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memprof.reports.markup import Child, Markup, el
 from memprof.reports.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.page_parts import bar, colour_class, column, section, stack_details, swatch, what
+from memprof.reports.page_parts import bar, breakable, colour_class, column, section, stack_details, swatch, what
 from memprof.reports.palette import slug
 from memprof.reports.text import duration, gib, percent, size, thousands
 
@@ -14,6 +14,7 @@ __all__ = ["allocation_table", "component_table", "device_peak_table", "phase_ta
 
 
 def component_table(rows: Sequence[Row]) -> Markup:
+    """The published table's rows, down to categories and details."""
     total = rows[-1].at_peak or 1
     body: list[Child] = []
     for row in rows:
@@ -120,6 +121,7 @@ def _left_behind(steps: Steps) -> Markup | None:
 
 
 def allocation_table(document: Document) -> Markup | None:
+    """The largest allocations, each line opening to its evidence and stack."""
     if not document.allocations:
         return None
     active = sum(p.bytes for p in document.summary.bar)
@@ -174,7 +176,7 @@ def _allocation_row(allocation: Allocation) -> Markup:
     summary = el(
         "summary",
         {},
-        el("span", {"class": "what"}, what(allocation)),
+        el("span", {"class": "what"}, breakable(what(allocation))),
         el("small", {"class": "muted"}, small) if small else None,
     )
     category = allocation.category_label + (f", {allocation.detail}" if allocation.detail else "")
@@ -201,6 +203,7 @@ def _particulars(allocation: Allocation) -> str:
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
+    """Every phase with its worst peak."""
     if not phases:
         return None
     scale = max(p.peak_bytes for p in phases) or 1
@@ -247,6 +250,7 @@ def _phase_row(row: PhaseRow, scale: int) -> Markup:
 
 
 def device_peak_table(peak: DevicePeak | None) -> Markup | None:
+    """Who made the allocator take more from the device."""
     if peak is None:
         return None
     rows = [

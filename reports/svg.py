@@ -43,9 +43,11 @@ class _Plot:
         self.low, self.high, self.ceiling = low, high, ceiling
 
     def x(self, value: float) -> float:
+        """Across."""
         return round(_LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, n_bytes: float) -> float:
+        """Up: the picture's own axis points down."""
         return round(_HEIGHT - _BOTTOM - n_bytes / self.ceiling * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 

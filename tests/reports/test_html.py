@@ -23,7 +23,7 @@ from memprof.errors import InputError
 from memprof.units import GIB
 from tests.reports.sample import HOSTILE, hostile, sample
 
-VOID = {"meta", "input", "br", "hr"}
+VOID = {"meta", "input", "br", "hr", "wbr"}
 
 
 class Page(HTMLParser):
