@@ -56,7 +56,8 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text_of = getattr(config, "get_text_config", None)
+    text = config if text_of is None else text_of()
     name = getattr(config, "_name_or_path", "") or type(model).__name__
     # A hub id is public; a path on this machine is not.
     facts["model_name"] = os.path.basename(os.path.normpath(name)) if redact or os.path.isabs(name) else name

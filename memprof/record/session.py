@@ -14,7 +14,7 @@ from typing import Any
 
 from memprof.record import phases
 from memprof.record.caches import CacheWatch
-from memprof.record.host import host_section, nvml_process_bytes, rss_bytes, versions
+from memprof.record.host import host_section, nvml_process_bytes, pinned_bytes, rss_bytes, versions
 from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
@@ -124,6 +124,11 @@ class Session:
         """Who is told from now on when memprof itself fails."""
         self._on_failure = tell
 
+    def on_oom(self, tell: Callable[[], None]) -> None:
+        """Who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
+        if hasattr(self.recorder, "on_oom"):
+            self.recorder.on_oom = tell
+
     def look_again(self) -> None:
         """State what parameters, gradients and optimizer state there are now."""
         self._guarded(self._look_again)
@@ -220,8 +225,9 @@ class Session:
         ]
 
     def _sample(self) -> None:
-        nvml = nvml_process_bytes(self.recorder.device().index) if self.recorder.kind is Kind.CUDA else None
-        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, None])
+        cuda = self.recorder.kind is Kind.CUDA
+        nvml = nvml_process_bytes(self.recorder.device().index) if cuda else None
+        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, pinned_bytes() if cuda else None])
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
         if self.failure is not None:

@@ -419,6 +419,16 @@ def test_a_mistake_of_ours_costs_one_warning_and_nothing_else(
     assert wrapped(trainer) == set()
 
 
+def test_a_mistake_at_the_very_end_is_told_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memprof.record.session.Session.write", lambda *_: 1 / 0)
+    trainer = plain(model, tmp_path / "a", [quiet(tmp_path / "r")], max_steps=2)  # written after the last step
+    with pytest.warns(UserWarning, match="training goes on"):
+        trainer.train()
+    assert wrapped(trainer) == set()
+
+
 def test_an_unwritable_folder_costs_one_warning(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     trainer = plain(model, tmp_path / "a", [quiet(tmp_path / "file" / "r")])
