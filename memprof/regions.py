@@ -92,8 +92,11 @@ def _lifetimes(
     following = np.minimum(born + 1, max(len(start) - 1, 0))
     end = np.where(same[1:][born], when[following], count)
     end = np.where(own, when[born], end)
-    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(start), np.int64)
-    return start[born], size[born], begin, end, pool[born], page[born]
+    # Where it is still there at the end, the final segment knows best: old traces name no pools.
+    last_entry = np.where(same[1:][born] & (when[following] == count), following, born)
+    pool, large = pool[last_entry], large[last_entry]
+    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(born), np.int64)
+    return start[born], size[born], begin, end, pool, page
 
 
 def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:

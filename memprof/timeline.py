@@ -110,6 +110,7 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     notes: list[str] = []
     rows = pair_blocks(trace, blocks, segments, notes)
     regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    _add_pools(rows, trace, regions)
     sizes = _sizes(rows, snapshot, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
@@ -121,6 +122,18 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
 def _no_events() -> Trace:
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
     return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
+
+
+def _add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
+    """Before torch 2.10 events name no pool: that of the segment around them, where it is still there."""
+    private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
+    if not len(private) or np.any(trace.pool):
+        return
+    at = np.searchsorted(regions.address[private], rows.address, side="right") - 1
+    region = private[np.maximum(at, 0)]
+    inside = (at >= 0) & (rows.address < regions.address[region] + regions.size[region])
+    inside &= regions.begin_event[region] <= rows.alloc_event
+    rows.pool[inside] = regions.pool[region[inside]]
 
 
 def _sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:

@@ -218,6 +218,23 @@ def test_instants_and_times(program: Program) -> None:
     assert timeline.died_us[1] == -1
 
 
+@relaxed
+@given(programs())
+def test_pools_of_old_traces(program: Program) -> None:
+    """Events without pool ids: what is in a private pool's segment belongs to the pool."""
+    raw = program.raw()
+    if not program.events:
+        return
+    new = build_timeline(snapshot_from_raw(raw), 0)
+    pools = [event.pop("pool_id") for event in raw["device_traces"][0]]
+    old = build_timeline(snapshot_from_raw(raw), 0)
+    given_back = any(e["action"] in ("segment_free", "segment_unmap") for e in program.events)
+    assert any(pool != (0, 0) for pool in pools) or not np.any(old.pool)
+    if not given_back:
+        assert old.pool.tolist() == new.pool.tolist()
+        assert old.regions.pool.tolist() == new.regions.pool.tolist()
+
+
 def test_a_trace_without_allocator() -> None:
     trace = [
         {"action": "alloc", "addr": 64, "size": 100, "stream": 0, "time_us": 1, "frames": []},
