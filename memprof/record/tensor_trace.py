@@ -73,7 +73,8 @@ class TensorTrace:
     ) -> None:
         self.scope = ModuleScope()
         self.notes: list[str] = []
-        self._device = device
+        # Distributed runs number their CPUs; tensors there do not.
+        self._device = torch.device("cpu") if device.type == "cpu" else device
         self._capacity = capacity
         self._max_entries = max_entries
         self.bounded = max_entries is not None

@@ -337,6 +337,15 @@ def test_a_failed_allocation_is_told_with_its_stack() -> None:
     assert found["stack"][0].startswith(__file__)
 
 
+def test_a_numbered_cpu_is_the_cpu() -> None:
+    recorder = TensorTrace(torch.device("cpu", 1))
+    recorder.start()
+    kept = torch.ones(31)
+    recorder.stop()
+    assert [e["size"] for e in events(recorder.dump()[0])] == [124]
+    assert kept.numel() == 31
+
+
 def test_windows_nest() -> None:
     gc.collect()
     recorder = TensorTrace(torch.device("cpu"))
