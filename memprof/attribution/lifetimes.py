@@ -110,8 +110,14 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
     generating = (facts.phase == Phase.GENERATE.code) & draft.open
     rows = np.flatnonzero(generating & facts.module)
     if len(rows):
-        births = _same_stack_births(facts, rows)
-        draft.fill(rows[births >= _LAYERS], Category.KV_CACHE, Evidence.LIFETIME, "cache.outlives-layers",
+        outlives = _same_stack_births(facts, rows) >= _LAYERS
+        # The last layers of the last step see no other layer run: what most of their like are, they are.
+        like = np.unique(
+            np.stack([facts.timeline.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_inverse=True
+        )[1].reshape(-1)
+        share = np.bincount(like, outlives) / np.bincount(like)
+        cached = outlives | (share[like] >= 0.5)
+        draft.fill(rows[cached], Category.KV_CACHE, Evidence.LIFETIME, "cache.outlives-layers",
                    alternatives=(Category.ACTIVATIONS,))  # fmt: skip
     for span in facts.spans_of(Phase.GENERATE):
         _preallocated(facts, draft, span)

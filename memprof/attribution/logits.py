@@ -152,7 +152,8 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
         return np.ones(len(facts.size), bool)
     # Common divisors: only blocks that hold a fair number of whole rows, larger than activations around them.
     tagged = facts.tags.rank[facts.timeline.metadata] > 0
-    usual = np.median(facts.size[facts.module & (facts.size > 4096)]) if facts.module.any() else 0
+    common = facts.size[facts.module & (facts.size > 4096)]
+    usual = np.median(common) if len(common) else 0
     return tagged | (facts.linear & (facts.size >= 4 * usual))
 
 
