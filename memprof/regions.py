@@ -22,7 +22,7 @@ __all__ = ["Regions", "regions_of", "reserved_splitter"]
 
 _PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
 # A hostile file can make every unmap span every map; real ones stay near one stretch an event.
-_MAX_STRETCHES = 20_000_000
+_STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
     low, high = np.searchsorted(edges, start), np.searchsorted(edges, start + size)
     parts = np.maximum(high - low, 0)
     total = int(parts.sum())
-    if total > _MAX_STRETCHES:
+    if total > _STRETCHES_EACH * len(start) + _STRETCHES_FREE:
         return np.arange(len(start)), start, size
     entry = np.repeat(np.arange(len(start)), parts)
     inside = np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)
