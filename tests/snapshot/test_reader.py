@@ -115,6 +115,7 @@ def test_missing_fields_and_unknown_actions(raw: dict[str, Any]) -> None:
     assert (timeline.max_requested, int(timeline.active[-1])) == want
     assert timeline.oom_events.tolist() == [len(trace) - 1] if trace else True
     assert snapshot.traces[0].address[-1] == 77
+    assert snapshot.traces[0].time_us[:5].tolist() == [20] * 5, "the first one known"
     assert np.all(np.diff(timeline.event_us) >= 0)
 
 
