@@ -167,6 +167,33 @@ def test_the_memprof_key(raw: dict[str, Any]) -> None:
     assert snapshot_from_raw({**raw, "memprof": 5}).extra == {}
 
 
+def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
+    """Whoever reads the key later can rely on documented types: bad entries are dropped and counted."""
+    phase = {"phase": "forward", "start_us": 5, "end_us": None, "future": [1]}
+    extra = {
+        "phases": [phase, {"phase": "forward"}, {"phase": 3, "start_us": 5}, 7, {**phase, "step": "x"}],
+        "steps": [[1, 2, 3], [1, 2, 3, 4096], [1, 2], [1, 2, None], "abc"],
+        "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"], [1.5, 2, "weights"], [1, 2, "weights", 3]],
+        "samples": [[1, 2, None, None], [None, 2]],
+        "recorded": {"history": "sometimes", "start_us": 1, "thinned": [[1, 2], [1]], "max_entries": True},
+        "oom": {"phase": "forward"},
+        "versions": {"torch": 3, "trl": "1.16"},
+        "notes": ["a", 1],
+    }
+    snapshot = snapshot_from_raw({**raw, "memprof": extra})
+    assert snapshot.extra == {
+        "phases": [phase],
+        "steps": [[1, 2, 3], [1, 2, 3, 4096]],
+        "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"]],
+        "samples": [[1, 2, None, None]],
+        "recorded": {"start_us": 1, "thinned": [[1, 2]]},
+        "versions": {"trl": "1.16"},
+        "notes": ["a"],
+    }
+    assert len(snapshot.notes) == len(extra)
+    assert snapshot.notes[0] == "memprof key: 4 entries of 'phases' are not as documented, ignored"
+
+
 def test_names_cannot_carry_escapes(raw: dict[str, Any]) -> None:
     raw["device_traces"][0][0]["frames"] = [{"filename": "a\x1b]0;x\x07\ud800.py", "line": 1, "name": "<b>\u202e"}]
     snapshot = snapshot_from_raw(raw)
