@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
 from memprof.attribution.gradients import first_workspaces
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -37,15 +37,16 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
         draft.fill(first_workspaces(facts, among), Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size")
 
 
-def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
     """Autocast copies a product's fp32 weight in 16 bits: half a parameter's size, before the product's output.
 
     The calls of one product are runs of births with one stack; its output is the last of the run, so an
-    activation of the same size is not mistaken for a cast.
+    activation of the same size is not mistaken for a cast. ``libraries`` are workspaces, which belong to no run.
+    Where C++ frames are recorded and name autocast anywhere, they must name it here.
     """
     halves = np.array(sorted(s // 2 for s in parameters if s % 2 == 0 and s >= 512), np.int64)
     order = facts.birth_order
-    order = order[~np.isin(facts.size[order], WORKSPACE_BYTES) | ~draft_is(draft, Category.WORKSPACE)[order]]
+    order = order[~libraries[order] & ~draft_is(draft, Category.WORKSPACE)[order]]
     if not len(halves) or not len(order):
         return
     # One call's conversions and product differ in C++ frames only.
@@ -58,6 +59,9 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> 
     input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
     last_of_run |= input_cast
     candidate = facts.module & facts.linear & np.isin(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
+    casting = facts.stacks.any_of("autocast")
+    if casting.any():
+        candidate &= (casting | facts.stacks.all_python)[facts.timeline.stack]
     rows = order[~last_of_run & candidate[order]]
     draft.fill(
         rows, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "autocast.weight-copy", alternatives=(Category.ACTIVATIONS,)

@@ -34,7 +34,8 @@ _RULE_KEYS = {
 }  # fmt: skip
 _PHASE_KEYS = {"name", "comment", "phase", "frames", "outermost", "rank", "example"}
 _FRAME_KEYS = (
-    "module", "linear", "checkpoint", "recompute", "library", "reward_model", "reference_model", "value_model",
+    "module", "linear", "autocast", "checkpoint", "recompute", "library",
+    "reward_model", "reference_model", "value_model",
 )  # fmt: skip
 _CPP_SUFFIXES = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so", ".pyx", "??")
 _NEVER = np.iinfo(np.int32).max
@@ -314,6 +315,7 @@ class StackIndex:
         self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
         self.python[blank] = False
         self.has_python = self._any(self.python)
+        self.all_python = ~self._any(~self.python)
         telling = self.python & ~self._matcher.matches(rules.frames.transparent)
         self._inner = self._frame_at(self._first(telling))
         self._outermost = self._frame_at(self._last(self.python))
