@@ -88,6 +88,12 @@ class Facts:
         return inside
 
     @cached_property
+    def in_autograd(self) -> Bools:
+        """Stacks that a phase rule places in backward (frameless ones are not among them)."""
+        backward = np.array([r.phase == Phase.BACKWARD.value for r in self.stacks.rules.phases] + [False], bool)
+        return backward[self.stacks.phase_rule()][self.timeline.stack]
+
+    @cached_property
     def linear(self) -> Bools:
         """Born in a product with a parameter."""
         return self.stacks.inner_in("linear")[self.timeline.stack]

@@ -33,7 +33,9 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
     """cuBLAS keeps one workspace a handle and stream: the first block of the exact size, never freed."""
     compute = np.isin(facts.phase, _COMPUTE) & ~facts.ghost & draft.open
     backward = facts.phase == Phase.BACKWARD.code
-    for among in (compute & ~backward, compute & backward):
+    # Blocks older than the history keep their stack while recording was on: in a product, in backward.
+    old = facts.ghost & draft.open & ~facts.stacks.empty[facts.timeline.stack]
+    for among in (compute & ~backward, compute & backward, old & facts.module, old & ~facts.module & facts.in_autograd):
         draft.fill(first_workspaces(facts, among), Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size")
 
 
