@@ -175,7 +175,7 @@ class Analysis:
         if not found:
             seen = ", ".join(sorted({b.phase for b in self.phases})) or "none"
             raise UsageError(f"no phase {phase!r} in this run; phases seen: {seen}.")
-        return max(found, key=lambda b: b.allocated_bytes).instant
+        return max(found, key=lambda b: int(self.timeline.requested_total[b.instant])).instant
 
     def _time_instant(self, time_us: int) -> int:
         times = self.timeline.event_us
