@@ -31,13 +31,14 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Bytes one stack (interned id) left behind in several steps."""
+    """Bytes one stack (interned id) left behind in several steps; ``rows`` of the timeline."""
 
     stack: int
     category: int
     steps: int
     bytes: int
     bytes_per_step: float
+    rows: list[int]
 
 
 @dataclass(frozen=True)
@@ -102,5 +103,5 @@ def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
             continue
         total = int(timeline.size[of_stack].sum())
         largest = of_stack[np.argmax(timeline.size[of_stack])]
-        found.append(Leftover(stack, int(attribution.category[largest]), n_steps, total, total / n_steps))
+        found.append(Leftover(stack, int(attribution.category[largest]), n_steps, total, total / n_steps, of_stack.tolist()))
     return sorted(found, key=lambda leftover: -leftover.bytes)

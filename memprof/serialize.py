@@ -178,6 +178,7 @@ def _growth(analysis: Analysis) -> dict[str, Any]:
                 "bytes_per_step": leftover.bytes_per_step,
                 "steps": leftover.steps,
                 "category": str(categories[leftover.category]),
+                "held_by": sorted({who for row in leftover.rows for who in analysis.holders.get(row, [])}),
                 "stack": [str(frame) for frame in stacks.of(leftover.stack)],
             }
             for leftover in found.leftovers[:_MAX_LEFTOVERS]
