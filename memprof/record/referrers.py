@@ -74,7 +74,7 @@ def _through_dict(
     key = _key_of(holder, thing)
     if key is None:
         return
-    if holder.get("__spec__", None) is not None or holder.get("__builtins__", None) is not None:
+    if holder.get("__spec__") is not None or "__builtins__" in holder:
         found.append(f"{holder.get('__name__', '?')}.{key}{suffix}")
         return
     for owner in gc.get_referrers(holder):
