@@ -150,8 +150,13 @@ class Session:
             self._steps[-1][2] = now
         self._step = step
         if step is not None:
-            self._steps.append([step, now, None])
+            self._steps.append([step, now, None, None])
         self._tag()
+
+    def add_tokens(self, count: int) -> None:
+        """The current step trains on that many more tokens, padding included: memory follows what is there."""
+        if self._steps:
+            self._steps[-1][3] = (self._steps[-1][3] or 0) + count
 
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
         """Open a phase; None if memprof failed before."""
@@ -285,7 +290,7 @@ class Session:
             "config": _plain(self.config) if self.config else None,
             "recorded": dict(vars(recorded)),
             "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
-            "steps": [[s, a, recorded.stop_us if b is None else b] for s, a, b in self._steps],
+            "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
             "owners": self.owners.rows(recorded.start_us),
             "holders": self._holders,
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
