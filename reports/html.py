@@ -36,8 +36,9 @@ _POLICY = (
 )
 
 
-# More than a document has on its own: a guard for callers that bring longer ones.
-_MAX_POINTS = 300_000
+# Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
+# keeps the page below 2 MB beside plotly's 1.2.
+_MAX_PACKED = 650_000
 # The phase axis travels in whole numbers, this many to a unit.
 PHASE_UNIT = 1_000_000
 # More are in the JSON file for those who ask for them.
@@ -72,9 +73,7 @@ def render_comparison(comparison: Comparison) -> str:
     drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
     data: dict[str, Any] = {"report": comparison.data}
     if drawn:
-        data["timelines"] = [
-            _timeline_data(thinned(d.timeline, _MAX_POINTS // len(drawn)), d) for d in drawn if d.timeline
-        ]
+        data["timelines"] = [_timeline_data(d.timeline, d, _MAX_PACKED // len(drawn)) for d in drawn if d.timeline]
     return _render(comparison.title, comparison_body(comparison), data, bool(drawn))
 
 
@@ -127,7 +126,7 @@ def _data(document: Document) -> dict[str, Any]:
     peak = {**peak, "allocations": peak["allocations"][:_MAX_ALLOCATIONS]}
     data: dict[str, Any] = {"report": {**document.report, "peak": peak}}
     if document.timeline:
-        data["timeline"] = _timeline_data(thinned(document.timeline, _MAX_POINTS), document)
+        data["timeline"] = _timeline_data(document.timeline, document, _MAX_PACKED)
     return data
 
 
@@ -157,11 +156,8 @@ def pack_columns(columns: Iterable[Sequence[int]]) -> str:
     return base64.b64encode(gzip.compress(b"".join(planes), 6, mtime=0)).decode()
 
 
-def _timeline_data(timeline: Timeline, document: Document) -> dict[str, Any]:
-    figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
-    figure["layout"].pop("template", None)
-    for trace in figure["data"]:
-        del trace["x"], trace["y"]  # sent once and packed, below
+def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
+    """Everything drawn, by name, in whole numbers: microseconds, parts of the phase axis, bytes."""
     columns: dict[str, Sequence[int]] = {
         "time": timeline.time_us,
         "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
@@ -169,11 +165,29 @@ def _timeline_data(timeline: Timeline, document: Document) -> dict[str, Any]:
     }
     if timeline.reserved is not None:
         columns["reserved"] = timeline.reserved
+    return columns
+
+
+def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
+    """The timeline and its packed points, thinned where they would take more than ``most`` bytes."""
+    points = pack_columns(_columns(timeline).values())
+    while len(points) > most and len(timeline.time_us) > 5000:
+        timeline = thinned(timeline, len(timeline.time_us) // 2)
+        points = pack_columns(_columns(timeline).values())
+    return timeline, points
+
+
+def _timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, Any]:
+    timeline, points = _fitted(whole, most)
+    figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
+    figure["layout"].pop("template", None)
+    for trace in figure["data"]:
+        del trace["x"], trace["y"]  # sent once and packed: "points"
     return {
         "figure": figure,
         "n_points": len(timeline.time_us),
-        "columns": list(columns),
-        "points": pack_columns(columns.values()),
+        "columns": list(_columns(timeline)),
+        "points": points,
         "spans": [
             [slug(s.phase), s.label, s.step, s.start_point, min(s.end_point, len(timeline.time_us) - 1), s.short]
             for s in timeline.spans

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from memprof.reports.document import build_document
 from memprof.reports.files import write_text
@@ -113,6 +114,30 @@ def test_data_holds_the_report_and_its_peak(page: str) -> None:
     stacked = [t["meta"] for t in timeline["figure"]["data"] if t.get("stackgroup")]
     assert sum(held[c][timeline["peak_point"]] for c in stacked) == report["peak"]["active_bytes"]
     assert stacked == [c for c in held if c not in ("time", "phase", "reserved")]
+
+
+def test_timelines_that_do_not_pack_are_thinned_until_the_page_is_small() -> None:
+    """Nothing repeats in it: sizes and categories at random, so every event is news."""
+    rng = np.random.default_rng(4)
+    report, series = sample()
+    n_points = 60_000
+    steps = np.zeros((8, n_points), dtype=np.int64)
+    steps[rng.integers(0, 8, n_points), np.arange(n_points)] = rng.integers(1, 2**40, n_points)
+    columns = np.cumsum(steps, axis=1)
+    total = columns.sum(axis=0)
+    names = list(series["categories"])[:8]
+    series |= {
+        "time_us": np.cumsum(rng.integers(1, 2000, n_points)).tolist(),
+        "categories": {name: column.tolist() for name, column in zip(names, columns, strict=True)},
+        "reserved": (total + rng.integers(0, 2**40, n_points)).tolist(),
+        "phase_spans": [],
+        "peak_point": int(np.argmax(total)),
+    }
+    page = render_html(build_document(report, series))
+    held = unpacked(packed(page)["timeline"])
+    assert len(page.encode()) < 2_000_000
+    assert 5000 < len(held["time"]) < n_points
+    assert max(map(sum, zip(*(held[name] for name in names), strict=True))) == total.max()
 
 
 def test_points_are_packed_without_loss() -> None:
