@@ -44,7 +44,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_columns(name: str) -> list[dict[str, Any]]:
-    """The columns of one row set: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
+    """The columns of a row set: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
 
     Raises:
         UsageError: no such row set.
