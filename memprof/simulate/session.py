@@ -1,0 +1,39 @@
+"""A recording session over fake tensors: phases and owners as in a real one, facts about a host that is not there left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.record.caches import CacheWatch
+from memprof.record.session import Session
+from memprof.simulate.recorder import FakeOwnerBook, FakeRecorder
+
+__all__ = ["FakeSession"]
+
+
+class FakeSession(Session):
+    """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
+
+    ``host`` and ``non_torch`` are set by what is simulated.
+    """
+
+    def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
+        super().__init__(recorder, config=config, rank=0, world_size=world_size)
+        self.owners = FakeOwnerBook(recorder)
+        self.caches = CacheWatch(self.owners)
+        self.host: dict[str, Any] | None = None
+        self.non_torch: int | None = None
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def _sample(self) -> None:
+        """Nothing to sample: this process's memory says nothing about the run's."""
+
+    def to_raw(self) -> dict[str, Any]:
+        raw = super().to_raw()
+        raw["memprof"]["host"] = self.host
+        raw["memprof"]["non_torch_bytes"] = self.non_torch
+        raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
+        return raw
