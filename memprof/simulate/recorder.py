@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memprof.allocator import CachingAllocator, OutOfMemory
+from memprof.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from memprof.record.frames import StackWriter, capture_function
 from memprof.record.owners import OwnerBook, storages_of
 from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
@@ -25,11 +25,18 @@ from memprof.record.trace_format import Born, _TagWriter
 from memprof.simulate.hidden import hidden_bytes
 from memprof.vocabulary import Category, History, Kind, Phase
 
-__all__ = ["FakeOwnerBook", "FakeRecorder", "Tracking", "scalar_of"]
+__all__ = ["FakeOwnerBook", "FakeRecorder", "PlainHeap", "Tracking", "scalar_of"]
 
 _graph_task = torch._C._current_graph_task_id
 _ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
+_MULTIPLIES = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.mm.out,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
 _ENGINE = "_engine_run_backward"
 
 
@@ -65,7 +72,7 @@ class FakeRecorder:
     """
 
     def __init__(
-        self, allocator: CachingAllocator, device: DeviceInfo, *, cuda: bool = True, stacks: str | None = "python"
+        self, allocator: CachingAllocator | PlainHeap, device: DeviceInfo, *, cuda: bool = True, stacks: str | None = "python"
     ) -> None:
         self.kind = Kind.SIMULATED if cuda else Kind.TRACE
         self.scope = ModuleScope()
@@ -89,6 +96,10 @@ class FakeRecorder:
         self._resize: Any = None
         self._running = False
         self._oom: dict[str, Any] | None = None
+        self.owners: OwnerBook | None = None
+        # cuBLAS's workspace for each thread that multiplies: the caller's and the autograd engine's.
+        self.workspace = 0
+        self._workspaces: set[bool] = set()
         self.stream_of: Callable[[], int] | None = None
         self.paused = 0
 
@@ -203,6 +214,8 @@ class FakeRecorder:
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for what an operation made, its kernel's own temporaries included."""
+        if self.workspace and func in _MULTIPLIES:
+            self._claim_workspace()
         live = self._live
         made = []
         for tensor in _fakes((out,)):
@@ -218,6 +231,12 @@ class FakeRecorder:
                 self._resized(storage)
         if self.cuda:
             self.scratch(hidden_bytes(func, args, kwargs, made), func)
+
+    def _claim_workspace(self) -> None:
+        in_engine = _graph_task() != -1
+        if in_engine not in self._workspaces:
+            self._workspaces.add(in_engine)
+            self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
 
     def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
         """A tensor's storage came to be."""
@@ -366,6 +385,64 @@ class FakeRecorder:
 
         self._resize = resize_
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+
+
+class PlainHeap:
+    """Memory without an allocator: every storage is as large as it says, at an address of its own (the CPU)."""
+
+    def __init__(self) -> None:
+        self.on_event: Callable[[str, int, int, int, int], None] | None = None
+        self.settings = AllocatorSettings()
+        self.reserved = self.allocated = 0
+        self._next = 0x10_0000_0000
+        self._live: dict[int, int] = {}
+
+    @property
+    def active(self) -> int:
+        """Bytes in use; the same as allocated and requested."""
+        return self.allocated
+
+    @property
+    def requested(self) -> int:
+        """Bytes in use."""
+        return self.allocated
+
+    def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
+        """An address for ``size`` bytes."""
+        address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
+        self._live[address] = size
+        self.allocated += size
+        if self.on_event is not None:
+            self.on_event("alloc", address, size, 0, 0)
+        return address, size
+
+    def free(self, address: int) -> None:
+        """Give it back."""
+        size = self._live.pop(address)
+        self.allocated -= size
+        if self.on_event is not None:
+            self.on_event("free_requested", address, size, 0, 0)
+            self.on_event("free_completed", address, size, 0, 0)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Each storage as a segment of its own, as a tensor trace has it."""
+        return [_own_segment(address, size) for address, size in self._live.items()]
+
+
+def _own_segment(address: int, size: int) -> dict[str, Any]:
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
+    block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": []}
+    return {
+        "device": 0,
+        "address": address,
+        **sizes,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [block],
+    }
 
 
 class FakeOwnerBook(OwnerBook):

@@ -22,7 +22,6 @@ from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
 from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
-from memprof.simulate.recorder import FakeRecorder
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
 from memprof.vocabulary import Phase
@@ -46,7 +45,7 @@ def selected_of(settings: Settings) -> Any:
     return selected
 
 
-def run_trl(settings: Settings, config: Any, recorder: FakeRecorder, session: FakeSession) -> None:
+def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
     """Warm-up step, then a measured one; call it inside the fake world with tracking on.
 
     Raises:
@@ -57,8 +56,8 @@ def run_trl(settings: Settings, config: Any, recorder: FakeRecorder, session: Fa
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
         stack.enter_context(_quiet())
         load = session.enter_phase(Phase.LOAD.value)
-        stack.enter_context(_trl_on_fakes(settings, config, recorder, session))
-        trainer = _trainer(settings, config, folder, recorder, session)
+        stack.enter_context(_trl_on_fakes(settings, config))
+        trainer = _trainer(settings, config, folder, session)
         if load is not None:
             session.exit_phase(load)
         seams = Seams(session.fail, lambda error: None)
@@ -70,7 +69,7 @@ def run_trl(settings: Settings, config: Any, recorder: FakeRecorder, session: Fa
         session.look_again()
 
 
-def _trainer(settings: Settings, config: Any, folder: str, recorder: FakeRecorder, session: FakeSession) -> Any:
+def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession) -> Any:
     from trl import GRPOTrainer
 
     model = build_model(config, settings.dtype, attention=_implementation(settings))
@@ -184,7 +183,6 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
     """The prompts' forward, then the step that decodes the last token over a cache of all that went before."""
     from trl.models import unwrap_model_for_generation
 
-    device = trainer.accelerator.device
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,
@@ -194,61 +192,52 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model,
         torch.no_grad(),
-        patched((type(trainer.generation_config), "max_new_tokens", 1)),
     ):
-        for held in (0, settings.sequence_length - 2):
-            tokens = settings.prompt_length if not held else held + 1
-            ids = torch.zeros(batch, tokens, dtype=torch.long, device=device)
-            mask = torch.ones_like(ids)
-            known = {"past_key_values": _cache(model, batch, held)} if held else {}
-            _one_token(trainer, model, ids, mask, known)
-            del ids, mask, known
+        layers = _one_token(trainer, model, batch, settings.prompt_length, None)
+        if settings.completion_length > 1:
+            held = settings.sequence_length - 2
+            _one_token(trainer, model, batch, held + 1, _cache(model, layers, held))
 
 
-def _one_token(trainer: Any, model: Any, ids: Any, mask: Any, known: dict[str, Any]) -> None:
+def _one_token(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) -> list[tuple[Any, Any, torch.dtype]]:
+    """Generate one token after ``tokens``; returns shapes and dtype of each layer's keys and values."""
     import copy
 
+    ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
     generation.max_new_tokens = 1
-    model.generate(input_ids=ids, attention_mask=mask, generation_config=generation, **known)
+    generation.return_dict_in_generate = True
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
+    )
+    return [(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype) for layer in out.past_key_values.layers]
 
 
-def _cache(model: Any, batch: int, held: int) -> Any:
-    """A cache that holds ``held`` tokens of every layer, as the model's own layers would have left it."""
+def _cache(model: Any, layers: list[tuple[Any, Any, torch.dtype]], held: int) -> Any:
+    """A cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
     from transformers import DynamicCache
 
-    config = model.config.get_text_config()
-    cache = DynamicCache(config=config)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dtype = _compute_dtype(model)
-    layers = int(config.num_hidden_layers)
-    for index in range(layers):
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    for index, (keys, values, dtype) in enumerate(layers):
         window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
         length = min(held, window - 1) if window else held
-        keys = torch.empty(batch, heads, length, width, dtype=dtype)
-        values = torch.empty(batch, heads, length, width, dtype=dtype)
-        cache.update(keys, values, index)
-        layer = cache.layers[index]
-        if hasattr(layer, "cumulative_length"):
-            layer.cumulative_length = held
+        parts = [torch.empty(*shape[:-2], length, shape[-1], dtype=dtype) for shape in (keys, values)]
+        cache.update(*parts, index)
+        del parts
+        if hasattr(cache.layers[index], "cumulative_length"):
+            cache.layers[index].cumulative_length = held
     return cache
-
-
-def _compute_dtype(model: Any) -> torch.dtype:
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 # -- TRL and transformers, told that this is CUDA ------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _trl_on_fakes(settings: Settings, config: Any, recorder: FakeRecorder, session: FakeSession) -> Iterator[None]:
+def _trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
     import trl.kernels.chunked_logprob as kernels
     import trl.trainer.grpo_trainer as grpo
     import trl.trainer.utils as utils
+    from transformers import masking_utils
     from transformers.generation.utils import GenerationMixin
 
     def reference(*_: Any, **__: Any) -> Any:
@@ -256,6 +245,7 @@ def _trl_on_fakes(settings: Settings, config: Any, recorder: FakeRecorder, sessi
 
     changes: list[tuple[Any, str, Any]] = [
         (grpo, "create_model_from_path", reference),
+        (masking_utils, "fast_all", lambda mask: settings.padding == "none"),
         (GenerationMixin, "_has_unfinished_sequences", lambda *_, **__: False),
     ]
     with contextlib.ExitStack() as stack:
