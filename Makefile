@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c '$(FIT)' 2>/dev/null && echo "$$p" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 

@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from transformers.trainer_callback import TrainerCallback
-
 from memprof.integrations.finder import find_trainer
 from memprof.integrations.options import Options, switched_off
 from memprof.integrations.output import Result, say, summarise
 from memprof.integrations.run import TrainingRun, load_session, uses_cuda
 from memprof.integrations.schedule import Schedule
+from transformers.trainer_callback import TrainerCallback
+
 from memprof.record.session import Session
 
 __all__ = ["MemProfCallback"]
@@ -175,6 +175,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """In a notebook: the table, and a link to the page."""
         if not self.result.snapshots:
             return "<p>memprof: nothing recorded yet.</p>"
-        page = self.result.page
-        link = f'<p><a href="{html.escape(page.as_posix(), quote=True)}">{html.escape(str(page))}</a></p>' if page else ""
+        link = ""
+        if self.result.page is not None:
+            path = html.escape(self.result.page.as_posix(), quote=True)
+            link = f'<p><a href="{path}">{path}</a></p>'
         return f"<pre>{html.escape(self.result.table)}</pre>{link}"

@@ -10,7 +10,7 @@ from memprof.record.owners import storages_of
 __all__ = ["collect_facts"]
 
 _ARGS = (
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "gradient_checkpointing",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "num_generations", "steps_per_generation", "num_iterations", "generation_batch_size", "max_prompt_length",
     "max_completion_length", "beta", "epsilon", "loss_type", "scale_rewards", "importance_sampling_level", "optim",
     "bf16", "fp16", "tf32", "learning_rate", "max_grad_norm", "max_steps", "num_train_epochs", "seed", "use_vllm",
@@ -34,10 +34,13 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
         value = getattr(args, name, None)
         if value is not None:
             facts[name] = _scalar(value)
+    # transformers 5 renamed it, and warns when the old name is read.
+    renamed = getattr(args, "activation_checkpointing", None)
+    facts["gradient_checkpointing"] = bool(args.gradient_checkpointing if renamed is None else renamed)
     model = trainer.model
     facts.update(_model_facts(model, redact))
-    for label, other in (("reference", getattr(trainer, "ref_model", None)), ("value", getattr(trainer, "value_model", None))):
-        if other is not None:
+    for label, attribute in (("reference", "ref_model"), ("value", "value_model")):
+        if (other := getattr(trainer, attribute, None)) is not None:
             facts[f"{label}_bytes"] = _unique_bytes(other)
     rewards = [f for f in getattr(trainer, "reward_funcs", None) or [] if hasattr(f, "parameters")]
     if rewards:
@@ -53,7 +56,8 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text_of = getattr(config, "get_text_config", None)
+    text = config if text_of is None else text_of()
     name = getattr(config, "_name_or_path", "") or type(model).__name__
     # A hub id is public; a path on this machine is not.
     facts["model_name"] = os.path.basename(os.path.normpath(name)) if redact or os.path.isabs(name) else name

@@ -21,8 +21,8 @@ def find_trainer(callback: Any, state: Any = None) -> Any:
         if frame.f_code.co_varnames[:1] == ("self",):
             owner = frame.f_locals.get("self")
             handler = getattr(owner, "callback_handler", None) if hasattr(type(owner), "training_step") else None
-            if handler is not None and any(c is callback for c in handler.callbacks):
-                if state is None or getattr(owner, "state", state) is state:
-                    return owner
+            ours = handler is not None and any(c is callback for c in handler.callbacks)
+            if ours and (state is None or getattr(owner, "state", state) is state):
+                return owner
         frame = frame.f_back
     return None

@@ -30,7 +30,9 @@ class Options:
     reset_peaks: bool
 
     @classmethod
-    def of(cls, max_disk: int | str | None, output_dir: Any, max_entries: int | None, stacks: str | None, **rest: Any) -> Options:
+    def of(
+        cls, max_disk: int | str | None, output_dir: Any, max_entries: int | None, stacks: str | None, **rest: Any
+    ) -> Options:
         """Check what can be checked before anything runs.
 
         Raises:

@@ -13,6 +13,7 @@ from memprof.integrations.output import prune
 from memprof.integrations.schedule import Cycle, Schedule
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
+
 from memprof.record.api import make_recorder
 from memprof.record.session import Session
 from memprof.vocabulary import Kind, Phase
@@ -53,12 +54,13 @@ class TrainingRun:
         self._options = options
         self._on_failure = on_failure
         self._on_error = on_error
-        self._ended = False
+        self._ended = self._failed = False
         self._schedule = Schedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
         self._step = trainer.state.global_step
         self._from_step: int | None = None  # first step of the recording in progress
         self._record_peak = 0
+        self._oom_step: int | None = None
         self._session: Session | None = None
         self._seams = Seams(self.fail, self._error)
         self._phases = TrainerPhases(trainer, self._seams)
@@ -115,9 +117,9 @@ class TrainingRun:
 
     def fail(self, error: BaseException) -> None:
         """Memprof itself went wrong: undo everything, say so, let the training go on."""
-        if self._ended:
+        if self._failed:
             return
-        self._ended = True
+        self._ended = self._failed = True
         self._seams.restore()
         self._phases.forget()
         try:
@@ -128,10 +130,14 @@ class TrainingRun:
 
     def _error(self, error: BaseException) -> None:
         """An exception leaves the trainer: the last chance to write."""
-        if self._session is not None and self._from_step is None and self._session.recorder.kind is Kind.CUDA:
-            self._from_step = self._step
-        self.end()
-        self._on_error()
+        session = self._session
+        if session is not None and session.recorder.kind is Kind.CUDA:
+            written = self._oom_step == self._step
+            self._from_step = None if written else self._from_step or self._step
+        try:
+            self.end()
+        finally:
+            self._on_error()
 
     @property
     def over(self) -> bool:
@@ -150,7 +156,15 @@ class TrainingRun:
             session.look_again()
             if (loading := session.phases.current) is not None:
                 session.exit_phase(loading)
+        session.on_oom(self._out_of_memory)
         self._session = self._phases.current = session
+
+    def _out_of_memory(self) -> None:
+        """The allocator is about to raise: written at once (nothing may run afterwards), once a step."""
+        if self._session is not None and self._oom_step != self._step:
+            self._oom_step = self._step
+            self._session.look_again()
+            self._write(self._session, self._step)
 
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self._session is None:
@@ -158,6 +172,8 @@ class TrainingRun:
             self._introduce(session, trainer)
             self._session = session
             session.start()
+            if self._ended:
+                return
             self._phases.current = session
             session.owners.claim_inputs(getattr(trainer, "_buffered_inputs", None), "rollout")
         self._from_step = step
@@ -233,7 +249,13 @@ def load_session(trainer: Any, options: Options) -> Session:
         stacks=options.stacks,
         reset_peaks=options.reset_peaks,
     )
-    session = Session(recorder, rank=int(getattr(trainer.accelerator, "process_index", 0)), redact=options.redact)
+    accelerator = trainer.accelerator
+    session = Session(
+        recorder,
+        rank=int(getattr(accelerator, "process_index", 0)),
+        world_size=int(getattr(accelerator, "num_processes", 1)),
+        redact=options.redact,
+    )
     session.add_model(trainer.model, "policy")
     session.start()
     session.enter_phase(Phase.LOAD.value)

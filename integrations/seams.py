@@ -11,16 +11,16 @@ __all__ = ["Seams"]
 _ABSENT = object()
 
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Leave = Callable[[Any, Any], None]
+Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 
 class Seams:
     """Methods that are wrapped now.
 
-    A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result)`` after the original (``result`` is
-    None when it raised). Neither can hurt the run: what they raise goes to ``on_failure``, and the original's own
-    result or exception passes through untouched. ``on_error`` hears of an exception that leaves the outermost
-    wrapped method: the run is ending by it.
+    A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
+    is what it raised, or None). Neither can hurt the run: what they raise goes to ``on_failure``, and the
+    original's own result or exception passes through untouched. ``on_error`` hears of an exception that leaves the
+    outermost wrapped method: the run is ending by it.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Seams:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 self._depth -= 1
-                self._guarded(leave, token, None)
+                self._guarded(leave, token, None, error)
                 if self._depth == 0:
                     self._guarded(self._on_error, error)
                 raise
             self._depth -= 1
-            self._guarded(leave, token, result)
+            self._guarded(leave, token, result, None)
             return result
 
         return wrapper

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memprof.integrations.seams import Seams
+
 from memprof.record.phases import PhaseMark
 from memprof.record.session import Session
 from memprof.vocabulary import Phase
@@ -60,7 +61,7 @@ class TrainerPhases:
     def end_step(self) -> None:
         """The optimizer has stepped and gradients are cleared."""
         mark, self._optimizer_step = self._optimizer_step, None
-        self._leaving(mark, None)
+        self._leaving(mark)
 
     def forget(self) -> None:
         """The recording ended with whatever was open in it."""
@@ -83,13 +84,13 @@ class TrainerPhases:
 
         return enter
 
-    def _leaving(self, mark: PhaseMark | None, _result: Any) -> None:
+    def _leaving(self, mark: PhaseMark | None, _result: Any = None, _error: BaseException | None = None) -> None:
         if mark is not None and self.current is not None:
             self.current.exit_phase(mark)
 
-    def _leave_backward(self, mark: PhaseMark | None, _result: Any) -> None:
-        self._leaving(mark, None)
-        if self.current is None or self._optimizer_step is not None:
+    def _leave_backward(self, mark: PhaseMark | None, _result: Any, error: BaseException | None) -> None:
+        self._leaving(mark)
+        if self.current is None or self._optimizer_step is not None or error is not None:
             return
         # The last backward of an optimizer step is the one that synchronises; clipping and the step come next.
         if self._trainer.accelerator.gradient_state.sync_gradients:
@@ -106,7 +107,7 @@ class TrainerPhases:
         phase = Phase.REFERENCE_LOGPROBS if reference else Phase.OLD_LOGPROBS
         return self.current.enter_phase(phase.value)
 
-    def _claim_batch(self, _token: Any, batch: Any) -> None:
+    def _claim_batch(self, _token: Any, batch: Any, _error: BaseException | None) -> None:
         if self.current is None or batch is None:
             return
         self.current.owners.claim_inputs(batch)

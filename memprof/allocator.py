@@ -105,7 +105,7 @@ def parse_settings(text: str) -> AllocatorSettings:
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
     rest = text.replace(" ", "")
     while rest:
-        match = re.match(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,\[\]]+)(?:,|$)", rest)
+        match = re.match(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
         if match is None:
             raise UsageError(f"allocator settings {text!r} are not of the form name:value,name:value.")
         yield match.group(1), match.group(2)

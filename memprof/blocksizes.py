@@ -18,8 +18,9 @@ from memprof.snapshot.model import I64
 
 __all__ = ["block_sizes", "round_sizes"]
 
-# More neighbours than this to look at per unknown block: rounding alone has to do.
-_MAX_PAIRS = 50_000_000
+# Real traces have one to five places to look at for each unknown block; with far more than that, in a
+# file made to keep its reader busy, rounding alone has to do.
+_PAIRS_EACH, _PAIRS_FREE = 64, 1_000_000
 # Places in 20 MiB, 512 bytes apart.
 _MAX_STEPS = 40_960
 
@@ -74,7 +75,7 @@ def _next_in_use(low: I64, high: I64, when: I64, place: I64, begin: I64, end: I6
 
     answer = np.full(len(low), _NOWHERE, np.int64)
     first, last = np.searchsorted(spots, low), np.searchsorted(spots, high, side="right")
-    if int((last - first).sum()) > _MAX_PAIRS:
+    if int((last - first).sum()) > _PAIRS_EACH * len(low) + _PAIRS_FREE:
         return answer
     open_ = np.flatnonzero(first < last)
     at = first[open_].copy()

@@ -39,15 +39,17 @@ _SECRETS = re.compile(
     r"|\b(?:wandb_v1_)?[0-9a-f]{40}\b"
     r"|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{8,}=*"
 )
-_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b")
+_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}\.[A-Za-z]{2,24}\b")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?")
 
-# A path is kept from the part that says which library it is in; of any other absolute path two parts are kept.
-_LIBRARY = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:*?\"<>|\n]+[/\\])*?(?:site|dist)-packages[/\\]")
-_STDLIB = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:*?\"<>|\n]+[/\\])*?(?=python3\.\d+[/\\])")
-_ABSOLUTE = re.compile(r"(?<![\w.…/\\])(?:[A-Za-z]:[/\\]|\\\\|~?/)(?:[^/\\:*?\"<>|\n]+[/\\])+(?=[^/\\:*?\"<>|\s]+)")
-
+# Two parts or more. Below a root a part may hold spaces, not begin or end with one. Lengths are bounded so that no text
+# takes more than linear time.
+_PART = r"[^\s/\\:*?\"<>|](?:[^/\\:*?\"<>|\n]{0,120}[^\s/\\:*?\"<>|])?"
+_WORD = r"[^\s/\\:*?\"<>|()]{1,120}"
+_PATH = re.compile(
+    rf"(?<![\w.…/\\])(?:(?:[A-Za-z]:|~)?[/\\]{{1,2}}{_PART}(?:[/\\]+{_PART})+|{_WORD}(?:[/\\]+{_WORD})+)"
+)
 
 # User and host names that tell nothing, and that other words are made of.
 _GENERIC = {
@@ -82,9 +84,8 @@ def _walk(value: Any, clean: Callable[[str], str]) -> Any:
 
 
 def _private(key: str, value: Any) -> bool:
-    if value is None or isinstance(value, (bool, int, float)) or _INNOCENT_KEY.search(key):
-        return False
-    return bool(_PRIVATE_KEY.search(key))
+    """Words, not figures or whole sections, under a name that promises a secret."""
+    return isinstance(value, (str, list, tuple)) and bool(_PRIVATE_KEY.search(key)) and not _INNOCENT_KEY.search(key)
 
 
 def _cleaner() -> Callable[[str], str]:
@@ -104,11 +105,20 @@ def _cleaner() -> Callable[[str], str]:
 
 
 def _paths(text: str) -> str:
-    if "/" not in text and "\\" not in text:
-        return text
-    text = _LIBRARY.sub("", text)
-    text = _STDLIB.sub("", text)
-    return _ABSOLUTE.sub("…/", text)
+    return _PATH.sub(_short_path, text) if "/" in text or "\\" in text else text
+
+
+def _short_path(match: re.Match[str]) -> str:
+    """From the library's name on; from ``python3.x`` on; of any other absolute path the last part; else as it is."""
+    path = match.group()
+    parts = re.split(r"[/\\]+", path)
+    for i in range(len(parts) - 2, -1, -1):
+        if parts[i] in ("site-packages", "dist-packages"):
+            return "/".join(parts[i + 1 :])
+        if re.fullmatch(r"python3\.\d+", parts[i]):
+            return "/".join(parts[i:])
+    absolute = path[0] in "/\\~" or path[1:2] == ":"
+    return f"…/{parts[-1]}" if absolute else path
 
 
 def _own_names() -> list[str]:

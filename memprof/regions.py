@@ -22,7 +22,7 @@ __all__ = ["Regions", "regions_of", "reserved_splitter"]
 
 _PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
 # A hostile file can make every unmap span every map; real ones stay near one stretch an event.
-_MAX_STRETCHES = 20_000_000
+_STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,11 @@ def _lifetimes(
     following = np.minimum(born + 1, max(len(start) - 1, 0))
     end = np.where(same[1:][born], when[following], count)
     end = np.where(own, when[born], end)
-    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(start), np.int64)
-    return start[born], size[born], begin, end, pool[born], page[born]
+    # Where it is still there at the end, the final segment knows best: old traces name no pools.
+    last_entry = np.where(same[1:][born] & (when[following] == count), following, born)
+    pool, large = pool[last_entry], large[last_entry]
+    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(born), np.int64)
+    return start[born], size[born], begin, end, pool, page
 
 
 def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
@@ -102,7 +105,7 @@ def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
     low, high = np.searchsorted(edges, start), np.searchsorted(edges, start + size)
     parts = np.maximum(high - low, 0)
     total = int(parts.sum())
-    if total > _MAX_STRETCHES:
+    if total > _STRETCHES_EACH * len(start) + _STRETCHES_FREE:
         return np.arange(len(start)), start, size
     entry = np.repeat(np.arange(len(start)), parts)
     inside = np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memprof.growth import growth
-from memprof.timeline import history_of
 from memprof.vocabulary import Category, Kind
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _source(analysis: Analysis) -> dict[str, Any]:
         "versions": extra.get("versions") or {},
         "events": analysis.timeline.n_events,
         "dropped_events": recorded.get("dropped_events") or 0,
-        "history": str(history_of(snapshot, analysis.timeline.device)),
+        "history": str(analysis.timeline.history),
         "phases_known_by": analysis.attribution.track.source,
         "devices": snapshot.devices,
         "rank": extra.get("rank", 0),

@@ -34,7 +34,8 @@ class Timeline:
 
     Totals have ``n_events + 1`` entries, one an instant: ``active`` = bytes whose free has not
     completed, ``allocated`` = bytes the program holds, ``requested_total`` = live requested bytes,
-    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time.
+    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time, and
+    ``history`` says how much of the run the events cover.
     """
 
     device: int
@@ -58,6 +59,7 @@ class Timeline:
     reserved: I64 | None
     oom_events: I64
     regions: Regions
+    history: History = History.NONE
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -108,14 +110,30 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     notes: list[str] = []
     rows = pair_blocks(trace, blocks, segments, notes)
     regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    _add_pools(rows, trace, regions)
     sizes = _sizes(rows, snapshot, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
-    return _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    timeline = replace(timeline, history=_history(snapshot, trace, rows))
+    _note_capacity(timeline, snapshot, notes)
+    return timeline
 
 
 def _no_events() -> Trace:
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
     return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
+
+
+def _add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
+    """Before torch 2.10 events name no pool: that of the segment around them, where it is still there."""
+    private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
+    if not len(private) or np.any(trace.pool):
+        return
+    at = np.searchsorted(regions.address[private], rows.address, side="right") - 1
+    region = private[np.maximum(at, 0)]
+    inside = (at >= 0) & (rows.address < regions.address[region] + regions.size[region])
+    inside &= regions.begin_event[region] <= rows.alloc_event
+    rows.pool[inside] = regions.pool[region[inside]]
 
 
 def _sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
@@ -153,6 +171,19 @@ def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]
         notes.append(
             f"{np.count_nonzero(strays)} blocks ({rows.trace_size[strays].sum():,} bytes) were never freed "
             "and yet are not in the final state; they are counted as alive"
+        )
+
+
+def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
+    """Say so where torch counts more than the device has, as it does for memory an engine put to sleep."""
+    total = snapshot.extra.get("device", {}).get("total_bytes")
+    if timeline.reserved is None or not isinstance(total, int) or total <= 0:
+        return
+    most = int(timeline.reserved.max())
+    if most > total:
+        notes.append(
+            f"torch counts {most:,} bytes reserved at most, more than the device's {total:,}: a pluggable "
+            "allocator (an engine's sleep mode) has given memory back that torch still counts"
         )
 
 
@@ -227,21 +258,24 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
 
 
 def history_of(snapshot: Snapshot, device: int) -> History:
-    """How much of the run the snapshot's events cover.
+    """How much of the run the snapshot's events cover; ``Timeline.history`` where there is a timeline.
 
     What the recorder itself noted wins. Else: no events (``none``); nothing there before the first
     event (``complete``); as many events as a round ring buffer holds (``truncated``: the oldest
     were overwritten); otherwise recording began when memory was in use (``started_late``).
     """
+    trace = snapshot.traces.get(device) or _no_events()
+    rows = pair_blocks(trace, snapshot.blocks.get(device), snapshot.segments.get(device), [])
+    return _history(snapshot, trace, rows)
+
+
+def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
     recorded = snapshot.extra.get("recorded", {}).get("history")
-    if isinstance(recorded, str) and recorded in [str(h) for h in History]:
+    if recorded is not None:  # one of ours: the reader has checked it
         return History(recorded)
-    trace = snapshot.traces.get(device)
-    blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
-    if trace is None or not np.any(trace.action <= Action.FREE_COMPLETED):
+    if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
-    ghosts = np.any(pair_blocks(trace, blocks, segments, []).alloc_event < 0)
-    if not ghosts:
+    if not np.any(rows.alloc_event < 0):
         return History.COMPLETE
     longest = max(len(t) for t in snapshot.traces.values())
     return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE

@@ -10,7 +10,7 @@ __all__ = ["GIB", "format_bytes", "format_gib", "parse_size"]
 
 GIB = 2**30
 
-_FACTORS = {
+_FACTORS: dict[str, int] = {
     "": 1,
     "B": 1,
     **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.reports.checks import adds_up
 from memprof.reports.model import (
@@ -33,22 +33,54 @@ from memprof.reports.tables import (
     phase_rows,
 )
 from memprof.reports.text import gib, percent, plain, signed_gib, size, thousands
-from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label
+from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label, phase_short
 
 from memprof._version import __version__
 
-__all__ = ["Document", "build_document"]
+if TYPE_CHECKING:
+    from memprof.analysis import Analysis
+
+__all__ = ["Document", "build_document", "document_of"]
 
 
-def build_document(report: dict[str, Any], series: dict[str, Any] | None = None, label: str | None = None) -> Document:
+# How many allocations a document looks at: the page's icicle and its folded table want more than the JSON lists.
+_MAX_ALLOCATIONS = 5000
+_MAX_ROWS = 60
+
+
+def document_of(analysis: Analysis, label: str | None = None, redact: bool = False) -> Document:
+    """The document of an analysis, with its timeline and every allocation worth drawing.
+
+    Args:
+        analysis: what :func:`memprof.analyze` returned.
+        label: a title; see :func:`build_document`.
+        redact: leave out what says who made it where (see :mod:`memprof.redact`).
+    """
+    report = analysis.to_dict()
+    allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
+    if redact:
+        from memprof.redact import redact as redacted
+
+        report, allocations = redacted(report), redacted(allocations)
+    return build_document(report, analysis.series(), label, allocations)
+
+
+def build_document(
+    report: dict[str, Any],
+    series: dict[str, Any] | None = None,
+    label: str | None = None,
+    allocations: Sequence[Mapping[str, Any]] | None = None,
+) -> Document:
     """The document of one report (``memprof.report/1``).
 
     Args:
         report: the report as ``Analysis.to_dict`` gives it.
         series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
         label: a title of the reader's choice; default: the model and step, or the file's name.
+        allocations: those alive at the peak, where more are known than the report lists.
     """
-    allocations = allocation_rows(report)
+    listed = report["peak"]["allocations"] if allocations is None else allocations
+    rows = allocation_rows(listed, report["peak"]["active_bytes"])
     return Document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
@@ -59,10 +91,10 @@ def build_document(report: dict[str, Any], series: dict[str, Any] | None = None,
         rows=group_rows(report),
         phases=phase_rows(report),
         timeline=_timeline(series) if series and series["time_us"] else None,
-        icicle=icicle(report, allocations),
-        allocations=allocations,
-        allocations_bytes=sum(a.bytes for a in allocations),
-        allocations_listed=sum(a.count for a in allocations),
+        icicle=icicle(report, rows),
+        allocations=rows[:_MAX_ROWS],
+        allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
+        allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),
@@ -70,9 +102,15 @@ def build_document(report: dict[str, Any], series: dict[str, Any] | None = None,
         host=_host(report.get("host")),
         reproduce=_reproduce(report["source"]),
         config=_config(report["source"]["config"]),
-        notes=tuple(plain(note) for note in report["notes"]),
+        notes=tuple(_sentence(note) for note in report["notes"]),
         report=report,
     )
+
+
+def _sentence(note: str) -> str:
+    """A note as a sentence: a capital first, a full stop last."""
+    words = plain(note).strip()
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
 
 
 def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
@@ -246,6 +284,7 @@ def _span(span: Mapping[str, Any], start_us: int) -> Span:
     return Span(
         phase=plain(span["phase"]),
         label=plain(phase_label(span["phase"])),
+        short=plain(phase_short(span["phase"])),
         step=span["step"],
         within=span.get("within"),
         start_us=span["start_us"] - start_us,
@@ -255,22 +294,26 @@ def _span(span: Mapping[str, Any], start_us: int) -> Span:
     )
 
 
+# What is between the phases gets less room than they do.
+_NARROW = {"other": 0.3}
+
+
 def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
-    """Where each point stands when every span is one unit wide, its points spread evenly over it.
+    """Where each point stands when every phase is one unit wide, its points spread evenly over it.
 
     Without spans the whole recording is one unit.
     """
     edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
     stops = sorted(set(edges))
-    wide = {s.start_point for s in spans}
+    widths = {s.start_point: _NARROW.get(s.phase, 1.0) for s in spans}
     places, x = {}, 0.0
     for stop, following in zip(stops, [*stops[1:], None], strict=True):
         places[stop] = (x, following)
-        x += 1.0 if stop in wide or not spans else 0.0
-    return tuple(_place(point, stops, places, bool(spans)) for point in range(n_points))
+        x += widths.get(stop, 0.0) if spans else 1.0
+    return tuple(_place(point, stops, places) for point in range(n_points))
 
 
-def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]], has_spans: bool) -> float:
+def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]]) -> float:
     stop = stops[bisect_right(stops, point) - 1]
     x, following = places[stop]
     if following is None:
@@ -282,22 +325,25 @@ def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | No
 def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
     if not device or device["reserved_bytes"] is None:
         return None
-    grown = sorted(device["grown_by"], key=lambda g: -g["bytes"])
     return DevicePeak(
         bytes=device["reserved_bytes"] + (device["non_torch_bytes"] or 0),
         reserved_bytes=device["reserved_bytes"],
         non_torch_bytes=device["non_torch_bytes"],
         where=_where(device["phase"], device["step"]),
-        grown_by=tuple(
-            Growth(
-                g["bytes"],
-                plain(phase_label(g["phase"])) if g["phase"] else "",
-                call_site(g["stack"]),
-                tuple(plain(f) for f in g["stack"]),
-            )
-            for g in grown
-        ),
+        grown_by=_growths(device["grown_by"]),
     )
+
+
+def _growths(grown_by: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
+    """By phase and call site, the largest first; the stack shown is the one that brought the most."""
+    merged: dict[tuple[str, str], Growth] = {}
+    for grown in sorted(grown_by, key=lambda g: -g["bytes"]):
+        phase = plain(phase_label(grown["phase"])) if grown["phase"] else ""
+        site = call_site(grown["stack"])
+        known = merged.get((phase, site))
+        stack = known.stack if known else tuple(plain(f) for f in grown["stack"])
+        merged[phase, site] = Growth(grown["bytes"] + (known.bytes if known else 0), phase, site, stack)
+    return tuple(sorted(merged.values(), key=lambda g: -g.bytes))
 
 
 def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
@@ -315,8 +361,8 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
-    """Only where there are steps to compare."""
-    if not growth or len(growth["steps"]) < 2:
+    """Only where there is a trend to see: the first step builds the optimizer's state, so two say nothing."""
+    if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
         return None
     steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
     left = tuple(
@@ -331,17 +377,14 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
         )
         for x in growth["left_behind"]
     )
-    return Steps(_growth_words(growth, steps), steps, left)
+    return Steps(_growth_words(growth), steps, left)
 
 
-def _growth_words(growth: Mapping[str, Any], steps: Sequence[Step]) -> str:
+def _growth_words(growth: Mapping[str, Any]) -> str:
     slope, explained = growth["end_bytes_per_step"], growth["explained_by_tokens"]
     if slope is None:
-        change = steps[-1].end_bytes - steps[0].end_bytes
-        first, last = steps[0].step, steps[-1].step
-        words = f"What is left when a step ends changed by {signed_gib(change)} GiB from step {first} to {last}"
-    else:
-        words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
+        return "Too few steps to see a trend."
+    words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
     if explained is not None:
         words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
     return words + "."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memprof.reports.model import Timeline
@@ -15,7 +17,7 @@ from memprof.units import GIB
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["axis_of", "peak_hold", "timeline_figure"]
+__all__ = ["axis_of", "peak_hold", "thinned", "timeline_figure"]
 
 
 def axis_of(timeline: Timeline, axis: str) -> tuple[float, ...]:
@@ -35,12 +37,54 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
     chosen: list[tuple[float, int]] = []
     for column in range(n_columns):
         start = low + (high - low) * column / n_columns
-        first = max(bisect_right(x, start) - 1, 0)
-        stop = len(x) if column == n_columns - 1 else bisect_right(x, low + (high - low) * (column + 1) / n_columns)
+        first = bisect_left(x, start)
+        if x[first] > start:
+            first -= 1
+        stop = len(x) if column == n_columns - 1 else bisect_left(x, low + (high - low) * (column + 1) / n_columns)
         best = max(range(first, max(stop, first + 1)), key=total.__getitem__)
         if not chosen or chosen[-1][1] != best:
             chosen.append((start, best))
     return chosen
+
+
+def thinned(timeline: Timeline, max_points: int) -> Timeline:
+    """The same timeline with about ``max_points`` points at most.
+
+    Kept: the first, highest, lowest and last of each bucket of neighbours, the ends and the peak of every span, each
+    category's own peak, and the peak; the points kept are the same for every category.
+    """
+    n_points = len(timeline.time_us)
+    if n_points <= max_points:
+        return timeline
+    keep = {0, n_points - 1, timeline.peak_point}
+    keep.update(max(range(n_points), key=values.__getitem__) for values in timeline.categories.values())
+    buckets = max(max_points // 5, 1)
+    edges = [n_points * i // buckets for i in range(buckets + 1)]
+    ranges = list(itertools.pairwise(edges))
+    for first, end in [*ranges, *((s.start_point, min(s.end_point, n_points)) for s in timeline.spans)]:
+        inside = range(first, max(end, first + 1))
+        keep.update((first, max(inside, key=timeline.total.__getitem__), inside[-1]))
+        keep.add(min(inside, key=timeline.total.__getitem__))
+    keep.update(min(s.end_point, n_points - 1) for s in timeline.spans)
+    return _only(timeline, sorted(keep))
+
+
+def _only(timeline: Timeline, keep: list[int]) -> Timeline:
+    place = {point: i for i, point in enumerate(keep)}
+    last = len(timeline.time_us) - 1
+    return replace(
+        timeline,
+        time_us=tuple(timeline.time_us[k] for k in keep),
+        phase_x=tuple(timeline.phase_x[k] for k in keep),
+        spans=tuple(
+            replace(s, start_point=place[s.start_point], end_point=place[min(s.end_point, last)])
+            for s in timeline.spans
+        ),
+        categories={c: tuple(v[k] for k in keep) for c, v in timeline.categories.items()},
+        reserved=None if timeline.reserved is None else tuple(timeline.reserved[k] for k in keep),
+        total=tuple(timeline.total[k] for k in keep),
+        peak_point=place[timeline.peak_point],
+    )
 
 
 def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
@@ -76,7 +120,7 @@ def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
 def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
     x = axis_of(timeline, axis)
     return {
-        "margin": {"l": 46, "r": 8, "t": 34, "b": 34},
+        "margin": {"l": 46, "r": 8, "t": 34, "b": 44},
         "showlegend": False,
         "dragmode": "zoom",
         "paper_bgcolor": "rgba(0,0,0,0)",

@@ -16,9 +16,10 @@ from memprof.errors import InputError
 __all__ = ["dumps", "schema", "validate", "write_json"]
 
 
-def dumps(data: dict[str, Any]) -> str:
+def dumps(data: dict[str, Any], indent: int | None = 1) -> str:
     """Standard JSON, ASCII only, ending in a newline; what JSON has no number for becomes a string."""
-    return json.dumps(_finite(data), indent=1, allow_nan=False) + "\n"
+    separators = (",", ":") if indent is None else None
+    return json.dumps(_finite(data), indent=indent, separators=separators, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -133,5 +133,5 @@ def _closing(document: Document) -> str:
     sums = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in wrong) if wrong else "yes, to the byte"
     lines = [f"How it is known: {text(known)}.", f"Does it add up? {text(sums)}."]
     lines += [f"- {text(note)}" for note in document.notes]
-    lines += [f"- Saves {gib(a.saves_bytes)} GiB ({text(a.basis)}): {text(a.action)}" for a in document.advice]
+    lines += [f"- Saves {text(gib(a.saves_bytes))} GiB ({text(a.basis)}): {text(a.action)}" for a in document.advice]
     return "\n".join(lines)

@@ -7,7 +7,8 @@ from typing import Union
 
 __all__ = ["Child", "Markup", "el", "join"]
 
-_VOID = {"br", "col", "hr", "input", "link", "meta", "path", "rect", "line", "polyline"}
+# HTML's only: an SVG shape without an end tag would hold every shape that follows.
+_VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
 
 
 class Markup(str):

@@ -170,6 +170,7 @@ class Span:
 
     phase: str
     label: str
+    short: str
     step: int | None
     within: str | None
     start_us: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DARK", "FALLBACK", "LIGHT", "PATTERNS", "PHASES", "css_variables", "slug"]
+__all__ = ["DARK", "FALLBACK", "LIGHT", "PATTERNS", "PHASES", "css_variables", "ink_on", "slug"]
 
 # Neighbours in the stack differ in lightness as well as hue, so that they survive colour-blindness.
 LIGHT: dict[str, str] = {
@@ -93,5 +93,13 @@ def slug(identifier: str) -> str:
 
 
 def css_variables(colours: dict[str, str]) -> str:
-    """``--c-weights: #0b4f8a; ...``"""
-    return " ".join(f"--c-{name}: {colour};" for name, colour in colours.items())
+    """``--c-weights: #0b4f8a; --on-weights: #ffffff; ...``: each colour, and what can be read on it."""
+    return " ".join(f"--c-{name}: {colour}; --on-{name}: {ink_on(colour)};" for name, colour in colours.items())
+
+
+def ink_on(colour: str) -> str:
+    """White or near-black, whichever has the higher contrast on ``#rrggbb`` (WCAG 2's relative luminance)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.058 else "#15191e"

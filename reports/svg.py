@@ -43,9 +43,11 @@ class _Plot:
         self.low, self.high, self.ceiling = low, high, ceiling
 
     def x(self, value: float) -> float:
+        """Across."""
         return round(_LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, n_bytes: float) -> float:
+        """Up: the picture's own axis points down."""
         return round(_HEIGHT - _BOTTOM - n_bytes / self.ceiling * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
@@ -108,9 +110,35 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
         box = {"x": left, "y": _TOP - 14, "width": max(width - 0.6, 0.4), "height": 9}
         title = span.label if span.step is None else f"{span.label}, step {span.step}"
         parts.append(el("g", {}, el("title", {}, title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
-        if width > 6.4 * len(span.label):
-            parts.append(el("text", {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}, span.label))
-    return join(*parts)
+        name = next((n for n in (span.label, span.short) if width > 6.4 * len(n)), "")
+        if name:
+            middle = {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}
+            parts.append(el("text", middle, name))
+    return join(*parts, *_steps(timeline, x, plot))
+
+
+def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
+    """``(step, first point, last point)`` of each optimizer step, in order."""
+    found: dict[int, tuple[int, int]] = {}
+    last = len(timeline.time_us) - 1
+    for span in timeline.spans:
+        if span.step is not None:
+            first, _ = found.get(span.step, (span.start_point, 0))
+            found[span.step] = (first, min(span.end_point, last))
+    return [(step, first, end) for step, (first, end) in found.items()]
+
+
+def _steps(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> list[Markup]:
+    """The steps' numbers below the axis, each at the middle of its step."""
+    marks = []
+    for step, first, end in step_extents(timeline):
+        left, right = plot.x(x[first]), plot.x(x[end])
+        if right - left < 46:
+            continue
+        marks.append(el("line", {"x1": left, "x2": left, "y1": _HEIGHT - _BOTTOM, "y2": _HEIGHT - 8, "class": "grid"}))
+        middle = {"x": (left + right) / 2, "y": _HEIGHT - 8, "text-anchor": "middle"}
+        marks.append(el("text", middle, f"step {step}"))
+    return marks
 
 
 def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.reports.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
-from memprof.reports.text import duration, plain, sentence_list, short_path, thousands
+from memprof.reports.text import duration, plain, sentence_list, short_path, size, thousands
 from memprof.reports.words import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
@@ -152,13 +152,12 @@ def why(allocation: Mapping[str, Any]) -> str:
     return plain(words)
 
 
-def allocation_rows(report: Mapping[str, Any]) -> tuple[Allocation, ...]:
-    """The listed allocations, those that are alike folded into one, the largest sum first."""
-    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for allocation in report["peak"]["allocations"]:
+def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+    """The listed allocations, those that are alike folded into one, the largest sum first; ``whole`` is 100 %."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for allocation in listed:
         alike.setdefault(_likeness(allocation), []).append(allocation)
-    whole = report["peak"]["active_bytes"] or 1
-    rows = [_allocation(group, whole) for group in alike.values()]
+    rows = [_allocation(group, whole or 1) for group in alike.values()]
     return tuple(sorted(rows, key=lambda a: -a.bytes))
 
 
@@ -265,10 +264,7 @@ def _sites(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
 
 
 def _leaf(allocation: Allocation) -> str:
-    label = (
-        allocation.name
-        or allocation.shape
-        or allocation.detail
-        or f"made in {allocation.phase_label.lower() or 'the run'}"
-    )
+    """The tensor, by the best name there is: its own, its shape, or what and how large it is."""
+    parts = (allocation.detail, size(allocation.each_bytes))
+    label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
     return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["print_allocations", "print_document", "render_allocations", "render_terminal"]
+__all__ = ["print_allocations", "print_document", "render", "render_allocations", "render_terminal"]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
@@ -33,6 +33,16 @@ def print_document(document: Document, stream: TextIO | None = None) -> None:
     """Print to ``stream`` (standard output): its width, its colours, and ASCII where it knows nothing else."""
     stream = stream or sys.stdout
     _write(stream, render_terminal(document, *_abilities(stream)))
+
+
+def render(document: Document) -> str:
+    """A short form for standard output as it is now: the peak, its bar and the rows; what a training run ends with."""
+    width, colour = _abilities(sys.stdout)
+    console = _console(width, colour)
+    _print_summary(console, document, colour, facts=False)
+    console.print()
+    console.print(_components(document, width, colour))
+    return _text_of(console)
 
 
 def print_allocations(allocations: Sequence[Allocation], stream: TextIO | None = None) -> None:
@@ -119,7 +129,7 @@ def _text_of(console: Console) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
 
-def _print_summary(console: Console, document: Document, colour: bool) -> None:
+def _print_summary(console: Console, document: Document, colour: bool, facts: bool = True) -> None:
     from rich.text import Text
 
     summary = document.summary
@@ -137,7 +147,7 @@ def _print_summary(console: Console, document: Document, colour: bool) -> None:
     console.print(_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in _legend(parts, console.width - 1, colour):
         console.print(line)
-    for fact in summary.facts:
+    for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
 
 

@@ -40,7 +40,9 @@ def size(n_bytes: int) -> str:
 
 
 def signed_gib(n_bytes: int) -> str:
-    """GiB with two decimals and a sign (a true minus)."""
+    """GiB with two decimals and a sign (a true minus); what rounds to nothing has none."""
+    if abs(n_bytes) < 0.005 * GIB:
+        return "0.00"
     return f"{'−' if n_bytes < 0 else '+'}{format_gib(abs(n_bytes))}"
 
 
@@ -56,7 +58,7 @@ def percent(part: int, whole: int) -> str:
 
 def thousands(number: int) -> str:
     """An integer with thin groups of three digits."""
-    return f"{number:,}".replace(",", " ")
+    return f"{number:,}".replace(",", "\u202f")
 
 
 def duration(us: int) -> str:

@@ -15,6 +15,7 @@ __all__ = [
     "group_label",
     "humanise",
     "phase_label",
+    "phase_short",
 ]
 
 CATEGORY_WORDS: dict[str, str] = {
@@ -102,6 +103,17 @@ _PHASE_LABELS = {
     "optimizer_step": "Optimizer step",
     "weight_sync": "Weight sync",
 }
+_PHASE_SHORT = {
+    "generate": "gen",
+    "reward": "rew",
+    "old_logprobs": "old lp",
+    "reference_logprobs": "ref lp",
+    "forward": "fwd",
+    "backward": "bwd",
+    "optimizer_step": "opt",
+    "weight_sync": "sync",
+    "evaluate": "eval",
+}
 _CATEGORY_LABELS = {str(k): v for k, v in CATEGORY_LABELS.items()}
 _GROUP_LABELS = {str(k): v for k, v in GROUP_LABELS.items()}
 assert set(CATEGORY_WORDS) == set(_CATEGORY_LABELS) == set(STACK_ORDER)
@@ -116,6 +128,11 @@ def humanise(identifier: str) -> str:
 def phase_label(phase: str) -> str:
     """A phase as a heading."""
     return _PHASE_LABELS.get(phase, humanise(phase).capitalize())
+
+
+def phase_short(phase: str) -> str:
+    """A phase in a few letters, for narrow places."""
+    return _PHASE_SHORT.get(phase, humanise(phase))
 
 
 def category_label(category: str) -> str:

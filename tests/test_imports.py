@@ -112,14 +112,22 @@ def test_renderers_know_no_snapshots() -> None:
 
 
 def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
-    """Line and module of each absolute import; with ``top_level`` those a plain import of the file runs."""
+    """Line and module of each absolute import, types' aside; with ``top_level`` those importing the file runs."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = _run_on_import(tree.body) if top_level else ast.walk(tree)
+    nodes = _run_on_import(tree.body) if top_level else _walk(tree)
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.lineno, node.module
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under ``if TYPE_CHECKING``."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield from _walk(child)
 
 
 def _run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -7,7 +7,7 @@ import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Stream:
     labels: list[Label] = field(default_factory=list)
     frames: list[list[Frame]] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
+    frame_ops: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, size: int, label: Label) -> int:
         self.sizes.append(size)
@@ -62,26 +63,32 @@ def build_stream(tracer: Tracer, scale: Scale) -> Stream:
     labels = label_all(tracer, scale)
     sizes = [scale.count(s.shape) * s.dtype.itemsize for s in tracer.storages]
     out = Stream(sizes=sizes, labels=labels, marks=list(tracer.marks))
-    index: dict[tuple[int, str], int] = {}
+    index: dict[tuple[int, str, str], int] = {}
+    shared: dict[tuple[int, str], list[Frame]] = {}
 
-    def frames(stack: int, op: str = "") -> int:
-        op = op if op in ("Module.to", "materialize") else ""
-        if (stack, op) not in index:
-            index[stack, op] = len(out.frames)
-            out.frames.append(public_frames(tracer.stacks[stack], op))
-        return index[stack, op]
+    def frames(stack: int, op: str = "", node: str = "") -> int:
+        if (stack, op, node) not in index:
+            index[stack, op, node] = len(out.frames)
+            made = op if op in ("Module.to", "materialize", "warmup") else ""
+            if (stack, made) not in shared:
+                shared[stack, made] = public_frames(tracer.stacks[stack], made)
+            out.frames.append(shared[stack, made])
+            out.frame_ops.append((op, node))
+        return index[stack, op, node]
 
     warmups = dict(tracer.warmups)
     works = {at: (stack, phase) for at, stack, phase in tracer.first_matmul.values()}
     for i, (kind, n, stack, phase) in enumerate(tracer.events):
         if i in warmups:
             key = out.add(_loaded_bytes(tracer, sizes, i), ("temporaries", "load"))
-            out.steps += [("a", key, frames(warmups[i]), phase), ("f", key, frames(warmups[i]), phase)]
+            out.steps += [("a", key, frames(warmups[i], "warmup"), phase),
+                          ("f", key, frames(warmups[i]), phase)]
         if i in works:
             key = out.add(WORKSPACE, ("temporaries", "workspace"))
-            out.steps.append(("a", key, frames(works[i][0]), works[i][1]))
-        op = tracer.storages[n].op if kind == "a" else ""
-        out.steps.append((kind, n, frames(stack, op) if kind != "m" else 0, phase))
+            out.steps.append(("a", key, frames(works[i][0], "aten.mm"), works[i][1]))
+        s = tracer.storages[n] if kind == "a" else None
+        where = 0 if kind == "m" else frames(stack, s.op, s.node) if s else frames(stack)
+        out.steps.append((kind, n, where, phase))
     return out
 
 
@@ -107,8 +114,8 @@ class _Recorder:
         self.annotations: list[dict[str, Any]] = []
         self.clock, self.noise = EPOCH_US, 7
         self.at = (0, "load")
-        self.heap = Heap(lambda a, ad, n: self.write(a, ad, n, -1), capacity=variant.capacity or 2**62,
-                         expandable=variant.expandable)
+        self.heap = Heap(lambda a, ad, n: self.write(a, ad, n, -1), base=0x7F2A00000000 + (variant.device << 40),
+                         capacity=variant.capacity or 2**62, expandable=variant.expandable)
         self.address: dict[int, int] = {}
         self.born_frames: dict[int, int] = {}
         self.segment_frames: dict[int, int] = {}
@@ -122,7 +129,7 @@ class _Recorder:
         if index not in self._mixed:
             from benchmarks.truth.cxx import mixed
 
-            self._mixed[index] = mixed(self.stream.frames[index])
+            self._mixed[index] = mixed(self.stream.frames[index], *self.stream.frame_ops[index])
         return self._mixed[index]
 
     def write(self, action: str, address: int, size: int, key: int) -> None:
@@ -196,6 +203,7 @@ class _Recorder:
         for frames in self.stream.frames:
             if len(frames) > 1 and str(frames[-1]["filename"]).startswith("/workspace"):
                 self.stream.frames.append(frames[-2:])
+                self.stream.frame_ops.append(("", ""))
                 return len(self.stream.frames) - 1
         return index
 
@@ -235,8 +243,15 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
         first = max(first, len(rec.entries) - variant.keep_last)
     traces: list[list[dict[str, Any]]] = [[] for _ in range(variant.n_devices)]
     traces[variant.device] = rec.entries[first:]
+    segments = _segments(rec)
+    for device in set(range(variant.n_devices)) - {variant.device}:
+        other = _Recorder(_loading_part(stream), replace(variant, device=device, capacity=None))
+        other.run()
+        traces[device] = other.entries
+        segments = _segments(other) + segments
+    begin = rec.entries[first]["time_us"] if first else 0
     snapshot = {
-        "segments": _segments(rec), "device_traces": traces,
+        "segments": segments, "device_traces": traces,
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if variant.expandable else "",
             "max_split_size": -1, "garbage_collection_threshold": 0.0, "expandable_segments": variant.expandable,
@@ -244,17 +259,23 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
             "pinned_use_cuda_host_register": False, "graph_capture_record_stream_reuse": False,
             "roundup_power2_divisions": {str(2**i): 0 for i in range(16)},
         },
-        "external_annotations": [a for a in rec.annotations if not first or a["time_us"] >= rec.entries[first]["time_us"]],
+        "external_annotations": [a for a in rec.annotations if a["time_us"] >= begin],
     }
     return snapshot, _truth(rec, first, about)
+
+
+def _loading_part(stream: Stream) -> Stream:
+    """What another device of the machine holds: the models, loaded and left there."""
+    marks = [i for i, (kind, n, _, _) in enumerate(stream.steps) if kind == "m" and stream.marks[n] == "train"]
+    return replace(stream, steps=stream.steps[: marks[0]])
 
 
 def _truth(rec: _Recorder, first: int, about: dict[str, Any]) -> dict[str, Any]:
     """Walk the recorded window and note who was alive at each peak."""
     best = _peaks(rec, first)
     wanted = defaultdict(list)
-    for name, (entry, _, _) in best.items():
-        wanted[entry].append(name)
+    for name, (index, _, _) in best.items():
+        wanted[index].append(name)
     shots: dict[str, dict[str, Any]] = {}
     live: dict[int, int] = {}
     for i, (entry, key) in enumerate(zip(rec.entries, rec.keys, strict=True)):

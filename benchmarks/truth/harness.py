@@ -49,10 +49,10 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
                 result = inner(tensor)
                 if tracer.phase == "load" and result.device.type != "meta" and _moves.depth:
                     tracer.adopt(result, "Module.to", 2)
-                return result
+                return result  # type: ignore[no-any-return]
 
             fn._seen = True
-        return original_apply(self, fn, *args, **kwargs)
+        return original_apply(self, fn, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         tracer.in_backward += 1
@@ -71,7 +71,13 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
 
     supported = torch.utils._foreach_utils._get_foreach_kernels_supported_devices
     with contextlib.ExitStack() as stack:
-        swap = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
+
+        def swap(target: Any, name: str, new: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, new))
+
+        def foreach() -> list[str]:
+            return [*supported(), "cpu"]
+
         swap(torch.nn.Module, "_apply", _apply)
         swap(torch.autograd, "_engine_run_backward", run_backward)
         swap(torch.autograd.graph, "_engine_run_backward", run_backward)
@@ -80,7 +86,6 @@ def cuda_like(tracer: Tracer) -> Iterator[None]:
 
         if hasattr(modeling, "checkpoint"):
             swap(modeling, "checkpoint", checkpointed)
-        foreach = lambda: [*supported(), "cpu"]  # noqa: E731
         swap(torch.utils._foreach_utils, "_get_foreach_kernels_supported_devices", foreach)
         import torch.optim.optimizer as optimizer_module
 
@@ -116,10 +121,9 @@ def moving(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     """from_pretrained with a device map materialises parameters on the device, in the loader's threads."""
     import transformers.core_model_loading as loading
-    from transformers import PreTrainedModel
-
     import transformers.modeling_utils as modeling
     import trl.trainer.grpo_trainer as grpo
+    from transformers import PreTrainedModel
 
     materialize = loading._materialize_copy
     warmup = modeling.caching_allocator_warmup
@@ -128,7 +132,7 @@ def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     depth = [0]
 
     def _materialize_copy(tensor: Any, device: Any = None, dtype: Any = None) -> torch.Tensor:
-        out = materialize(tensor, device, dtype)
+        out: torch.Tensor = materialize(tensor, device, dtype)
         if depth[0]:
             tracer.adopt(out, "materialize", 2)
         return out
@@ -160,7 +164,7 @@ def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
     swap(grpo, "create_model_from_path", created)
 
 
-def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], None]) -> None:
+def _patch_trl(tracer: Tracer, shapes: Shapes, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
     """TRL's CUDA path: compacted tokens, kernels that fold tiles without scratch, tiles scaled down."""
     import trl.kernels.chunked_logprob as chunked
     import trl.trainer.utils as utils
@@ -179,10 +183,20 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], N
     swap(chunked, "_forward_kernel", _NoScratch(tracer, chunked._forward_tile))
     swap(chunked, "_backward_kernel", _NoScratch(tracer, chunked._backward_tile))
     if not hasattr(chunked, "triton"):
-        chunked.triton = _Cdiv  # type: ignore[attr-defined]
+        chunked.triton = _Cdiv
     swap(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", shapes.tiny_tile if shapes.tiles > 1 else shapes.tiny_vocab)
 
-    logps = GRPOTrainer._get_per_token_logps_and_entropies
+    _patch_scoring(tracer, GRPOTrainer, swap)
+    if trainer is not GRPOTrainer:
+        _patch_scoring(tracer, trainer, swap)
+    swap(GRPOTrainer, "_generate", tracer.wrap_phase(GRPOTrainer._generate, "generate"))
+    swap(GRPOTrainer, "_calculate_rewards", tracer.wrap_phase(GRPOTrainer._calculate_rewards, "reward"))
+    swap(GRPOTrainer, "compute_loss", tracer.wrap_phase(GRPOTrainer.compute_loss, "forward"))
+
+
+def _patch_scoring(tracer: Tracer, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
+    """Whose log-probs are computed decides the phase: in the loss none, else the reference's or the old policy's."""
+    logps = trainer._get_per_token_logps_and_entropies
 
     def get_logps(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if tracer.phase == "forward":
@@ -192,10 +206,7 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, swap: Callable[[Any, str, Any], N
         with tracer.within(phase):
             return logps(self, model, *args, **kwargs)
 
-    swap(GRPOTrainer, "_get_per_token_logps_and_entropies", get_logps)
-    swap(GRPOTrainer, "_generate", tracer.wrap_phase(GRPOTrainer._generate, "generate"))
-    swap(GRPOTrainer, "_calculate_rewards", tracer.wrap_phase(GRPOTrainer._calculate_rewards, "reward"))
-    swap(GRPOTrainer, "compute_loss", tracer.wrap_phase(GRPOTrainer.compute_loss, "forward"))
+    swap(trainer, "_get_per_token_logps_and_entropies", get_logps)
 
 
 def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
@@ -271,24 +282,30 @@ def _patch_optimizer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> N
 
 def _patch_peft(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
     """Adapters are made on the CPU, then moved to their base layer's device and cast: two births on a GPU."""
+    import peft.tuners.tuners_utils as tuners
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    import peft.tuners.tuners_utils as tuners
+    cast, move = tuners.cast_adapter_dtype, BaseTunerLayer._move_adapter_to_device_of_base_layer
 
-    def casting(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with tracer.switched(True):
-                return fn(*args, **kwargs)
+    def on_device(module: Any) -> bool:
+        return any(tracer.number_of(p) is not None for p in module.parameters())
 
-        return wrapped
+    def casted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with tracer.switched(on_device(model)):
+            return cast(model, *args, **kwargs)
 
-    swap(tuners, "cast_adapter_dtype", casting(tuners.cast_adapter_dtype))
-    move = BaseTunerLayer._move_adapter_to_device_of_base_layer
-    swap(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", moving(move))
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _moves.on() if on_device(self.get_base_layer()) else contextlib.nullcontext():
+            return move(self, *args, **kwargs)
+
+    swap(tuners, "cast_adapter_dtype", casted)
+    swap(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", moved)
 
 
-def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False) -> Tracer:
-    """Run ``run`` (a TRL script's main) under a tracer."""
+def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False, trainer: Any = None) -> Tracer:
+    """Run ``run`` (a TRL script's main) under a tracer; ``trainer`` is the script's own class, if it has one."""
+    from trl import GRPOTrainer
+
     tracer = Tracer()
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_like(tracer))
@@ -297,7 +314,7 @@ def trace_trl(shapes: Shapes, run: Callable[[], Any], lora: bool = False) -> Tra
             stack.enter_context(mock.patch.object(target, name, new))
 
         _patch_loading(tracer, swap)
-        _patch_trl(tracer, shapes, swap)
+        _patch_trl(tracer, shapes, trainer or GRPOTrainer, swap)
         _patch_trainer(tracer, swap)
         if lora:
             _patch_peft(tracer, swap)

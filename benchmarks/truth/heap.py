@@ -63,10 +63,7 @@ class Heap:
         large = size > MIB
         pool = self._free[large]
         at = bisect_left(pool, (size, 0))
-        if at < len(pool):
-            block = self.blocks[pool.pop(at)[1]]
-        else:
-            block = self._grow(size, large)
+        block = self.blocks[pool.pop(at)[1]] if at < len(pool) else self._grow(size, large)
         block.free, block.requested = False, requested
         left = block.size - size
         if left > MIB or (left >= 512 and (not large or self.expandable)):

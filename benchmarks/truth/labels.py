@@ -83,7 +83,7 @@ def _label(s: Storage, c: Context, tracer: Tracer, scale: Scale, weight_grads: s
 
 
 def _life(s: Storage, saved: bool) -> str:
-    if not s.grad_enabled or s.phase not in ("forward",):
+    if s.phase != "forward":
         return "no_grad"
     return "saved" if saved else "transient"
 

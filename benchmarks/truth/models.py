@@ -81,7 +81,8 @@ def scale_for(models: list[Shapes], tokens: int, prompt: int, completion: int, b
         last = shapes.tiny_vocab - (shapes.tiles - 1) * shapes.tiny_tile
         vocabulary |= {shapes.tiny_vocab} | ({shapes.tiny_tile, last} if shapes.tiles > 1 else set())
     lengths = set(range(prompt - 1, prompt + completion + 2))
-    clash = features.keys() & ({b * t for b in batches for t in lengths} | set(range(1, completion + 1)))
+    clash = features.keys() & ({b * t for b in batches for t in lengths} | set(range(1, completion + 2)))
+    clash |= {n for s in models for n in (s.heads, s.kv_heads)} & lengths
     if clash:
         raise ValueError(f"tiny extents {sorted(clash)} collide with token counts")
     return Scale(features, vocabulary, {s.tiny_hidden for s in models}, tokens, lengths, completion, batches,

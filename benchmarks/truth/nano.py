@@ -116,7 +116,7 @@ def run_nano(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, A
     for name in ("dtype", "cache_dtype"):
         if isinstance(config[name], str):
             config[name] = getattr(torch, str(config[name]))
-    tracer = trace_nano(lambda: nano_grpo.main(config), _prepare(nano_grpo))
+    tracer = trace_nano(lambda: nano_grpo.main(config), _prepare(nano_grpo))  # type: ignore[no-untyped-call]
     batches = {2**i for i in range(8) if 2**i <= int(config["batch"])} | {int(config["micro"])}
     wide = replace(shapes, extra={**shapes.extra, 3 * width: 3 * shapes.heads * shapes.head_dim})
     scale = scale_for([wide], case.tokens, case.prompt, case.completion, batches)

@@ -33,15 +33,16 @@ class Scale:
             return self.features[n]
         if n in self.lengths:
             return n * self.tokens
-        if dims == 4 and position == 1 and n in self.heads:
-            return n
+        if dims >= 4 and n <= max(self.heads):
+            return n  # heads, their groups, a batch: attention's tensors hold no completion extents
         if dims == 3 and position == 1 and n in self.heads and shape[2] in self.lengths:
             return n
         if n == 1 or (position == 0 and (n in self.batches or n in self.heads)):
             return n
-        if n <= self.completion:
+        if n <= self.completion + 1:
             return n * self.tokens if position > 0 and n > 1 else n
-        if any(n % b == 0 and (n // b in self.lengths or n // b == self.completion) for b in self.batches):
+        lengths = self.lengths | {self.completion, self.completion + 1}
+        if any(n % b == 0 and n // b in lengths for b in self.batches):
             return n * self.tokens
         if n in self.batches or n in self.heads:
             return n

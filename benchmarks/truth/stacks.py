@@ -22,6 +22,8 @@ _MODULE = str(Path(torch.nn.modules.module.__file__))
 # The dispatch mode's own machinery, innermost: not there on a GPU.
 _PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/utils/_python_dispatch.py", "weakref.py")
 
+_SCORING = ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss", "get_logps")
+
 
 def _ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_HERE) and not code.co_filename.startswith(_SCRIPTS)
@@ -57,6 +59,9 @@ def public_frames(raw: Raw, op: str) -> list[Frame]:
     if op == "materialize":
         out.append({"name": "_materialize_copy", "line": 1323,
                     "filename": _path(_SITE + "/transformers/core_model_loading.py")})
+    if op == "warmup":
+        out.append({"name": "caching_allocator_warmup", "line": 5229,
+                    "filename": _path(_SITE + "/transformers/modeling_utils.py")})
     for code, line in _trimmed(raw):
         if code.co_name == "_engine_run_backward":
             return out
@@ -89,7 +94,7 @@ def context_of(raw: Raw) -> Context:
     call = names.index("_call_impl") if "_call_impl" in names else None
     nearest = files[:call] if call is not None else files
     # The log-prob function is called by the patched model's forward: inside `__call__`, yet loss code.
-    scoring = any(n in ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss", "get_logps") for n in names)
+    scoring = any(n in _SCORING for n in names)
     fused = any("/trl/" in f for f in nearest) and call is not None
     return Context(
         backward=engine is not None,

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -47,13 +47,14 @@ class Storage:
     boundary: bool = False
     fixed_bytes: int | None = None
     feeds: set[int] = field(default_factory=set)
+    node: str = ""
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages while ``active``; a pushed but inactive tracer only passes operators through."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.active = False
         self.storages: list[Storage] = []
         self.events: list[Event] = []
@@ -105,11 +106,11 @@ class Tracer(TorchDispatchMode):
 
     def capture(self, depth: int = 2) -> int:
         """Intern the calling Python stack, innermost first."""
-        frame = sys._getframe(depth)
+        frame: FrameType | None = sys._getframe(depth)
         out: list[tuple[CodeType, int]] = []
         while frame is not None:
             out.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         key = tuple(out)
         number = self._stack_ids.get(key)
         if number is None:
@@ -142,6 +143,9 @@ class Tracer(TorchDispatchMode):
                 Storage(number, self._extent(tensor, storage.nbytes()), tensor.dtype, storage.nbytes(), stack,
                         self.phase, op, torch.is_grad_enabled(), parents)
             )
+            if self.in_backward:
+                running = torch._C._current_autograd_node()
+                self.storages[number].node = running.name().rsplit("::", 1)[-1] if running is not None else ""
             self._live[key] = number
             self.events.append(("a", number, stack, self.phase))
         weakref.finalize(storage, self._died, key, number).atexit = False
@@ -210,12 +214,10 @@ class Tracer(TorchDispatchMode):
         if not self.active:
             return func(*args, **kwargs)
         name = str(func._schema.name).replace("::", ".")
-        if self.in_backward and name == "aten.add" and not torch.is_grad_enabled():
-            known = self.number_of(args[0]) if isinstance(args[0], torch.Tensor) else None
-            if known in self._grads and isinstance(args[1], torch.Tensor):
-                # With a dispatch mode on, autograd accumulates out of place; without one it adds in place.
-                self._kin(known, args[1])
-                return args[0].add_(args[1])
+        if self.in_backward and name == "aten.add" and self._accumulates(args):
+            # With a dispatch mode on, autograd accumulates out of place; without one it adds in place.
+            self._kin(self.number_of(args[0]), args[1])
+            return args[0].add_(args[1])
         if self.phase != "load" and name in _MATMULS:
             self._saw_matmul()
         out = func(*args, **kwargs)
@@ -227,6 +229,26 @@ class Tracer(TorchDispatchMode):
                 self.storages[parents[0]].feeds.add(parents[1])
         self._adopt_all(out, name, parents)
         return out
+
+    def _accumulates(self, args: tuple[Any, ...]) -> bool:
+        """Is this the engine's own sum of two gradients of one tensor, into the first of them?
+
+        The engine calls it with no Python frame between, and adds in place where nobody else holds the first
+        (of the tensor: the buffer, this wrapper and the dispatcher's two; of its storage: the tensor and us).
+        """
+        first, second = args[0], args[1]
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor) or torch.is_grad_enabled():
+            return False
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return False
+        if self.number_of(first) in self._grads:
+            return True
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.endswith(("eval_frame.py", "_compile.py")):
+            frame = frame.f_back
+        holders: int = first._use_count()  # type: ignore[attr-defined]
+        alone = holders <= 4 and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
+        return frame is not None and frame.f_code.co_name == "_engine_run_backward" and alone
 
     def _kin(self, child: int | None, parent: torch.Tensor) -> None:
         number = self.number_of(parent)

@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_SERIES_POINTS = 1600
-
 
 @click.command(name="report", short_help="Say where the memory of a snapshot went.")
-@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
 )
@@ -41,7 +39,7 @@ _SERIES_POINTS = 1600
 @rules_option
 @redact_option
 def command(
-    snapshot: Path,
+    snapshots: tuple[Path, ...],
     output: Path | None,
     device: int | None,
     style: str,
@@ -55,17 +53,20 @@ def command(
     SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON.
     Nothing in it is executed.
     """
+    if len(snapshots) > 1:
+        raise UsageError("one snapshot at a time; reports over the ranks of a run are not there yet.")
     listed = _how_many(allocations)
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
-    analysis = analysed(snapshot, device, rules)
+    analysis = analysed(snapshots[0], device, rules)
     report = analysis.to_dict(listed)
     if redact:
         from memprof.redact import redact as redacted
 
         report = redacted(report)
-    _write_files(report, analysis, None if to_stdout else json_file, output)
+    _write_json(report, None if to_stdout else json_file)
+    _write_page(analysis, output, redact)
     _print(report, "json" if to_stdout else style)
 
 
@@ -77,19 +78,24 @@ def _how_many(allocations: str) -> int | None:
     return int(allocations)
 
 
-def _write_files(report: dict[str, Any], analysis: Analysis, json_file: Path | None, output: Path | None) -> None:
-    if json_file is not None:
-        from memprof.reports.json import write_json
+def _write_json(report: dict[str, Any], path: Path | None) -> None:
+    if path is None:
+        return
+    from memprof.reports.json import write_json
 
-        write_json(report, json_file)
-        click.echo(f"JSON: {json_file}", err=True)
-    if output is not None:
-        from memprof.reports.document import build_document
-        from memprof.reports.html import write_html
+    write_json(report, path)
+    click.echo(f"JSON: {path}", err=True)
 
-        with working("Writing the page"):
-            write_html(build_document(report, analysis.series(_SERIES_POINTS)), output)
-        click.echo(f"Page: {output}", err=True)
+
+def _write_page(analysis: Analysis, path: Path | None, redact: bool) -> None:
+    if path is None:
+        return
+    from memprof.reports.document import document_of
+    from memprof.reports.html import write_html
+
+    with working("Writing the page"):
+        write_html(document_of(analysis, redact=redact), path)
+    click.echo(f"Page: {path}", err=True)
 
 
 def _print(report: dict[str, Any], style: str) -> None:

@@ -102,7 +102,7 @@ def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Q
         out / f"{recipe.name}.training.json",
     )
     _say(f"  rewards varied; {trained.moved} of {trained.trainable} trainable tensors moved.")
-    return _reported(recipe, snapshot, trained)
+    return _reported(recipe, checkpoint.path.name, snapshot, trained)
 
 
 def _progress(steps: int) -> Any:
@@ -125,16 +125,16 @@ def _keep(records: Path, target: Path) -> Path:
     return found[-1].replace(target)
 
 
-def _reported(recipe: Recipe, snapshot: Path, trained: Trained) -> RunResult:
+def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.analysis import analyze
-    from memprof.reports.document import build_document
+    from memprof.reports.document import document_of
     from memprof.reports.html import write_html
     from memprof.reports.terminal import print_document
     from memprof.snapshot import load_snapshot
 
     analysis = analyze(load_snapshot(snapshot))
     report = analysis.to_dict()
-    document = build_document(report, analysis.series(), label=f"{snapshot.stem}: {recipe.title}")
+    document = document_of(analysis, label=f"{model}: {recipe.title}")
     html, data = snapshot.with_suffix(".html"), snapshot.with_suffix(".json")
     write_html(document, html)
     _write_json(report, data)

@@ -28,8 +28,8 @@ class Recipe:
     lora: bool
 
 
-FULL = Recipe("full", "full fine-tuning, beta 0.04 (a reference model is held)", lora=False)
-LORA = Recipe("lora", "LoRA with gradient checkpointing, beta 0.04 (reference = adapter off)", lora=True)
+FULL = Recipe("full", "full fine-tuning with a reference model", lora=False)
+LORA = Recipe("lora", "LoRA with gradient checkpointing", lora=True)
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,19 @@ def record(
         reset_peaks=reset_peaks,
     )
     session = Session(recorder, config=config)
-    for role, given in (("policy", model), ("reference", reference_model), ("reward", reward_models), ("value", value_model)):
+    models = {"policy": model, "reference": reference_model, "reward": reward_models, "value": value_model}
+    for role, given in models.items():
         for one in given if isinstance(given, (list, tuple)) else [given]:
             if one is not None:
                 session.add_model(one, role)
     if optimizer is not None:
         session.owners.add_optimizer(optimizer)
-    session.start()
+    try:
+        session.start()
+    except Exception as error:
+        warnings.warn(f"memprof could not begin to record ({error!r}); the code runs unwatched.", stacklevel=3)
+        yield session
+        return
     try:
         yield session
     except BaseException:
@@ -135,12 +141,15 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     if isinstance(device, int):
         return torch.device("cuda", device)
     where = torch.device(device)
-    if where.type == "cuda" and where.index is None and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return where
+    unnumbered = str(where) == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if unnumbered and torch.cuda.is_available() else where
 
 
 def _device_of(model: Any) -> torch.device | None:
-    parameters = getattr(model, "parameters", None)
-    first = next(iter(parameters()), None) if callable(parameters) else None
-    return None if first is None or first.is_meta else first.device
+    if model is None or not callable(getattr(model, "parameters", None)):
+        return None
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            where: torch.device = parameter.device
+            return where
+    return None

@@ -110,6 +110,7 @@ def _layer_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 def _with_subclasses(base: type) -> list[Any]:
     found: list[Any] = [base]
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         found += _with_subclasses(kind)
     return list(dict.fromkeys(found))

@@ -49,8 +49,13 @@ class StackWriter:
             readable = symbolize_tracebacks([captured[i] for i in batch])
             # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
             known: dict[int, dict[str, Any] | None] = {}
+            same: dict[tuple[int, ...], list[dict[str, Any]]] = {}
             for i, frames in zip(batch, readable, strict=True):
-                out[i] = self._intern(frames, known)
+                key = tuple(map(id, frames))
+                stack = same.get(key)
+                if stack is None:
+                    stack = same[key] = self._intern(frames, known)
+                out[i] = stack
         return out
 
     def _intern(self, frames: list[Any], known: dict[int, dict[str, Any] | None]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from memprof._version import __version__
 
-__all__ = ["device_name", "device_total", "host_section", "nvml_process_bytes", "rss_bytes", "versions"]
+__all__ = ["device_name", "device_total", "host_section", "nvml_process_bytes", "pinned_bytes", "rss_bytes", "versions"]
 
 _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "vllm")
 
@@ -74,26 +74,24 @@ def device_total(device_type: str, index: int) -> int | None:
 
 
 def host_section() -> dict[str, Any]:
-    """The ``host`` part of a snapshot: resident bytes, and pinned ones where torch counts them."""
-    pinned = requested = None
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and hasattr(torch.cuda, "host_memory_stats"):
-        try:
-            stats = torch.cuda.host_memory_stats()
-            pinned = _stat(stats, "allocated_bytes.current", "allocated_bytes.active.current")
-            requested = _stat(stats, "active_bytes.current", "active_requests_bytes.current")
-        except Exception:
-            pinned = requested = None
+    """The ``host`` part of a snapshot. torch counts pinned blocks rounded up, so what was asked for is not known."""
     return {
-        "pinned_bytes": pinned,
-        "pinned_requested_bytes": requested,
+        "pinned_bytes": pinned_bytes(),
+        "pinned_requested_bytes": None,
         "managed_bytes": 0,
         "rss_bytes": rss_bytes(),
     }
 
 
-def _stat(stats: Any, *names: str) -> int | None:
-    return next((int(stats[n]) for n in names if n in stats), None)
+def pinned_bytes() -> int | None:
+    """Pinned host bytes torch's allocator holds, in use or cached; None where torch does not count them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+        return None
+    try:
+        return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+    except Exception:
+        return None
 
 
 def nvml_process_bytes(index: int) -> int | None:

@@ -107,7 +107,7 @@ class PhaseLog:
         return [m.to_plain() for m in sorted([*rows, *gaps], key=lambda m: m.start_us)]
 
 
-class phase(ContextDecorator):  # noqa: N801 - read as a statement: with phase("generate")
+class phase(ContextDecorator):
     """Mark what the code inside does, for every recording that runs; nothing happens when none does.
 
     Args:

@@ -62,6 +62,7 @@ class Recorder(Protocol):
 
     kind: Kind
     notes: list[str]
+    bounded: bool  # whether old entries may be lost
 
     def start(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 
 from memprof.record import phases
 from memprof.record.caches import CacheWatch
-from memprof.record.host import host_section, nvml_process_bytes, rss_bytes, versions
+from memprof.record.host import host_section, nvml_process_bytes, pinned_bytes, rss_bytes, versions
 from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
@@ -80,17 +81,20 @@ class Session:
             scope.add_root(model, role)
 
     def start(self) -> None:
-        """Begin to record; errors are raised (nothing runs yet)."""
-        self.recorder.start()
+        """Begin to record. What goes wrong here is raised, with everything undone: nothing runs yet."""
         self._started = True
-        phases.ACTIVE.append(self)
-        self.caches.start()
-        self._watch_optimizers()
-        self.recorder.open_window()
-        self.owners.claim_models()
-        self.owners.claim_optimizers()
-        self.owners.claim_gradients()
-        self._sample()
+        try:
+            self.recorder.start()
+            phases.ACTIVE.append(self)
+            self.caches.start()
+            self._watch_optimizers()
+            self.recorder.open_window()
+            self._guarded(self._look_again)
+            self._guarded(self._sample)
+        except BaseException:
+            self._started = False
+            self._unhook()
+            raise
 
     def stop(self) -> None:
         """End the recording; what was hooked is unhooked, whatever happens."""
@@ -98,22 +102,32 @@ class Session:
             return
         self._started = False
         try:
-            self._guarded(self._look_again)
+            self._guarded(self._renew)
             while (mark := self.phases.current) is not None:
-                self._close(mark)
+                self._guarded(self._close, mark)
+                if self.failure is not None:
+                    break
             self._guarded(self._sample)
         finally:
-            if self in phases.ACTIVE:
-                phases.ACTIVE.remove(self)
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-            self.caches.stop()
-            self.recorder.stop()
+            self._unhook()
+
+    def _unhook(self) -> None:
+        if self in phases.ACTIVE:
+            phases.ACTIVE.remove(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.caches.stop()
+        self.recorder.stop()
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Who is told from now on when memprof itself fails."""
         self._on_failure = tell
+
+    def on_oom(self, tell: Callable[[], None]) -> None:
+        """Who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
+        if hasattr(self.recorder, "on_oom"):
+            self.recorder.on_oom = tell
 
     def look_again(self) -> None:
         """State what parameters, gradients and optimizer state there are now."""
@@ -184,6 +198,12 @@ class Session:
 
     # -- looking -----------------------------------------------------------------------------------------------
 
+    def _renew(self) -> None:
+        """State once more what lives now: a ring may have lost the time at which it was first said."""
+        if self.recorder.bounded:
+            self.owners.renew()
+        self._look_again()
+
     def _look_again(self) -> None:
         self.owners.claim_models()
         self.owners.claim_gradients()
@@ -192,7 +212,7 @@ class Session:
     def _watch_optimizers(self) -> None:
         from torch.optim import optimizer as hooks
 
-        def before(optimizer: Any, *_: Any) -> None:
+        def before(_optimizer: Any, *_: Any) -> None:
             self._guarded(self.owners.claim_gradients)
 
         def after(optimizer: Any, *_: Any) -> None:
@@ -205,8 +225,9 @@ class Session:
         ]
 
     def _sample(self) -> None:
-        nvml = nvml_process_bytes(self.recorder.device().index) if self.recorder.kind is Kind.CUDA else None
-        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, None])
+        cuda = self.recorder.kind is Kind.CUDA
+        nvml = nvml_process_bytes(self.recorder.device().index) if cuda else None
+        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, pinned_bytes() if cuda else None])
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
         if self.failure is not None:
@@ -233,6 +254,8 @@ class Session:
 
     def to_raw(self) -> dict[str, Any]:
         """The snapshot in torch's format with the ``"memprof"`` key."""
+        if self._started:
+            self._guarded(self._renew)
         raw, recorded = self.recorder.dump()
         device = self.recorder.device()
         raw["memprof"] = {
@@ -269,7 +292,14 @@ class Session:
         from memprof.snapshot import save_snapshot
 
         target = Path(path)
-        save_snapshot(self.to_raw(), target)
+        # Hundreds of thousands of small dicts come to be here; looking for cycles among them is most of the time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            save_snapshot(self.to_raw(), target)
+        finally:
+            if collecting:
+                gc.enable()
         return target
 
     def _oom(self) -> dict[str, Any] | None:
@@ -290,7 +320,7 @@ class Session:
             return None
         reserved, at = max(rows)
         nearest = min(held, key=lambda s: abs((s[0] or 0) - at))
-        return max(0, (nearest[2] or 0) - reserved)
+        return max(0, int(nearest[2] or 0) - int(reserved))
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,10 @@ __all__ = ["TensorTrace"]
 
 _graph_task = torch._C._current_graph_task_id
 _PLAIN = torch._C._disabled_torch_dispatch_impl
+_STRIDED = torch.strided
+_OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
+# What an operation's tensors are, by their types.
+_ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
 
 
@@ -69,15 +73,18 @@ class TensorTrace:
     ) -> None:
         self.scope = ModuleScope()
         self.notes: list[str] = []
-        self._device = device
+        # Distributed runs number their CPUs; tensors there do not.
+        self._device = torch.device("cpu") if device.type == "cpu" else device
         self._capacity = capacity
         self._max_entries = max_entries
+        self.bounded = max_entries is not None
         self._hidden = tuple(hidden)
         self._clock = Clock()
         # An allocation and its free are two records here and three entries in torch's format.
         self._records: deque[Born | Died] = deque(maxlen=None if max_entries is None else max(2, max_entries * 2 // 3))
         self._count = 0
         self._live: dict[int, _Watch] = {}
+        self._mutable: dict[Any, bool] = {}
         self._capture = capture_function(stacks)
         self._tags = Tags()
         self._optimizer_depth = 0
@@ -103,7 +110,7 @@ class TensorTrace:
         self._watch_optimizers()
         self._watch_resize()
         self._mode = _Mode(self)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Stop watching; the deaths of what is alive now no longer matter."""
@@ -171,7 +178,8 @@ class TensorTrace:
         raw = write_snapshot(records, held, self.index, StackWriter(self._hidden))
         dropped = self._count - len(records)
         history = History.TRUNCATED if dropped else History.STARTED_LATE if self._adopted else History.COMPLETE
-        return raw, Recorded(self._start_us, stop_us, history.value, dropped, self._max_entries, [])
+        start_us = min(r.time_us for r in records[:2]) if dropped else self._start_us
+        return raw, Recorded(start_us, stop_us, history.value, dropped, self._max_entries, [])
 
     def _held(self) -> list[Held]:
         born = {r.address: r for r in self._records if isinstance(r, Born)}
@@ -186,20 +194,35 @@ class TensorTrace:
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for one operation: what it was given, and what it made."""
         live = self._live
-        for tensor in _tensors(args):
-            if tensor.untyped_storage()._cdata not in live:
-                self._birth(tensor, func)
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.layout is _STRIDED and value.untyped_storage()._cdata not in live:
+                    self._birth(value, func)
+            elif isinstance(value, (list, tuple)):
+                for tensor in _tensors(value):
+                    if tensor.untyped_storage()._cdata not in live:
+                        self._birth(tensor, func)
         if kwargs:
-            for tensor in _tensors(tuple(kwargs.values())):
+            for tensor in _tensors(kwargs.values()):
                 if tensor.untyped_storage()._cdata not in live:
                     self._birth(tensor, func)
-        changes = func._schema.is_mutable if hasattr(func, "_schema") else False
-        for tensor in _tensors((out,)):
-            watch = live.get(tensor.untyped_storage()._cdata)
+        made = ([out] if out.layout is _STRIDED else []) if isinstance(out, torch.Tensor) else _tensors((out,))
+        changes = self._changes(func)
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            watch = live.get(storage._cdata)
             if watch is None:
                 self._birth(tensor, func)
             elif changes:
-                self._check_resized(watch, tensor.untyped_storage(), tensor, func)
+                self._check_resized(watch, storage, tensor, func)
+
+    def _changes(self, func: Any) -> bool:
+        """Whether an operation may give a storage another size."""
+        answer = self._mutable.get(func)
+        if answer is None:
+            schema = getattr(func, "_schema", None)
+            answer = self._mutable[func] = bool(schema is not None and schema.is_mutable)
+        return answer
 
     def failed(self, error: BaseException) -> None:
         """Note an operation that ran out of memory."""
@@ -245,7 +268,7 @@ class TensorTrace:
         )
 
     def _region(self, in_module: bool) -> str:
-        if self._optimizer_depth or self._tags.phase == Phase.OPTIMIZER_STEP.value:
+        if self._optimizer_depth or self._tags.phase == _OPTIMIZER_STEP:
             return "optimizer"
         if _graph_task() != -1:
             return "recompute" if in_module else "backward"
@@ -277,10 +300,10 @@ class TensorTrace:
 
     def _died(self, watch: Any) -> None:
         # Runs wherever the last reference goes, on any thread and inside any of our own statements.
-        if self._live.get(watch.key) is not watch:
-            return
-        del self._live[watch.key]
-        self._forget(watch)
+        known = self._live.get(watch.key)
+        if known is not None and known is watch:
+            del self._live[known.key]
+            self._forget(known)
 
     def _forget(self, watch: _Watch) -> None:
         self._allocated -= watch.nbytes
@@ -326,7 +349,7 @@ class TensorTrace:
             return result
 
         self._resize = resize_
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
     def _unwatch_resize(self) -> None:
         if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
@@ -334,11 +357,12 @@ class TensorTrace:
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         watch = self._live.get(storage._cdata)
-        if watch is not None and (storage.nbytes() != watch.nbytes or storage.data_ptr() != watch.address):
+        if watch is not None:
+            if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:
+                return
             del self._live[watch.key]
             self._forget(watch)
-            watch = None
-        if watch is None and storage.nbytes() and storage.device.type == self._device.type:
+        if storage.nbytes() and storage.device.type == self._device.type:
             self._born(storage, (storage.nbytes(),), torch.uint8, None)
 
     def broke(self, error: Exception) -> None:
@@ -349,24 +373,27 @@ class TensorTrace:
             warnings.warn(f"memprof: the tensor trace stopped early ({error!r}); the run goes on.", stacklevel=2)
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operation as it is, and shows it to the trace."""
 
     supports_higher_order_operators = True
 
     def __init__(self, trace: TensorTrace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._trace = trace
-        self._foreign: dict[tuple[type, ...], bool] = {}
+        self._kinds: dict[tuple[type, ...], int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper it would add costs more than all the rest of this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kinds = tuple(types)
-        if kinds and self._is_foreign(kinds):
-            return NotImplemented  # a subclass unpacks itself first; its inner tensors come by here again
+        if types:
+            kind = self._kind(tuple(types))
+            if kind == _WRAPPER:
+                return NotImplemented  # it unpacks itself first; its inner tensors come by here again
+            if kind == _NO_MEMORY:
+                return func(*args, **(kwargs or {}))
         try:
             out = func(*args, **(kwargs or {}))
         except BaseException as error:
@@ -380,11 +407,14 @@ class _Mode(TorchDispatchMode):
                 self._trace.broke(error)
         return out
 
-    def _is_foreign(self, kinds: tuple[type, ...]) -> bool:
-        answer = self._foreign.get(kinds)
+    def _kind(self, kinds: tuple[type, ...]) -> int:
+        answer = self._kinds.get(kinds)
         if answer is None:
-            answer = any(getattr(k, "__torch_dispatch__", _PLAIN) is not _PLAIN for k in kinds)
-            self._foreign[kinds] = answer
+            special = [k for k in kinds if getattr(k, "__torch_dispatch__", _PLAIN) is not _PLAIN]
+            # torch's own fake and functional tensors: no memory behind them, and they must not be turned away.
+            fake = any(k.__module__.startswith("torch._subclasses") for k in special)
+            answer = _NO_MEMORY if fake else _WRAPPER if special else _ORDINARY
+            self._kinds[kinds] = answer
         return answer
 
 
@@ -393,7 +423,7 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided and not value.is_meta:
+            if value.layout is _STRIDED:
                 found.append(value)
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)

@@ -83,7 +83,8 @@ def write_snapshot(
     records = sorted(records, key=lambda r: r.time_us)
     trace = _events(records, stacks)
     written = stacks.write([h.captured for h in held])
-    segments = [_segment(h, frames, index) for h, frames in sorted(zip(held, written, strict=True), key=lambda p: p[0][0])]
+    pairs = sorted(zip(held, written, strict=True), key=lambda pair: pair[0].address)
+    segments = [_segment(one, frames, index) for one, frames in pairs]
     return {
         "segments": segments,
         "device_traces": [*([] for _ in range(index)), trace],
@@ -127,6 +128,7 @@ def _events(records: Sequence[Born | Died], stacks: StackWriter) -> list[dict[st
 
 def _segment(held: Held, frames: list[dict[str, Any]], index: int) -> dict[str, Any]:
     size = held.nbytes
+    block = {"address": held.address, "size": size, "requested_size": size, "state": "active_allocated"}
     return {
         "device": index,
         "address": held.address,
@@ -139,7 +141,5 @@ def _segment(held: Held, frames: list[dict[str, Any]], index: int) -> dict[str, 
         "segment_pool_id": _POOL,
         "is_expandable": False,
         "frames": frames,
-        "blocks": [
-            {"address": held.address, "size": size, "requested_size": size, "state": "active_allocated", "frames": frames}
-        ],
+        "blocks": [{**block, "frames": frames}],
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.snapshot.extra import clean_text
 from memprof.snapshot.model import I32, I64, Action, Blocks, BlockState, Frame, Segments, StackTable, Trace
 
 __all__ = ["Interner", "read_segments", "read_trace"]
@@ -21,7 +22,11 @@ _STATES = {
     "active_awaiting_free": int(BlockState.PENDING_FREE),
     "inactive": int(BlockState.INACTIVE),
 }
-_ACTION, _FRAMES = itemgetter("action"), itemgetter("frames")
+
+
+# Bytes and addresses beyond these are no memory; they would overflow sums of 64 bits.
+_MAX_SIZE, _MAX_ADDRESS, _MAX_SUM = 1 << 50, 1 << 62, float(1 << 61)
+_LONGEST = 4000  # characters of a file name or function; C++ signatures come near
 
 
 class Interner:
@@ -86,7 +91,7 @@ class Interner:
         known = self._metadata_ids.get(raw)
         if known is None:
             known = self._metadata_ids[raw] = len(self.metadata)
-            self.metadata.append(raw)
+            self.metadata.append(clean_text(raw))
         return known
 
     def stack_table(self) -> StackTable:
@@ -99,12 +104,12 @@ class Interner:
 
 def _frame(raw: Any) -> Frame:
     if not isinstance(raw, dict):
-        return Frame("??", 0, str(raw)[:500] if isinstance(raw, str) else "??")
+        return Frame("??", 0, clean_text(raw, _LONGEST) if isinstance(raw, str) else "??")
     file, line, name = raw.get("filename"), raw.get("line"), raw.get("name")
     return Frame(
-        file if isinstance(file, str) else "??",
-        int(line) if isinstance(line, int) and -1 << 31 < line < 1 << 31 else 0,
-        name if isinstance(name, str) else "??",
+        clean_text(file, _LONGEST) if isinstance(file, str) else "??",
+        int(line) if isinstance(line, int) and 0 <= line < 1 << 31 else 0,
+        clean_text(name, _LONGEST) if isinstance(name, str) else "??",
     )
 
 
@@ -112,70 +117,111 @@ def _ints(items: Iterable[Any], count: int) -> I64:
     return np.fromiter(items, np.int64, count)
 
 
-def _column(events: list[dict[str, Any]], key: str, default: int = 0) -> I64:
-    """One integer field of every event; ``default`` where it is missing or None."""
+def _values(events: list[dict[str, Any]], key: str) -> list[Any]:
+    """One field of every event; None where it is missing."""
+    try:
+        return list(map(itemgetter(key), events))
+    except KeyError:
+        return [e.get(key) for e in events]
+
+
+def _column(events: list[dict[str, Any]], key: str) -> I64:
+    """One integer field of every event; 0 where it is missing or None."""
     try:
         return _ints(map(itemgetter(key), events), len(events))
     except (KeyError, TypeError):
-        return _ints((v if (v := e.get(key)) is not None else default for e in events), len(events))
+        return _ints((e.get(key) or 0 for e in events), len(events))
 
 
-def _interned(items: Iterable[Any], count: int, intern: Callable[[Any], int]) -> I32:
-    """Ids of objects, one call of ``intern`` for each distinct object, not for each event."""
-    objects = list(items)
-    identities = _ints(map(id, objects), count)
-    _, first, inverse = np.unique(identities, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
+def _check_range(address: I64, size: I64) -> None:
+    """Refuse what cannot be memory.
+
+    Raises:
+        ValueError: a size or address is negative or absurd, or the sizes' sum overflows.
+    """
+    if not len(size):
+        return
+    if size.min() < 0 or size.max() > _MAX_SIZE or address.max() > _MAX_ADDRESS or address.min() < -1:
+        raise ValueError("a size or an address that cannot be one")
+    if size.sum(dtype=np.float64) > _MAX_SUM:
+        raise ValueError("sizes that add up to more than any memory")
+
+
+def _by_value(values: list[Any], intern: Callable[[Any], int]) -> I32:
+    """Ids of values, one call of ``intern`` for each distinct one where they can be hashed."""
+    try:
+        table = {v: intern(v) for v in dict.fromkeys(values)}
+        return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
+    except TypeError:
+        return np.fromiter(map(intern, values), np.int32, len(values))
+
+
+def _by_identity(objects: list[Any], intern: Callable[[Any], int]) -> I32:
+    """Ids of objects, one call of ``intern`` for each distinct object, in order of appearance."""
+    _, first, inverse = np.unique(_ints(map(id, objects), len(objects)), return_index=True, return_inverse=True)
     ids = np.empty(len(first), np.int32)
-    for position in order.tolist():
+    for position in np.argsort(first, kind="stable").tolist():
         ids[position] = intern(objects[first[position]])
     return ids[inverse.reshape(-1)]
 
 
 def read_trace(events: list[Any], interner: Interner, device: int, notes: list[str]) -> Trace:
-    """One device's events as columns. Unknown actions are kept as such and counted in ``notes``."""
+    """One device's events as columns. Unknown actions are kept as such and counted in ``notes``.
+
+    Raises:
+        TypeError, OverflowError: an event is not what torch writes.
+    """
     count = len(events)
-    if not all(isinstance(e, dict) for e in events):
+    if set(map(type, events)) != {dict}:
         raise TypeError("an entry of the trace is no record")
-    names = [e.get("action") for e in events]
-    codes = _ACTIONS
-    action = np.fromiter((codes.get(n, 9) if isinstance(n, str) else 9 for n in names), np.uint8, count)
+    names = _values(events, "action")
+    action = _by_value(names, _action_code).astype(np.uint8)
     _note_unknown(names, action, device, notes)
     address = _column(events, "addr")
     for index in np.flatnonzero(action == Action.OOM).tolist():
         free = events[index].get("device_free")
         address[index] = free if isinstance(free, int) else -1
-    time_us, has_times = _times(events, count)
+    size = _column(events, "size")
+    _check_range(address, size)
+    has_times = "time_us" in events[0] or "time_us" in events[-1]
     return Trace(
         action=action,
         address=address,
-        size=_column(events, "size"),
-        time_us=time_us,
+        size=size,
+        time_us=_times(events) if has_times else np.arange(count, dtype=np.int64),
         stream=_column(events, "stream"),
         pool=_optional(events, "pool_id", interner.pool),
-        stack=_interned((e.get("frames") for e in events), count, interner.stack),
+        stack=_by_identity(_values(events, "frames"), interner.stack),
         metadata=_optional(events, "user_metadata", interner.text),
         has_times=has_times,
     )
+
+
+def _times(events: list[dict[str, Any]]) -> I64:
+    """Times, the one before it for an event that has none, within what differences can hold."""
+    times = _column(events, "time_us")
+    missing = times == 0
+    if np.any(missing):
+        last = np.maximum.accumulate(np.where(missing, 0, np.arange(len(times))))
+        times = times[last]
+    return np.clip(times, -(1 << 61), 1 << 61)
+
+
+def _action_code(name: Any) -> int:
+    return _ACTIONS.get(name, int(Action.UNKNOWN)) if isinstance(name, str) else int(Action.UNKNOWN)
 
 
 def _optional(events: list[dict[str, Any]], key: str, intern: Callable[[Any], int]) -> I32:
     """A field that only newer releases write: not looked for where neither end of the trace has it."""
     if key not in events[0] and key not in events[-1]:
         return np.zeros(len(events), np.int32)
-    return np.fromiter((intern(e.get(key)) for e in events), np.int32, len(events))
-
-
-def _times(events: list[dict[str, Any]], count: int) -> tuple[I64, bool]:
-    if "time_us" not in events[0] and "time_us" not in events[-1]:
-        return np.arange(count, dtype=np.int64), False
-    return _column(events, "time_us"), True
+    return _by_value(_values(events, key), intern)
 
 
 def _note_unknown(names: list[Any], action: NDArray[np.uint8], device: int, notes: list[str]) -> None:
     unknown = np.flatnonzero(action == Action.UNKNOWN).tolist()
     if unknown:
-        counts = Counter(str(names[i])[:40] for i in unknown)
+        counts = Counter(clean_text(n, 40) if isinstance(n := names[i], str) else "no name" for i in unknown)
         listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common(5))
         notes.append(f"device {device}: {len(unknown)} events of unknown actions were skipped: {listed}")
 
@@ -197,6 +243,9 @@ def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segmen
         large=np.fromiter((s.get("segment_type") == "large" for s in raw), np.bool_, count),
         expandable=np.fromiter((bool(s.get("is_expandable")) for s in raw), np.bool_, count),
     )
+    _check_range(segments.address, segments.total)
+    _check_range(table[:, 0], table[:, 1])
+    _check_range(table[:, 0], table[:, 2])
     blocks = Blocks(
         address=table[:, 0].copy(),
         size=table[:, 1].copy(),

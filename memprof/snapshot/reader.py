@@ -12,9 +12,9 @@ from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
-from memprof.snapshot.extra import check_extra
+from memprof.snapshot.extra import check_extra, clean, clean_text
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
-from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.unpickle import collector_paused, read_plain
 from memprof.vocabulary import Kind
 
 __all__ = ["load_snapshot", "snapshot_from_raw"]
@@ -30,27 +30,33 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         InputError: the file cannot be used; the message says what is wrong and what to do.
     """
     file = Path(path)
-    return snapshot_from_raw(read_plain(file), path=str(file))
+    with collector_paused():  # until the dicts are gone: one collection over them costs more than reading them
+        return snapshot_from_raw(read_plain(file), path=str(file), consume=True)
 
 
-def snapshot_from_raw(raw: Any, path: str | None = None) -> Snapshot:
-    """Columns from what ``torch.cuda.memory._snapshot()`` returns. **Consumes** ``raw``'s lists.
+def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = False) -> Snapshot:
+    """Columns from what ``torch.cuda.memory._snapshot()`` returns.
+
+    ``consume`` empties ``raw`` while it is read, which halves the memory that takes.
 
     Raises:
         InputError: ``raw`` is not a memory snapshot.
     """
     name = path or "the snapshot"
     try:
-        return _from_raw(raw, path, name)
+        with collector_paused():
+            return _from_raw(raw, path, name, consume)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = clean_text(str(error), 80).replace("\n", " ")
         raise InputError(
-            f"{name}: not a memory snapshot memprof understands ({type(error).__name__}: {str(error)[:80]})."
+            f"{name}: not a memory snapshot, a field in it is missing or is not what torch writes "
+            f"({type(error).__name__}: {reason})."
         ) from None
 
 
-def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
+def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
     if isinstance(raw, list):
         raw = {"segments": raw, "device_traces": []}
     if not isinstance(raw, dict) or not ("segments" in raw or "device_traces" in raw):
@@ -63,6 +69,7 @@ def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
         raise InputError(f"{name}: not a memory snapshot (segments and device_traces must be lists).")
     notes: list[str] = []
     extra = check_extra(raw.get("memprof"), notes)
+    settings, annotations = clean(raw.get("allocator_settings")), clean(raw.get("external_annotations"))
     version = _guess_version(raw, raw_segments, raw_traces)
     interner = Interner()
     segments: dict[int, Segments] = {}
@@ -71,13 +78,14 @@ def _from_raw(raw: Any, path: str | None, name: str) -> Snapshot:
         segments[device], blocks[device] = read_segments(part, interner)
     traces: dict[int, Trace] = {}
     for device in range(len(raw_traces)):
-        events, raw_traces[device] = raw_traces[device], None
+        events = raw_traces[device]
+        if consume:
+            raw_traces[device] = None
         if not isinstance(events, list):
             raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is no list).")
         if events:
             traces[device] = read_trace(events, interner, device, notes)
         del events
-    settings, annotations = raw.get("allocator_settings"), raw.get("external_annotations")
     return Snapshot(
         path=path,
         kind=Kind(extra.get("kind", "cuda")),

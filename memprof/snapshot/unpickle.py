@@ -1,6 +1,7 @@
 """Reading an untrusted file into plain Python data, and nothing but plain data.
 
-A memory snapshot needs no globals to be unpickled, so every one is refused by name.
+A memory snapshot needs no globals to be unpickled, so every one is refused by name; what else a
+pickle could do to its reader is kept out by :mod:`memprof.snapshot.scan`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import pickle
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
+from memprof.snapshot.scan import check_opcodes
+from memprof.units import format_bytes
 
-__all__ = ["read_plain"]
+__all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
+
+# Snapshots compress 5 to 30 times; a gzip that gives more than this is made to fill memory.
+_MAX_INFLATION = 200
+_FREE_INFLATION = 64 * 2**20
+# What a snapshot takes while it is read, by its size; a hostile file can reach four times that.
+_BYTES_PER_BYTE = 6
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds dicts, lists, tuples, strings and numbers; whatever else is asked for is refused."""
+    """A second lock: the opcode check has let no global through."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise UnsafePickle(f"{module}.{name}")
@@ -31,8 +42,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Unpickling makes millions of containers and no garbage: the cycle collector only costs time."""
+def collector_paused() -> Iterator[None]:
+    """Reading makes millions of containers and no garbage: the cycle collector only costs time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -49,45 +60,99 @@ def read_plain(path: Path) -> Any:
         UnsafePickle: the pickle names a global.
         InputError: anything else that keeps the file from being read, in one sentence.
     """
-    data = _read_bytes(path)
-    with _collector_paused():
-        if data[:1] in (b"{", b"["):
-            try:
-                return json.loads(data)
-            except (ValueError, RecursionError):
-                pass
+    return plain_from_bytes(_read_bytes(path), str(path))
+
+
+def plain_from_bytes(data: bytes, name: str) -> Any:
+    """As :func:`read_plain`, for a file's bytes; ``name`` is what messages call it."""
+    if not data:
+        raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
+    if data[:2] == b"\x1f\x8b":
+        data = _inflate(data, name)
+    needed, total = _BYTES_PER_BYTE * len(data), _physical_memory()
+    if needed > total:
+        raise InputError(
+            f"{name}: reading it would take about {format_bytes(needed)} of memory and this machine has "
+            f"{format_bytes(total)}; read it on a larger one, or record with a smaller max_entries."
+        )
+    with collector_paused():
         try:
-            return _PlainUnpickler(io.BytesIO(data)).load()
-        except UnsafePickle as refused:
-            raise UnsafePickle(
-                f"{path}: refused, because this pickle wants to load {refused}; a memory snapshot never does. "
-                "Do not open it with other tools."
-            ) from None
+            return _parse(data, name)
+        except InputError:
+            raise
         except MemoryError:
-            raise InputError(f"{path}: reading it needs more memory than there is.") from None
-        except EOFError:
-            raise InputError(f"{path}: the pickle ends too early; copy the file again or record a new one.") from None
-        except Exception as error:
+            raise InputError(f"{name}: reading it needs more memory than there is.") from None
+        except Exception as error:  # what the unpickler raises for damaged data is not bounded
             raise InputError(
-                f"{path}: not a memory snapshot ({type(error).__name__} while unpickling); "
+                f"{name}: not a memory snapshot, or damaged ({type(error).__name__} while reading); "
                 "expected what torch.cuda.memory._dump_snapshot writes."
             ) from None
 
 
+def _parse(data: bytes, name: str) -> Any:
+    if data[:64].lstrip()[:1] in (b"{", b"["):
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
+            raise InputError(f"{name}: damaged JSON ({reason}); copy the file again.") from None
+    check_opcodes(data, name)
+    try:
+        stream: Any = io.BytesIO(data)
+        if data[1] < 4:  # not framed: the unpickler would ask for a few bytes at a time
+            stream = io.BufferedReader(stream, 1 << 16)
+        return _PlainUnpickler(stream).load()
+    except EOFError:
+        raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.") from None
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{path}: a folder, not a snapshot file; name the files in it.")
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{path}: not a regular file; write the snapshot to one first.")
+        size, total = os.path.getsize(path), _physical_memory()
+        if size > total // _BYTES_PER_BYTE:
+            raise InputError(
+                f"{path}: {format_bytes(size)} are too much to read with {format_bytes(total)} of memory; "
+                "read it on a larger machine, or record with a smaller max_entries."
+            )
+        return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: a folder, not a snapshot file; name the files in it.") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    if not data:
-        raise InputError(f"{path}: the file is empty; the run may have died while writing it.")
-    if data[:2] == b"\x1f\x8b":
-        try:
-            return zlib.decompress(data, wbits=31)
-        except zlib.error:
-            raise InputError(f"{path}: damaged gzip data; copy the file again.") from None
-    return data
+    except ValueError as error:  # a null byte in the name
+        raise InputError(f"{str(path)!r}: not a file name ({error}).") from None
+
+
+def _inflate(data: bytes, name: str) -> bytes:
+    """All members of a gzip file, as long as they are in proportion to it."""
+    left = _FREE_INFLATION + _MAX_INFLATION * len(data)
+    parts: list[bytes] = []
+    rest = data
+    try:
+        while rest[:2] == b"\x1f\x8b":
+            member = zlib.decompressobj(wbits=31)
+            parts.append(member.decompress(rest, left))
+            left -= len(parts[-1])
+            if left <= 0:
+                raise InputError(
+                    f"{name}: refused, because this gzip unpacks to more than {_MAX_INFLATION} times itself."
+                )
+            if not member.eof:
+                raise InputError(f"{name}: the gzip data end too early; copy the file again.")
+            rest = member.unused_data
+    except zlib.error:
+        raise InputError(f"{name}: damaged gzip data; copy the file again.") from None
+    return b"".join(parts)
+
+
+def _physical_memory() -> int:
+    """Bytes of memory in this machine; a very large number where that cannot be asked."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62

@@ -1,14 +1,20 @@
 "use strict";
-(() => {
+(async () => {
   const root = document.documentElement;
   root.classList.add("js");
   const $$ = (id) => document.getElementById(id);
   const all = (selector, inside) => Array.from((inside || document).querySelectorAll(selector));
-  const data = JSON.parse($$("memprof-data").textContent);
   const GIB = 2 ** 30;
   const gib = (bytes) => (bytes > 0 && bytes < 0.005 * GIB ? "<0.01" : (bytes / GIB).toFixed(2));
   const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
   const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
+
+  /** The report and the timeline: JSON, gzip'd, base64. */
+  const unzip = async (text) => {
+    const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  };
+  const loaded = unzip($$("memprof-data").textContent);
 
   // ---- header ---------------------------------------------------------------------------------------------------
   const themes = ["auto", "light", "dark"];
@@ -22,8 +28,9 @@
   $$("theme").addEventListener("click", () => { theme = (theme + 1) % themes.length; showTheme(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawers.forEach((redraw) => redraw()));
   $$("print").addEventListener("click", () => window.print());
-  $$("download").addEventListener("click", () => {
-    const url = URL.createObjectURL(new Blob([JSON.stringify(data.report, null, 1)], { type: "application/json" }));
+  $$("download").addEventListener("click", async () => {
+    const { report } = await loaded;
+    const url = URL.createObjectURL(new Blob([JSON.stringify(report, null, 1)], { type: "application/json" }));
     const link = document.createElement("a");
     link.href = url;
     link.download = "memprof-report.json";
@@ -60,10 +67,17 @@
   const filter = $$("filter");
   if (filter) {
     const lines = all("#allocation-table tbody tr").map((row) => [row, row.textContent.toLowerCase()]);
-    filter.addEventListener("input", () => {
+    const more = $$("more");
+    let shown = 20;
+    const show = () => {
       const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const [row, text] of lines) row.hidden = !wanted.every((word) => text.includes(word));
-    });
+      lines.forEach(([row, text], i) => { row.hidden = wanted.length ? !wanted.every((word) => text.includes(word)) : i >= shown; });
+      more.hidden = wanted.length > 0 || shown >= lines.length;
+    };
+    filter.addEventListener("input", show);
+    more.textContent = "Show all " + lines.length + " lines";
+    more.addEventListener("click", () => { shown = lines.length; show(); });
+    show();
   }
 
   // ---- icicle: hide what is beside the way to the chosen box ----------------------------------------------------
@@ -83,7 +97,7 @@
   }
 
   // ---- timeline -------------------------------------------------------------------------------------------------
-  const timeline = data.timeline;
+  const { timeline } = await loaded;
   if (!timeline || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
   const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
   const unpack = (column) => {
@@ -101,12 +115,12 @@
   const xs = () => timeline.axes[axis];
   const extent = () => { const x = xs(); return [x[0], x[nPoints - 1] > x[0] ? x[nPoints - 1] : x[0] + 1]; };
 
-  /** Last point at or before x. */
-  const before = (x) => {
+  /** First point at or after x (nPoints where there is none). */
+  const from = (x) => {
     const values = xs();
     let low = 0, high = nPoints;
-    while (low < high) { const middle = (low + high) >> 1; if (values[middle] <= x) low = middle + 1; else high = middle; }
-    return Math.max(low - 1, 0);
+    while (low < high) { const middle = (low + high) >> 1; if (values[middle] < x) low = middle + 1; else high = middle; }
+    return low;
   };
 
   /** For every pixel column the point with the highest total in it: [column starts, points]. */
@@ -114,9 +128,11 @@
     const starts = [], points = [];
     for (let c = 0; c < columns; c++) {
       const start = low + ((high - low) * c) / columns;
-      const last = before(c === columns - 1 ? high : low + ((high - low) * (c + 1)) / columns - 1e-12);
-      let best = before(start);
-      for (let i = best + 1; i <= last; i++) if (total[i] > total[best]) best = i;
+      let best = from(start), stop = from(low + ((high - low) * (c + 1)) / columns);
+      // The state the column begins with, where no point stands exactly there.
+      if (best > 0 && (best === nPoints || xs()[best] > start)) best--;
+      if (c === columns - 1) while (stop < nPoints && xs()[stop] <= high) stop++;
+      for (let i = best + 1; i < stop; i++) if (total[i] > total[best]) best = i;
       if (points[points.length - 1] !== best) { starts.push(start); points.push(best); }
     }
     starts.push(high);
@@ -126,14 +142,25 @@
 
   const shapesAndLabels = ([low, high], width) => {
     const shapes = [], annotations = [], x = xs();
-    for (const [phase, label, step, first, last] of timeline.spans) {
+    const steps = new Map();
+    for (const [phase, label, step, first, last, short] of timeline.spans) {
+      if (step !== null) steps.set(step, [(steps.get(step) || [first])[0], last]);
       const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
       if (x1 <= x0) continue;
       shapes.push({ type: "rect", xref: "x", yref: "paper", x0, x1, y0: 1.015, y1: 1.055, line: { width: 0 },
         fillcolor: timeline.phase_colours[phase] || "#8c9196" });
-      if (((x1 - x0) / (high - low)) * width > 6.6 * label.length)
-        annotations.push({ x: (x0 + x1) / 2, y: 1.06, xref: "x", yref: "paper", yanchor: "bottom", text: label.replace(/[<>&]/g, ""),
+      const name = [label, short].find((n) => ((x1 - x0) / (high - low)) * width > 6.6 * n.length);
+      if (name)
+        annotations.push({ x: (x0 + x1) / 2, y: 1.06, xref: "x", yref: "paper", yanchor: "bottom", text: name.replace(/[<>&]/g, ""),
           showarrow: false, font: { size: 10.5, color: ink("soft") } });
+    }
+    for (const [step, [first, last]] of steps) {
+      const x0 = Math.max(x[first], low), x1 = Math.min(x[last], high);
+      if (((x1 - x0) / (high - low)) * width < 46) continue;
+      const below = axis === "time" ? -0.085 : -0.005;
+      shapes.push({ type: "line", xref: "x", yref: "paper", x0, x1: x0, y0: 0, y1: -0.05, line: { width: 1, color: ink("line") } });
+      annotations.push({ x: (x0 + x1) / 2, y: below, xref: "x", yref: "paper", yanchor: "top", text: "step " + step, showarrow: false,
+        font: { size: 10.5, color: ink("soft") } });
     }
     const px = x[timeline.peak_point];
     if (px >= low && px <= high)
@@ -242,7 +269,8 @@
     if (!pressed) return;
     const moved = Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]);
     pressed = null;
-    const p = moved < 4 && chart.contains(event.target) ? pointAt(event) : null;
+    // Plotly lays a cover over the page while a button is down, so the place counts, not the target.
+    const p = moved < 4 ? pointAt(event) : null;
     if (p === null) return;
     held = !held;
     go(p);

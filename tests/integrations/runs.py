@@ -25,10 +25,10 @@ def checkpoint(folder: Path) -> Path:
     if not path.is_dir():
         from transformers import Qwen2Config, Qwen2ForCausalLM
 
-        tokenizer = _tokenizer()
+        words = tokenizer()
         torch.manual_seed(0)
         config = Qwen2Config(
-            vocab_size=len(tokenizer),
+            vocab_size=len(words),
             hidden_size=40,
             intermediate_size=104,
             num_hidden_layers=2,
@@ -36,16 +36,16 @@ def checkpoint(folder: Path) -> Path:
             num_key_value_heads=1,
             max_position_embeddings=256,
             tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id,
+            pad_token_id=words.pad_token_id,
         )
         Qwen2ForCausalLM(config).save_pretrained(path)
-        tokenizer.save_pretrained(path)
+        words.save_pretrained(path)
     return path
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -83,16 +83,18 @@ def grpo(
         from peft import LoraConfig
 
         peft = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    rewards = reward if isinstance(reward, list) else [reward]
     data = Dataset.from_list([{"prompt": q} for q in QUESTIONS[:questions]])
     trainer = GRPOTrainer(
         model=str(model),
-        reward_funcs=reward,
+        reward_funcs=rewards,
         args=GRPOConfig(output_dir=str(out), **{**chosen, **settings}),
         train_dataset=data,
-        processing_class=_tokenizer(),
+        processing_class=tokenizer(),
         eval_dataset=data.select(range(4)) if settings.get("eval_strategy") or settings.get("eval_on_start") else None,
         callbacks=list(callbacks),
         peft_config=peft,
+        reward_processing_classes=[tokenizer() if hasattr(r, "parameters") else None for r in rewards],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHROMIUM", "open_page"]
+__all__ = ["CHROMIUM", "chromium", "open_page"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = [
@@ -23,22 +23,31 @@ _FLAGS = [
 
 
 @contextmanager
-def open_page(path: Path, **context: Any) -> Iterator[Any]:
-    """The page at ``path``, ready, from ``file://``; ``page.problems`` collects errors, ``page.requests`` addresses."""
+def chromium() -> Iterator[Any]:
+    """A browser; one at a time (playwright's synchronous interface does not nest)."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         try:
-            view = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **context})
-            page = view.new_page()
-            page.problems, page.requested = [], []
-            page.on("console", lambda m: page.problems.append(m.text) if m.type in ("error", "warning") else None)
-            page.on("pageerror", lambda error: page.problems.append(str(error)))
-            page.on("request", lambda request: page.requested.append(request.url))
-            page.goto(path.resolve().as_uri())
-            if context.get("java_script_enabled", True):
-                page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def open_page(browser: Any, path: Path, **context: Any) -> Iterator[Any]:
+    """The page at ``path``, ready, from ``file://``; errors go to ``page.problems``, addresses to ``requested``."""
+    view = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **context})
+    try:
+        page = view.new_page()
+        page.problems, page.requested = [], []
+        page.on("console", lambda m: page.problems.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        page.on("request", lambda request: page.requested.append(request.url))
+        page.goto(path.resolve().as_uri())
+        if context.get("java_script_enabled", True):
+            page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=20_000)
+        yield page
+    finally:
+        view.close()

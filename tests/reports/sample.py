@@ -272,7 +272,9 @@ def sample(kind: str = "cuda", steps: int = 2, pending_mib: int = 0) -> tuple[di
             "time_us": None if trace else peak["time_us"],
             "step": None if trace else peak["step"],
             "phase": None if trace else peak["phase"],
-            "grown_by": [] if reserved is None else [
+            "grown_by": []
+            if reserved is None
+            else [
                 {"bytes": reserved - 2400 * MIB, "phase": "load", "stack": _STACKS["weights"]},
                 {"bytes": 2400 * MIB, "phase": "backward", "stack": _STACKS["loss_logits"]},
             ],
@@ -281,12 +283,17 @@ def sample(kind: str = "cuda", steps: int = 2, pending_mib: int = 0) -> tuple[di
         "own_peaks": used,
         "group_own_peaks": _group_own_peaks(totals),
         "phases": _phases(run),
-        "host": {"rss_bytes": 3 * 2**30, "pinned_bytes": 256 * MIB, "pinned_requested_bytes": 160 * MIB, "managed_bytes": None},
+        "host": {
+            "rss_bytes": 3 * 2**30,
+            "pinned_bytes": 256 * MIB,
+            "pinned_requested_bytes": 160 * MIB,
+            "managed_bytes": None,
+        },
         "oom": None,
         "advice": [],
         "ranks": [],
         "notes": ["Recording began after the tokenizer was loaded."],
-    }  # fmt: skip
+    }
     series = {
         "instant": list(range(len(run.points))),
         "time_us": [p[0] for p in run.points],
@@ -307,3 +314,34 @@ def _group_own_peaks(totals: list[dict[str, int]]) -> dict[str, int]:
         groups["total"] = sum(at_instant.values())
         peaks = {g: max(peaks[g], groups[g]) for g in peaks}
     return peaks
+
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)>'",
+    "\x1b[31mred\x1b[0m\x1b]0;title\x07",
+    "[bold red]markup[/bold red] [link=http://x]y[/link]",
+    "`a` | **b** @everyone #1 [text](http://x)",
+    "left\u202eright\u2028line\nfeed\r\x00",
+    "a\ud800b",
+)
+
+
+def hostile() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sample with every name a stranger can choose replaced by something that tries to break out."""
+    report, series = sample()
+    for i, allocation in enumerate(report["peak"]["allocations"]):
+        words = HOSTILE[i % len(HOSTILE)]
+        allocation |= {"name": words, "rule": words, "detail": words, "tag": f"memprof:shape={words};dtype={words}"}
+        allocation["stack"] = [f"/x/{word}.py:1 {word}" for word in HOSTILE]
+    report["peak"]["details"] = {"activations": {HOSTILE[0]: MIB}}
+    report["source"] |= {"files": ["/x/" + HOSTILE[1]], "device_name": HOSTILE[2], "torch": HOSTILE[0]}
+    report["source"]["config"] = {**{f"key{w}": w for w in HOSTILE}, "model": HOSTILE[0]}
+    report["source"]["versions"] = {HOSTILE[3]: HOSTILE[4]}
+    report["device_peak"]["grown_by"][0]["stack"] = list(HOSTILE)
+    report["oom"] = {"requested_bytes": 1, "device_free_bytes": 1, "phase": "load", "step": 1, "stack": list(HOSTILE)}
+    report["notes"] = list(HOSTILE)
+    report["advice"] = [
+        {"action": w, "saves_bytes": MIB, "costs": w, "exact": True, "basis": "estimated"} for w in HOSTILE
+    ]
+    return report, series

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The training script the oracle watches: plain TRL, as anybody would write it."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -14,9 +15,9 @@ def digits(completions, **kwargs):
     return [sum(int(word[1:]) % 2 for word in text.split() if word[1:].isdigit()) / 10 for text in completions]
 
 
-def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=None, optim=None):
+def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=None):
     args = GRPOConfig(**grpo)
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     model = model_path
     if on_cpu_first is not None:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, on_cpu_first))
@@ -27,6 +28,7 @@ def main(model_path, prompts, grpo, lora=None, reward_model=None, on_cpu_first=N
         args=args,
         train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
         processing_class=tokenizer,
+        reward_processing_classes=[tokenizer] * len(rewards),
         peft_config=LoraConfig(**lora) if lora else None,
     )
     trainer.train()

@@ -1,0 +1,260 @@
+"""The pipeline: every stage decides rows that no stronger evidence has decided.
+
+Order: recorded owners; what becomes a gradient; the [tokens, vocabulary] rule; tags; specific stack
+rules; lifetimes and fingerprints; where an allocation was made (context rules); nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.attribution.facts import Draft, Facts, codes_of, multiset
+from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts
+from memprof.attribution.gradients import apply_gradients, apply_unfinished_gradients, trained_sizes
+from memprof.attribution.lifetimes import (
+    apply_early_parameters,
+    apply_kv_cache,
+    apply_optimizer_state,
+    apply_weight_casts,
+    apply_workspaces,
+)
+from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
+from memprof.attribution.model import Attribution
+from memprof.attribution.models import apply_loaded_models
+from memprof.attribution.owners import apply_owners
+from memprof.attribution.phases import phase_track
+from memprof.attribution.rules import RuleSet, StackIndex, load_rules
+from memprof.attribution.tagged import apply_tags
+from memprof.attribution.tags import read_tags
+from memprof.snapshot.model import Snapshot
+from memprof.timeline import Timeline
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = ["attribute"]
+
+_TRANSIENT = (
+    Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.TEMPORARIES,
+    Category.WEIGHT_CASTS, Category.KV_CACHE,
+)  # fmt: skip
+_NO_GRAD = codes_of(
+    Phase.GENERATE, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, Phase.EVALUATE, Phase.OTHER, Phase.LOAD
+)
+_PASS_DETAIL = {
+    Phase.OLD_LOGPROBS.code: "old", Phase.REFERENCE_LOGPROBS.code: "reference", Phase.GENERATE.code: "sampling",
+    Phase.FORWARD.code: "policy", Phase.BACKWARD.code: "policy",
+}  # fmt: skip
+
+
+def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = None) -> Attribution:
+    """Say for every allocation what it is for, in which phase it was made, and how that is known.
+
+    Args:
+        snapshot: the file the timeline was built from.
+        timeline: lifetimes of one of its devices.
+        rules: stack rules, the packaged ones by default (:func:`load_rules`).
+    """
+    stacks = StackIndex(snapshot.stacks, rules or load_rules())
+    tags = read_tags(snapshot.metadata)
+    track = phase_track(snapshot, timeline, stacks, tags)
+    facts = Facts(snapshot, timeline, stacks, tags, track)
+    draft = Draft(len(timeline))
+    _decide(facts, draft)
+    return _finish(facts, draft)
+
+
+def _decide(facts: Facts, draft: Draft) -> None:
+    rows = len(draft.category)
+    specific = (
+        facts.stacks.first_rule("specific", *_pairs(facts))[_pair_of_row(facts)] if rows else np.zeros(0, np.int64)
+    )
+    resolve = _with_role(facts, specific, "resolve")
+    apply_owners(facts, draft)
+    apply_gradients(facts, draft)
+    apply_ghost_gradients(facts, draft)
+    apply_workspaces(facts, draft)
+    trained = _trained(facts, draft, specific)
+    parameters = _parameter_sizes(facts, draft, resolve, trained)
+    vocabulary, vector = find_vocabulary(facts, parameters)
+    apply_weight_casts(facts, draft, parameters)
+    fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
+    apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
+    apply_logits(facts, draft, parameters, vocabulary)
+    # What is no head gradient and no hidden state in there is a tile, whatever its tag.
+    _apply_matched(facts, draft, fused)
+    apply_tags(facts, draft, parameters)
+    apply_unfinished_gradients(facts, draft, trained or parameters)
+    apply_loaded_models(facts, draft, resolve, trained)
+    _apply_specific(facts, draft, specific)
+    apply_optimizer_state(facts, draft, trained)
+    apply_kv_cache(facts, draft)
+    apply_ghosts(facts, draft, trained, parameters)
+    apply_early_parameters(facts, draft)
+    _apply_context(facts, draft)
+    _apply_rest(facts, draft)
+    _activation_details(facts, draft)
+
+
+# ------------------------------------------------------------------------------------- stack rules
+
+
+def _pair_key(facts: Facts) -> NDArray[np.int64]:
+    return facts.timeline.stack.astype(np.int64) * 32 + facts.phase
+
+
+def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct (stack, phase of birth) pairs: rules are matched once for each."""
+    keys = np.unique(_pair_key(facts))
+    return keys // 32, keys % 32
+
+
+def _pair_of_row(facts: Facts) -> NDArray[np.int64]:
+    inverse: NDArray[np.int64] = np.unique(_pair_key(facts), return_inverse=True)[1]
+    return inverse.reshape(-1)
+
+
+def _with_role(facts: Facts, matched: NDArray[np.int64], role: str) -> NDArray[np.int64]:
+    has = np.array([r.role == role for r in facts.stacks.rules.rules] + [False], bool)
+    return np.where(has[matched], matched, -1)
+
+
+def _apply_specific(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> None:
+    _apply_matched(facts, draft, np.where(_with_role(facts, matched, "resolve") >= 0, -1, matched))
+
+
+def _apply_context(facts: Facts, draft: Draft) -> None:
+    if len(draft.category):
+        _apply_matched(
+            facts, draft, facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)], context=True
+        )
+
+
+def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
+    """Fill rows from the rule each matched. A context rule without a frame says no more than the phase does."""
+    for index in np.unique(matched[draft.open & (matched >= 0)]):
+        rule = facts.stacks.rules.rules[int(index)]
+        rows = (matched == index) & draft.open
+        others = [Category(a) for a in rule.alternatives]
+        framed = not context or bool(rule.any or rule.inner)
+        known = ~facts.stacks.empty[facts.timeline.stack] if not framed else np.ones(len(rows), bool)
+        for phase in np.unique(facts.phase[rows]):
+            detail = rule.detail or (_PASS_DETAIL.get(int(phase), "") if rule.category is Category.LOSS_LOGITS else "")
+            here = rows & (facts.phase == phase)
+            draft.fill(here & known, rule.category, Evidence.STACK, rule.name, detail, others)
+            draft.fill(here, rule.category, Evidence.LIFETIME, rule.name, detail, others)
+
+
+# --------------------------------------------------------------------------------- parameter sizes
+
+
+def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[int]:
+    """Sizes of the trained parameters: from gradients, else from optimizer state made in the trace."""
+    found = trained_sizes(facts, draft)
+    if found:
+        return found
+    is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
+    state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)])
+    known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])
+    halves = Counter({s: c // 2 for s, c in state.items()}) if all(c % 2 == 0 for c in state.values()) else state
+    total = sum(s * c for s, c in halves.items())
+    # Moments in another dtype than the parameters have no parameter's size.
+    return halves if total and sum(s * c for s, c in (halves & known).items()) >= 0.8 * total else Counter()
+
+
+def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]) -> Counter[int]:
+    """Sizes of everything that is some model's parameter, as far as known before models are told apart."""
+    owned = np.isin(
+        draft.category,
+        [c.code for c in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL)],
+    )
+    loaded = (resolve >= 0) & (facts.size >= 256)
+    long_lived = loaded & (facts.timeline.free_event > facts.timeline.n_events // 2)
+    sizes = multiset(facts.size[owned | long_lived])
+    if not sizes:
+        sizes = multiset(facts.size[facts.ghost & facts.survivor & (facts.size >= 256)])
+    return sizes | Counter({s: c for s, c in trained.items() if s >= 256})
+
+
+# ------------------------------------------------------------------------------------------ the rest
+
+
+def _apply_rest(facts: Facts, draft: Draft) -> None:
+    """Outside every phase: rows that stack or lifetime still explain, then what nothing explains."""
+    told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
+    kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
+    draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
+    loading = told & (facts.phase == Phase.LOAD.code)
+    draft.fill(
+        loading, Category.TEMPORARIES, Evidence.LIFETIME, "program.while-loading", alternatives=(Category.WEIGHTS,)
+    )
+    brief = told & (facts.death == facts.phase) & ~facts.survivor
+    draft.fill(
+        brief, Category.TEMPORARIES, Evidence.LIFETIME, "program.between-phases", alternatives=(Category.INPUTS,)
+    )
+    draft.fill(
+        told, Category.INPUTS, Evidence.LIFETIME, "program.kept-between-phases", alternatives=(Category.TEMPORARIES,)
+    )
+    draft.fill(draft.open, Category.UNATTRIBUTED, Evidence.NONE, "")
+
+
+def _activation_details(facts: Facts, draft: Draft) -> None:
+    """saved, boundary, recomputed, no_grad or transient, by phase and lifetime."""
+    t = facts.timeline
+    plain = (draft.category == Category.ACTIVATIONS.code) & (draft.detail == 0)
+    no_grad = plain & np.isin(facts.phase, _NO_GRAD)
+    draft.detail[no_grad] = draft.intern(draft.details, "no_grad")
+    forward = plain & (facts.phase == Phase.FORWARD.code)
+    starts = np.array([s for s, _ in facts.spans_of(Phase.BACKWARD)] or [t.n_events], np.int64)
+    index = np.searchsorted(starts, np.maximum(t.alloc_event, 0))
+    following = np.where(index < len(starts), starts[np.minimum(index, len(starts) - 1)], t.n_events)
+    saved = forward & (t.free_event > following)
+    recomputed = draft.category == Category.ACTIVATIONS.code
+    recomputed &= draft.detail == draft.intern(draft.details, "recomputed")
+    kept = "boundary" if recomputed.any() else "saved"
+    checkpointed = facts.stacks.any_of("checkpoint")[t.stack]
+    draft.detail[saved & checkpointed] = draft.intern(draft.details, kept)
+    draft.detail[saved & ~checkpointed] = draft.intern(draft.details, "saved")
+    draft.detail[forward & ~saved] = draft.intern(draft.details, "transient")
+
+
+def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
+    """Transient kinds that outlive the step that made them."""
+    t = facts.timeline
+    last_event: dict[int, int] = {}
+    for span in facts.track.spans:
+        if span.step is not None:
+            last_event[span.step] = span.end_event
+    ends = np.full(max(last_event, default=0) + 2, t.n_events, np.int64)
+    for step, end in last_event.items():
+        if step >= 0:
+            ends[step] = end
+    of_step = np.where(facts.step >= 0, ends[np.clip(facts.step, 0, len(ends) - 1)], t.n_events)
+    transient = np.isin(draft.category, [c.code for c in _TRANSIENT])
+    return transient & (t.free_event > of_step) & (of_step < t.n_events)
+
+
+def _finish(facts: Facts, draft: Draft) -> Attribution:
+    notes = []
+    if facts.track.source == "stacks":
+        notes.append("Phases are inferred from stacks; no phase marks were recorded.")
+    elif facts.track.source == "none" and facts.timeline.n_events:
+        notes.append("Neither marks nor stacks tell the phases of this history.")
+    return Attribution(
+        category=draft.category.astype(np.uint8),
+        detail=draft.detail.astype(np.int32),
+        evidence=draft.evidence.astype(np.uint8),
+        rule=draft.rule.astype(np.int32),
+        name=draft.name.astype(np.int32),
+        alternatives=draft.alternatives.astype(np.int32),
+        phase=facts.phase.astype(np.uint8),
+        step=facts.step.astype(np.int32),
+        retained=_retained(facts, draft),
+        track=facts.track,
+        details=draft.details,
+        rules=draft.rules,
+        names=draft.names,
+        alternative_sets=draft.alternative_sets,
+        notes=notes,
+    )

@@ -1,0 +1,211 @@
+"""What every stage of attribution reads (:class:`Facts`) and what it writes (:class:`Draft`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.attribution.model import PhaseTrack
+from memprof.attribution.rules import StackIndex
+from memprof.attribution.tags import Tags
+from memprof.snapshot.model import Action, Snapshot
+from memprof.timeline import Timeline
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = ["WORKSPACE_BYTES", "Draft", "Facts", "codes_of"]
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+# cuBLAS: 32 MiB from compute capability 9 on, 4096 KiB x 2 + 16 KiB x 8 before (ATen's
+# getChosenWorkspaceSize); hipBLASLt's default is 76 MiB.
+WORKSPACE_BYTES = (32 << 20, 8_519_680, 76 << 20)
+
+
+def codes_of(*phases: Phase) -> list[int]:
+    """Phase codes, for ``np.isin``."""
+    return [p.code for p in phases]
+
+
+@dataclass
+class Facts:
+    """Columns beside the timeline's rows, all read-only. Ghosts are rows older than the trace."""
+
+    snapshot: Snapshot
+    timeline: Timeline
+    stacks: StackIndex
+    tags: Tags
+    track: PhaseTrack
+
+    @cached_property
+    def ghost(self) -> Bools:
+        return self.timeline.alloc_event < 0
+
+    @cached_property
+    def size(self) -> Ints:
+        """Requested bytes; the block's where the request is unknown."""
+        t = self.timeline
+        return np.where(t.requested > 0, t.requested, t.size).astype(np.int64)
+
+    @cached_property
+    def phase(self) -> Ints:
+        """Phase code of the birth; LOAD for ghosts."""
+        return self._at(self.timeline.alloc_event, self.track.phase, Phase.LOAD.code, self.ghost)
+
+    @cached_property
+    def step(self) -> Ints:
+        return self._at(self.timeline.alloc_event, self.track.step, -1, self.ghost)
+
+    @cached_property
+    def death(self) -> Ints:
+        """Phase code of the death, -1 for what is still alive."""
+        return self._at(self.timeline.free_event, self.track.phase, -1, self.survivor)
+
+    @cached_property
+    def survivor(self) -> Bools:
+        """Alive when the last allocation happens: what is freed after it is the program being torn down."""
+        births = self.timeline.alloc_event
+        last = int(births.max()) if len(births) else -1
+        return self.timeline.free_event > last
+
+    def _at(self, event: Ints, column: NDArray[Any], default: int, without: Bools) -> Ints:
+        if not len(column):
+            return np.full(len(event), default, np.int64)
+        values = column[np.clip(event, 0, len(column) - 1)].astype(np.int64)
+        return np.where(without, default, values)
+
+    @cached_property
+    def module(self) -> Bools:
+        """Born inside a module's forward, as far as stacks and tags tell."""
+        of_tag = np.array([r in ("forward", "no_grad", "recompute") for r in self.tags.column("region")], bool)
+        inside: Bools = self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
+        return inside
+
+    @cached_property
+    def linear(self) -> Bools:
+        """Born in a product with a parameter."""
+        return self.stacks.inner_in("linear")[self.timeline.stack]
+
+    @cached_property
+    def module_depth(self) -> Ints:
+        """How many modules' forwards are on the stack."""
+        calls = self.stacks.count(("torch/nn/modules/module.py:_call_impl",))
+        return calls[self.timeline.stack]
+
+    @cached_property
+    def birth_order(self) -> Ints:
+        """Rows born in the trace, in order of birth."""
+        rows = np.flatnonzero(~self.ghost)
+        return rows[np.argsort(self.timeline.alloc_event[rows], kind="stable")]
+
+    def freed_by(self, patterns: tuple[str, ...]) -> Bools:
+        """Rows whose free was asked for under a matching frame."""
+        t = self.timeline
+        trace = self.snapshot.traces.get(t.device)
+        if trace is None or not len(trace):
+            return np.zeros(len(t), bool)
+        under = self.stacks.count(patterns) > 0
+        event = np.clip(t.release_event, 0, len(trace) - 1)
+        freed = np.isin(trace.action[event], (int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)))
+        return under[trace.stack[event]] & freed & (t.free_event < t.n_events)
+
+    def spans_of(self, *phases: Phase) -> list[tuple[int, int]]:
+        """``[start, end)`` events of the stretches of some phases, neighbours joined."""
+        wanted = {p.value for p in phases}
+        out: list[tuple[int, int]] = []
+        for span in self.track.spans:
+            if span.phase not in wanted:
+                continue
+            if out and out[-1][1] == span.start_event:
+                out[-1] = (out[-1][0], span.end_event)
+            else:
+                out.append((span.start_event, span.end_event))
+        return out
+
+    def born_in(self, span: tuple[int, int]) -> Bools:
+        """Rows born in one stretch."""
+        births, rows = self._births
+        out = np.zeros(len(self.timeline), bool)
+        out[rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]] = True
+        return out
+
+    @cached_property
+    def _births(self) -> tuple[Ints, Ints]:
+        rows = self.birth_order
+        return self.timeline.alloc_event[rows], rows
+
+    def has_phase(self, phase: Phase) -> bool:
+        return any(s.phase == phase.value for s in self.track.spans)
+
+
+@dataclass
+class Draft:
+    """The columns being filled. A stage only ever writes rows that no stronger one has written."""
+
+    n: int
+    category: Ints = field(init=False)
+    evidence: Ints = field(init=False)
+    detail: Ints = field(init=False)
+    rule: Ints = field(init=False)
+    name: Ints = field(init=False)
+    alternatives: Ints = field(init=False)
+    details: list[str] = field(default_factory=lambda: [""])
+    rules: list[str] = field(default_factory=lambda: [""])
+    names: list[str] = field(default_factory=lambda: [""])
+    alternative_sets: list[tuple[str, ...]] = field(default_factory=lambda: [()])
+    _ids: dict[tuple[int, Any], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.category = np.full(self.n, -1, np.int64)
+        self.evidence = np.full(self.n, Evidence.NONE.code, np.int64)
+        for column in ("detail", "rule", "name", "alternatives"):
+            setattr(self, column, np.zeros(self.n, np.int64))
+
+    @property
+    def open(self) -> Bools:
+        """Rows nothing has decided."""
+        return self.category < 0
+
+    def fill(
+        self,
+        rows: NDArray[Any],
+        category: Category,
+        evidence: Evidence,
+        rule: str,
+        detail: str = "",
+        alternatives: Iterable[Category] = (),
+    ) -> None:
+        """Decide the rows (a mask or indices) that are still open."""
+        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        index = index[self.category[index] < 0]
+        if not len(index):
+            return
+        self.category[index] = category.code
+        self.evidence[index] = evidence.code
+        self.rule[index] = self.intern(self.rules, rule)
+        self.detail[index] = self.intern(self.details, detail)
+        others = tuple(c.value for c in alternatives)
+        self.alternatives[index] = self.intern(self.alternative_sets, others)
+
+    def intern(self, table: list[Any], value: Any) -> int:
+        """The index of ``value`` in one of the tables, added if new."""
+        key = (id(table), value)
+        if key not in self._ids:
+            if value in table:
+                self._ids[key] = table.index(value)
+            else:
+                table.append(value)
+                self._ids[key] = len(table) - 1
+        return self._ids[key]
+
+
+def multiset(sizes: NDArray[Any]) -> Counter[int]:
+    """How often each size occurs."""
+    values, counts = np.unique(sizes, return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

@@ -1,0 +1,160 @@
+"""What the lives of allocations say: caches, casts, optimizer state, workspaces, early parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.gradients import first_workspaces
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = [
+    "apply_early_parameters",
+    "apply_kv_cache",
+    "apply_optimizer_state",
+    "apply_weight_casts",
+    "apply_workspaces",
+]
+
+_COMPUTE = codes_of(
+    Phase.GENERATE, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD, Phase.BACKWARD, Phase.REWARD,
+    Phase.EVALUATE,
+)  # fmt: skip
+_CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
+_POOL_BYTES = 16 << 20  # one block larger than this is not
+_NEXT_PARAMETERS = 12  # births: by then the step works on other parameters
+_BIAS_BYTES = 64 << 10
+_LAYERS = 3  # a cache entry sees the same code run for at least so many other layers
+
+
+def apply_workspaces(facts: Facts, draft: Draft) -> None:
+    """cuBLAS keeps one workspace a handle and stream: the first block of the exact size, never freed."""
+    compute = np.isin(facts.phase, _COMPUTE) & ~facts.ghost & draft.open
+    backward = facts.phase == Phase.BACKWARD.code
+    for among in (compute & ~backward, compute & backward):
+        draft.fill(first_workspaces(facts, among), Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size")
+
+
+def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+    """Autocast copies a product's fp32 weight in 16 bits: half a parameter's size, before the product's output.
+
+    The calls of one product are runs of births with one stack; its output is the last of the run, so an
+    activation of the same size is not mistaken for a cast.
+    """
+    halves = np.array(sorted(s // 2 for s in parameters if s % 2 == 0 and s >= 512), np.int64)
+    order = facts.birth_order
+    order = order[~np.isin(facts.size[order], WORKSPACE_BYTES) | ~draft_is(draft, Category.WORKSPACE)[order]]
+    if not len(halves) or not len(order):
+        return
+    # One call's conversions and product differ in C++ frames only.
+    stack, size = facts.stacks.python_key()[facts.timeline.stack[order]], facts.size[order]
+    last_of_run = np.r_[stack[1:] != stack[:-1], True]
+    first_of_run = np.r_[True, last_of_run[:-1]]
+    # Of [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless
+    # what follows it is only a bias.
+    following = np.r_[size[1:], 0]
+    input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
+    last_of_run |= input_cast
+    candidate = facts.module & facts.linear & np.isin(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
+    rows = order[~last_of_run & candidate[order]]
+    draft.fill(
+        rows, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "autocast.weight-copy", alternatives=(Category.ACTIVATIONS,)
+    )
+
+
+def draft_is(draft: Draft, category: Category) -> Bools:
+    """Rows decided as ``category``."""
+    rows: Bools = draft.category == category.code
+    return rows
+
+
+def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
+    """Born in an optimizer step and alive after it: state, whichever optimizer made it."""
+    t = facts.timeline
+    for span in facts.spans_of(Phase.OPTIMIZER_STEP):
+        if span[1] >= t.n_events:
+            _unfinished_step(facts, draft, span, trained)
+            continue
+        # Past the next forward: what a step leaves for logging dies before.
+        later = [s for s in facts.spans_of(Phase.FORWARD, Phase.GENERATE) if s[0] >= span[1]]
+        until = later[0][1] if later else t.n_events - 1
+        kept = facts.born_in(span) & (t.free_event > until)
+        draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step")
+
+
+def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
+    """The history ends inside a step: what has a parameter's size and outlives the next parameters' turn.
+
+    A foreach step's temporaries do so too; their stacks name them.
+    """
+    t = facts.timeline
+    foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
+    rows = np.flatnonzero(facts.born_in(span) & draft.open & ~foreach[t.stack])
+    births = np.sort(t.alloc_event[rows])
+    later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
+    sized = np.isin(facts.size[rows], np.array(sorted(trained), np.int64))
+    kept = rows[sized & facts.survivor[rows] & (t.free_event[rows] >= span[1]) & (later >= _NEXT_PARAMETERS)]
+    draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-its-parameter",
+               alternatives=(Category.TEMPORARIES,))  # fmt: skip
+
+
+def apply_kv_cache(facts: Facts, draft: Draft) -> None:
+    """Keys and values: blocks born in generation that outlive the forward of the other layers.
+
+    Either concatenated (each decode step makes every layer's anew: while one lives, the same line runs for
+    the other layers), or allocated once before the first forward and held through generation: several equal
+    ones, or one pool too large for token ids.
+    """
+    generating = (facts.phase == Phase.GENERATE.code) & draft.open
+    rows = np.flatnonzero(generating & facts.module)
+    if len(rows):
+        outlives = _same_stack_births(facts, rows) >= _LAYERS
+        # The last layers of the last step see no other layer run: what most of their like are, they are.
+        like = np.unique(
+            np.stack([facts.timeline.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_inverse=True
+        )[1].reshape(-1)
+        share = np.bincount(like, outlives) / np.bincount(like)
+        cached = outlives | (share[like] >= 0.5)
+        draft.fill(rows[cached], Category.KV_CACHE, Evidence.LIFETIME, "cache.outlives-layers",
+                   alternatives=(Category.ACTIVATIONS,))  # fmt: skip
+    for span in facts.spans_of(Phase.GENERATE):
+        _preallocated(facts, draft, span)
+
+
+def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
+    """For each row, how many rows of its stack are born while it lives."""
+    t = facts.timeline
+    key = t.stack[rows].astype(np.int64) * (t.n_events + 2)
+    births = np.sort(key + t.alloc_event[rows] + 1)
+    first = np.searchsorted(births, key + t.alloc_event[rows] + 1, side="right")
+    last = np.searchsorted(births, key + np.minimum(t.free_event[rows], t.n_events) + 1, side="right")
+    return last - first
+
+
+def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
+    t = facts.timeline
+    born = facts.born_in(span) & draft.open & ~facts.module
+    inside = facts.born_in(span) & facts.module
+    if not inside.any():
+        return
+    start = int(t.alloc_event[inside].min())
+    length = span[1] - start
+    held = born & (t.alloc_event < start) & (t.free_event > start + length // 2)
+    sizes, counts = np.unique(facts.size[held], return_counts=True)
+    repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
+    draft.fill(held & np.isin(facts.size, repeated), Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
+               alternatives=(Category.INPUTS,))  # fmt: skip
+
+
+def apply_early_parameters(facts: Facts, draft: Draft) -> None:
+    """What was there before anything ran and stays to the end, made by code no rule knows: parameters."""
+    first = next((s.start_event for s in facts.track.spans if s.phase not in ("load", "other")), None)
+    if first is None:
+        return
+    t = facts.timeline
+    early = ~facts.ghost & (t.alloc_event < first) & (t.free_event > t.n_events * 0.9) & (facts.size >= 1 << 16)
+    draft.fill(
+        early, Category.WEIGHTS, Evidence.LIFETIME, "parameters.before-everything", alternatives=(Category.INPUTS,)
+    )

@@ -1,0 +1,169 @@
+"""The [tokens, vocabulary] rule: logits, their tiles and gradients, known by extent.
+
+The vocabulary comes from the recorded configuration, from shape tags, or from the parameters' sizes
+(embedding divided by a norm). A block whose size is a whole number of vocabulary rows counts only where
+logits can be: outside modules while sampling or computing a loss, at a model's head, in backward with a
+size seen before. The hidden size is excluded: embeddings, their gradients and casts are no logits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from memprof.attribution.facts import Bools, Draft, Facts, codes_of
+from memprof.attribution.models import embedding_geometry
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]
+
+RULE = "logits.vocabulary-extent"
+_RARE = 100  # an odd part this large makes divisibility by the vocabulary no accident
+_DETAIL = {
+    Phase.GENERATE.code: "sampling", Phase.OLD_LOGPROBS.code: "old", Phase.REFERENCE_LOGPROBS.code: "reference",
+    Phase.FORWARD.code: "policy", Phase.BACKWARD.code: "policy",
+}  # fmt: skip
+_WHERE = codes_of(
+    Phase.GENERATE, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD, Phase.EVALUATE, Phase.REWARD
+)
+
+
+def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
+    """(vocabulary, bytes of a hidden vector), 0 where unknown."""
+    vocabulary, vector = embedding_geometry(parameters)
+    config: dict[str, Any] = facts.snapshot.extra.get("config") or {}
+    for key in ("vocab_size", "vocab", "model.vocab_size", "vocabulary"):
+        if isinstance(config.get(key), int) and config[key] > 1:
+            return int(config[key]), vector
+    return vocabulary, vector
+
+
+def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabulary: int) -> None:
+    """Decide rows with a vocabulary extent. ``parameters`` are sizes that are no logits."""
+    if vocabulary < 2:
+        return
+    wide = _wide_by_tag(facts, vocabulary) | (
+        _wide_by_size(facts, parameters, vocabulary) & (facts.tags.rank[facts.timeline.metadata] == 0)
+    )
+    place = np.isin(facts.phase, _WHERE)
+    outside = place & ~facts.module & _after_a_model_ran(facts)
+    head = place & facts.module & (facts.module_depth <= _head_depth(facts)) & _rare_or_tagged(facts, vocabulary)
+    forward = wide & (outside | head) & draft.open
+    known = np.unique(facts.size[forward & (facts.size >= vocabulary * 16)])
+    related = np.unique(np.concatenate([known, known * 2, known // 2]))
+    backward = (facts.phase == Phase.BACKWARD.code) & np.isin(facts.size, related) & _not_parameters(facts, parameters)
+    backward |= (facts.phase == Phase.BACKWARD.code) & _wide_by_tag(facts, vocabulary)
+    for phase in np.unique(facts.phase[forward | backward]):
+        rows = (forward | backward) & (facts.phase == phase)
+        draft.fill(rows, Category.LOSS_LOGITS, Evidence.SHAPE, RULE, _DETAIL.get(int(phase), ""))
+
+
+def _after_a_model_ran(facts: Facts) -> Bools:
+    """No logits before a model's first output: what a generation allocates up front is something else."""
+    t = facts.timeline
+    out = np.ones(len(t), bool)
+    for span in facts.spans_of(Phase.GENERATE):
+        born = facts.born_in(span)
+        ran = t.alloc_event[born & facts.module]
+        if len(ran):
+            out[born & (t.alloc_event < ran.min())] = False
+    return out
+
+
+def apply_fused_logprobs(
+    facts: Facts, draft: Draft, rows: Bools, parameters: Counter[int], vocabulary: int, vector: int
+) -> None:
+    """Inside fused log-prob functions, tell by size what is no tile of logits.
+
+    The head's gradient has the head's size (or its double, in fp32); [tokens, hidden] (dH and its cast) is a
+    whole number of hidden vectors; under autocast the weight's tiles are cast one by one.
+    """
+    rows = rows & draft.open
+    if not rows.any() or not vector:
+        return
+    backward = rows & (facts.phase == Phase.BACKWARD.code)
+    casts = (draft.category == Category.WEIGHT_CASTS.code).any()
+    if casts:
+        extents = {vocabulary, 1 << 15, vocabulary % (1 << 15)} - {0}
+        tile = rows & np.isin(facts.size, [e * vector // 2 for e in extents])
+        draft.fill(
+            tile,
+            Category.WEIGHT_CASTS,
+            Evidence.FINGERPRINT,
+            "logprob.weight-tile",
+            alternatives=(Category.LOSS_LOGITS,),
+        )
+    head = (backward | (rows & ~facts.module)) & np.isin(facts.size, [vocabulary * vector, vocabulary * vector * 2])
+    held = _existing_gradient(facts, draft, vocabulary * vector)
+    draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
+               alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
+    # Later in an accumulation it is added to the gradient that is there, and gone.
+    draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight",
+               "weight_grad", (Category.GRADIENTS,))  # fmt: skip
+    if not (backward & draft.open).any():
+        return
+    hidden = backward & draft.open & (facts.size % vector == 0) & (facts.size > 16 * vector)
+    hidden &= facts.size < facts.size[backward & draft.open].max()
+    draft.fill(hidden, Category.ACTIVATION_GRADIENTS, Evidence.SHAPE, "logprob.hidden-gradient", "scratch",
+               (Category.LOSS_LOGITS,))  # fmt: skip
+
+
+def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
+    """Rows born while a settled gradient of ``size`` already exists from an earlier backward."""
+    t = facts.timeline
+    grads = np.flatnonzero(
+        (draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2])
+    )
+    out = np.zeros(len(t), bool)
+    for row in grads:
+        end = next((s[1] for s in facts.spans_of(Phase.BACKWARD) if s[0] <= t.alloc_event[row] < s[1]), 0)
+        out |= (t.alloc_event >= end) & (t.alloc_event < t.free_event[row])
+    return out
+
+
+def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
+    """A recorded shape [.., vocabulary] of at least two extents.
+
+    Gradients of embeddings are [vocabulary, hidden]: the last extent tells them apart.
+    """
+    hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
+    wide: Bools = hits[facts.timeline.metadata]
+    return wide
+
+
+def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
+    whole = (facts.size % (2 * vocabulary) == 0) & (facts.size >= 2 * vocabulary)
+    wide: Bools = whole & _not_parameters(facts, parameters)
+    return wide
+
+
+def _not_parameters(facts: Facts, parameters: Counter[int]) -> Bools:
+    sizes = np.array(sorted(parameters), np.int64)
+    return ~np.isin(facts.size, np.concatenate([sizes, sizes * 2, sizes // 2]))
+
+
+def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
+    odd = vocabulary
+    while odd % 2 == 0:
+        odd //= 2
+    if odd >= _RARE:
+        return np.ones(len(facts.size), bool)
+    # Common divisors: only blocks that hold a fair number of whole rows, larger than activations around them.
+    tagged = facts.tags.rank[facts.timeline.metadata] > 0
+    common = facts.size[facts.module & (facts.size > 4096)]
+    usual = np.median(common) if len(common) else 0
+    return tagged | (facts.linear & (facts.size >= 4 * usual))
+
+
+def _head_depth(facts: Facts) -> int:
+    """Module depth of the head: the shallowest product with a parameter, if few are so shallow; else 0.
+
+    A recording that stops before the first head has run must not take the layers' products for it.
+    """
+    depths = facts.module_depth[facts.linear & facts.module & (facts.module_depth > 0)]
+    if not len(depths):
+        return 0
+    shallowest = int(depths.min())
+    return shallowest if (depths == shallowest).sum() * 3 <= len(depths) else 0

@@ -1,0 +1,246 @@
+"""Which loaded model is which: policy, adapters, reference, reward, critic.
+
+A stack says that a tensor is some model's parameter; it seldom says whose. What decides is the set of all
+of them: the model whose sizes have gradients is the policy; the trained part of a larger one are
+adapters; a second model with exactly the policy's sizes is the reference; another model is a reward
+model if the reward phase runs modules, and so on. Models are told apart by the program's own frames in
+their stacks, and where those agree (a loader's worker threads) by the order of birth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.attribution.facts import Draft, Facts, Ints, multiset
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = ["LoadedModel", "apply_loaded_models", "embedding_geometry"]
+
+_NOTICEABLE = 1024  # smaller tensors (buffers, scales) do not tell models apart
+_SAME = 0.9  # this share of bytes in common makes two models the same architecture
+_MINOR = 0.02  # a group this small beside the policy is part of it (buffers, late parameters)
+
+
+@dataclass
+class LoadedModel:
+    """Rows that one call site loaded, in order of birth."""
+
+    rows: Ints
+    sizes: Counter[int]
+    role: Category | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(s * c for s, c in self.sizes.items())
+
+
+def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], trained: Counter[int]) -> None:
+    """Decide the rows whose stack rule says ``role = "resolve"``.
+
+    ``matched`` holds the rule's index for each such row and -1 elsewhere; ``trained`` is the multiset of
+    gradient sizes, empty where the history saw no backward.
+    """
+    rows = np.flatnonzero((matched >= 0) & draft.open)
+    if not len(rows):
+        return
+    rows = _without_scratch(facts, draft, rows)
+    models = _models(facts, rows, trained)
+    _assign_roles(facts, models, trained)
+    rules = facts.stacks.rules.rules
+    for model in models:
+        role = model.role or Category.WEIGHTS
+        adapters = _adapters_in(facts, model, trained) if role is Category.WEIGHTS else np.zeros(0, np.int64)
+        draft.fill(
+            adapters, Category.ADAPTERS, Evidence.FINGERPRINT, "models.trained-part", alternatives=(Category.WEIGHTS,)
+        )
+        for index in np.unique(matched[model.rows]):
+            mine = model.rows[matched[model.rows] == index]
+            others = () if role is Category.WEIGHTS else (Category.WEIGHTS,)
+            draft.fill(mine, role, Evidence.STACK, rules[int(index)].name, alternatives=others)
+
+
+def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
+    """Loading's scratch: gone again before the third next tensor of any model is born."""
+    t = facts.timeline
+    births = np.sort(t.alloc_event[rows])
+    age = np.searchsorted(births, t.free_event[rows]) - np.searchsorted(births, t.alloc_event[rows])
+    scratch = (age <= 3) & ~facts.survivor[rows] & (facts.death[rows] == Phase.LOAD.code)
+    draft.fill(rows[scratch], Category.TEMPORARIES, Evidence.LIFETIME, "models.loading-scratch")
+    kept: Ints = rows[~scratch]
+    kept = kept[np.argsort(t.alloc_event[kept], kind="stable")]
+    return kept
+
+
+def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel]:
+    keys = facts.stacks.caller_key()[facts.timeline.stack[rows]]
+    _, first = np.unique(keys, return_index=True)
+    models = []
+    for key in keys[np.sort(first)]:
+        for part in _split_copies(facts, rows[keys == key], trained):
+            models.append(LoadedModel(part, multiset(facts.size[part])))
+    return [m for m in models if len(m.rows)]
+
+
+def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
+    """Several models of one architecture behind the same caller: the first of each size came first."""
+    sizes = multiset(facts.size[rows])
+    large = {s: c for s, c in sizes.items() if s >= _NOTICEABLE}
+    copies = _copies(large, trained)
+    if copies < 2:
+        return [rows]
+    rank = rank_in_size(facts.size[rows])
+    share = np.array([max(sizes[int(s)] // copies, 1) for s in facts.size[rows]])
+    which = np.minimum(rank // share, copies - 1)
+    return [rows[which == k] for k in range(copies)]
+
+
+def _copies(large: dict[int, int], trained: Counter[int]) -> int:
+    """How many equal models a multiset of sizes holds."""
+    total = sum(s * c for s, c in large.items())
+    common = {s: c for s, c in large.items() if trained.get(s, 0)}
+    if total and sum(s * c for s, c in common.items()) >= _SAME * total:
+        return max(min(c // trained[s] for s, c in common.items()), 1)
+    counts = np.array(list(large.values()), np.int64)
+    divisor = int(np.gcd.reduce(counts)) if len(counts) > 3 else 1
+    # The final norm and the embedding stand alone in a model, so a divisor above one means whole copies.
+    return divisor if 2 <= divisor <= 4 else 1
+
+
+def rank_in_size(sizes: Ints) -> Ints:
+    """For each entry how many equal ones stand before it."""
+    order = np.argsort(sizes, kind="stable")
+    ordered = sizes[order]
+    start = np.r_[0, np.flatnonzero(np.diff(ordered)) + 1] if len(ordered) else np.zeros(0, np.int64)
+    rank = np.empty(len(sizes), np.int64)
+    rank[order] = np.arange(len(sizes)) - np.repeat(start, np.diff(np.r_[start, len(sizes)]))
+    return rank
+
+
+def _assign_roles(facts: Facts, models: list[LoadedModel], trained: Counter[int]) -> None:
+    named = {
+        Category.REWARD_MODEL: facts.stacks.any_of("reward_model"),
+        Category.REFERENCE_MODEL: facts.stacks.any_of("reference_model"),
+        Category.VALUE_MODEL: facts.stacks.any_of("value_model"),
+    }
+    for model in models:
+        stacks = facts.timeline.stack[model.rows]
+        for role, hits in named.items():
+            if hits[stacks].mean() > 0.5:
+                model.role = role
+    policy = _policy(models, trained)
+    if policy is None:
+        return
+    policy.role = Category.WEIGHTS
+    rewarded = _runs_modules(facts, Phase.REWARD)
+    for model in models:
+        if model.role is not None:
+            continue
+        model.role = _role_beside(facts, model, policy, models, trained, rewarded)
+
+
+def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | None:
+    free = [m for m in models if m.role is None]
+    if not free:
+        return None
+    largest = max(m.bytes for m in free)
+    wanted = sum(s * c for s, c in trained.items())
+    for model in free:
+        if wanted and _common(model.sizes, trained) >= _SAME * wanted:
+            return model
+    # Adapters made elsewhere, or no backward seen: the first model worth the name is the policy.
+    return next(m for m in free if m.bytes >= 0.2 * largest)
+
+
+def _role_beside(
+    facts: Facts,
+    model: LoadedModel,
+    policy: LoadedModel,
+    models: list[LoadedModel],
+    trained: Counter[int],
+    rewarded: bool,
+) -> Category:
+    if model.bytes <= _MINOR * policy.bytes:
+        return Category.WEIGHTS
+    same = _noticeable(model.sizes) == _noticeable(
+        policy.sizes - trained if _is_lora(policy, trained) else policy.sizes
+    )
+    same = same or _noticeable(model.sizes) == _noticeable(policy.sizes)
+    alike = _common(model.sizes, policy.sizes) >= _SAME * max(model.bytes, 1)
+    taken = any(m.role is Category.REFERENCE_MODEL for m in models)
+    if same and not (taken and rewarded):
+        return Category.REFERENCE_MODEL
+    if rewarded:
+        needs_reference = facts.has_phase(Phase.REFERENCE_LOGPROBS) and not taken and alike
+        exact = [
+            m
+            for m in models
+            if m is not policy and m.role is None and _noticeable(m.sizes) == _noticeable(policy.sizes)
+        ]
+        return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
+    if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
+        return Category.VALUE_MODEL
+    if alike or facts.has_phase(Phase.REFERENCE_LOGPROBS):
+        return Category.REFERENCE_MODEL
+    return Category.WEIGHTS
+
+
+def _is_lora(policy: LoadedModel, trained: Counter[int]) -> bool:
+    wanted = sum(s * c for s, c in trained.items())
+    return bool(wanted) and wanted < 0.3 * policy.bytes
+
+
+def _adapters_in(facts: Facts, model: LoadedModel, trained: Counter[int]) -> Ints:
+    """The rows of a policy that are trained, where only a small part is.
+
+    Where more rows have a trained size than there are gradients, those whose stack holds just as many
+    rows of that size as there are gradients are taken (adapters sit deeper in the module tree), else the
+    last born (adapters are added to a finished model).
+    """
+    none = np.zeros(0, np.int64)
+    if not trained or not _is_lora(model, trained):
+        return none
+    stacks, sizes = facts.timeline.stack[model.rows], facts.size[model.rows]
+    chosen = [none]
+    for size, wanted in trained.items():
+        same = model.rows[sizes == size]
+        if len(same) > wanted:
+            per_stack = Counter(stacks[sizes == size].tolist())
+            fitting = [s for s, c in per_stack.items() if c == wanted]
+            same = same[facts.timeline.stack[same] == fitting[-1]] if fitting else same[-wanted:]
+        chosen.append(same)
+    return np.concatenate(chosen)
+
+
+def _common(a: Counter[int], b: Counter[int]) -> int:
+    return sum(s * c for s, c in (a & b).items())
+
+
+def _noticeable(sizes: Counter[int]) -> Counter[int]:
+    return Counter({s: c for s, c in sizes.items() if s >= _NOTICEABLE and c > 0})
+
+
+def _runs_modules(facts: Facts, phase: Phase) -> bool:
+    return bool((facts.module & (facts.phase == phase.code)).any())
+
+
+def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
+    """(vocabulary, bytes of a hidden vector) of a model whose parameters have these sizes; (0, 0) if unclear.
+
+    The norms' vectors are the most frequent small sizes, the embedding the largest matrix that stands
+    (nearly) alone; one divided by the other is the vocabulary, whatever the dtype.
+    """
+    small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1}
+    if not small:
+        return 0, 0
+    most = max(small.values())
+    hidden = [s for s, c in small.items() if c >= most / 2]
+    alone = [s for s, c in sizes.items() if c <= max(most // 4, 2) and s > 1 << 20]
+    for matrix in sorted(alone, reverse=True)[:3]:
+        for vector in sorted(hidden, reverse=True):
+            if matrix % vector == 0 and 1000 <= matrix // vector <= 1 << 20:
+                return matrix // vector, vector
+    return 0, 0

@@ -1,0 +1,73 @@
+"""What recorders wrote beside an allocation: ``memprof:phase=forward;region=backward;shape=8x128;...``.
+
+The strings are interned in the snapshot, so each distinct one is parsed once. The keys are those of
+``docs/snapshot-format.md``; anything else in ``user_metadata`` is somebody else's and ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.vocabulary import Category, Phase
+
+__all__ = ["Tags", "parse_tag", "read_tags"]
+
+PREFIX = "memprof:"
+_PHASES = {p.value: p.code for p in Phase}
+_CATEGORIES = {c.value: c.code for c in Category}
+
+
+def parse_tag(text: str) -> dict[str, str]:
+    """The key=value pairs of one tag, empty for a string that is not memprof's."""
+    if not text.startswith(PREFIX):
+        return {}
+    pairs = (part.partition("=") for part in text[len(PREFIX) :].split(";"))
+    return {key.strip(): value for key, equals, value in pairs if equals}
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Columns beside ``snapshot.metadata``: one entry a distinct string, -1 or "" where it says nothing."""
+
+    pairs: list[dict[str, str]]
+    phase: NDArray[np.int64]
+    step: NDArray[np.int64]
+    category: NDArray[np.int64]
+    last_extent: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    present: bool
+
+    def has(self, key: str) -> bool:
+        """Whether any tag of the file has ``key``."""
+        return any(key in pairs for pairs in self.pairs)
+
+    def column(self, key: str) -> list[str]:
+        """The value of ``key`` in each distinct tag, "" where it is missing."""
+        return [pairs.get(key, "") for pairs in self.pairs]
+
+
+def read_tags(metadata: list[str]) -> Tags:
+    """Parse every distinct metadata string once."""
+    pairs = [parse_tag(text) for text in metadata]
+    shapes = [_shape(p.get("shape", "")) for p in pairs]
+    return Tags(
+        pairs=pairs,
+        phase=np.array([_PHASES.get(p.get("phase", ""), -1) for p in pairs], np.int64),
+        step=np.array([_number(p.get("step", "")) for p in pairs], np.int64),
+        category=np.array([_CATEGORIES.get(p.get("category", ""), -1) for p in pairs], np.int64),
+        last_extent=np.array([s[-1] if s else -1 for s in shapes], np.int64),
+        rank=np.array([len(s) for s in shapes], np.int64),
+        present=any(pairs),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+
+
+def _shape(text: str) -> list[int]:
+    extents = [_number(part) for part in text.split("x")] if text else []
+    return extents if all(e >= 0 for e in extents) else []

@@ -1,0 +1,146 @@
+"""Look through a pickle's opcodes before anything is built from them.
+
+A snapshot needs a handful of opcodes: dicts, lists, strings, numbers and pairs of small numbers.
+Everything else is refused here, which keeps out what could run code (globals, objects), what could
+take far more memory than the file is large (a memo index or a length out of the blue, huge
+numbers), and what could keep Python busy or crash it (nested tuples as dict keys). Runs of harmless
+opcodes are skipped by one regular expression, at about 150 MB a second; each of its alternatives
+is one or more whole opcodes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from memprof.errors import InputError, UnsafePickle
+
+__all__ = ["check_opcodes"]
+
+_RUN = 1000  # opcodes a match: the regular expression engine remembers each until the match ends
+_ODD_TUPLES = 12  # tuples other than pairs of numbers; 3 ** 12 steps is the worst such a nest can cost
+
+_GLOBALS = {
+    ord("c"): "a global",
+    ord("i"): "an object",
+    0x93: "a global",
+    0x82: "an extension",
+    0x83: "an extension",
+    0x84: "an extension",
+    ord("P"): "a persistent id",
+    ord("Q"): "a persistent id",
+}
+_OBJECTS = {ord("R"), ord("b"), ord("o"), 0x81, 0x92}
+_LENGTHS = {ord("X"): 4, 0x8D: 8, 0x95: 8}  # text, long text, frame: a length of so many bytes follows
+
+
+@cache
+def _harmless() -> re.Pattern[bytes]:
+    """One or more harmless opcodes. Built when first needed: it takes a few milliseconds."""
+
+    def sized(sizes: tuple[int, ...] | range) -> bytes:
+        return b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in sizes) + b")"
+
+    integer = rb"(?:K.|M..)"
+    frame = rb"(?:\x95.{3}\0{5})?"  # a new frame may begin between any two opcodes
+    pair = rb"(?:" + frame + integer + frame + rb"\x86)?"
+    number = rb"J.{4}|M.." + pair + rb"|K." + pair  # or a pair of small ones: a pool's id
+    long_ = rb"\x8a" + sized((6, 7, 5, 8, 4, 3, 2, 1, 0, 9))
+    text = rb"\x8c" + sized(range(256))
+    value = rb"h.|" + long_ + rb"|j.{4}|" + number + rb"|" + text
+    opcode = (
+        rb"(?:h.(?:" + value + rb")|j.{4}(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
+        rb"\((?:" + integer + integer + rb"t)?|" + value + rb"|q.|r..[\x00-\x0f]\x00|G.{8})"
+    )
+    return re.compile(opcode + b"{1,%d}" % _RUN, re.DOTALL)
+
+
+def check_opcodes(data: bytes, name: str) -> None:
+    """Accept a pickle of plain data whose size in memory is in proportion to its own.
+
+    Raises:
+        UnsafePickle: it names a global, an object or a persistent id.
+        InputError: it is damaged, or holds what no snapshot does.
+    """
+    if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise InputError(f"{name}: {_what_instead(data)}; expected what torch.cuda.memory._dump_snapshot writes.")
+    # At most as many lists and dicts as their opcodes' bytes occur; each takes some 60 bytes.
+    if data.count(b"}") + data.count(b"]") > len(data) // 6 + 4096:
+        raise InputError(f"{name}: not a memory snapshot (little but empty containers in it).")
+    match = _harmless().match
+    position, odd_tuples = 2, 0
+    while True:
+        run = match(data, position)
+        if run is not None:
+            position = run.end()
+            continue
+        if position >= len(data):
+            raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.")
+        opcode = data[position]
+        if opcode == ord("."):
+            return
+        if 0x85 <= opcode <= 0x87 and odd_tuples < _ODD_TUPLES:
+            odd_tuples += 1
+            position += 1
+            continue
+        position = _special(data, position, name)
+
+
+def _special(data: bytes, position: int, name: str) -> int:
+    """Where the opcode after the one at ``position`` begins; raises for what is refused."""
+    opcode = data[position]
+    if opcode in _LENGTHS:
+        width = _LENGTHS[opcode]
+        begin = position + 1 + width
+        length = int.from_bytes(data[position + 1 : begin], "little")
+        if begin + length > len(data):
+            raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.")
+        return begin if opcode == 0x95 else begin + length
+    if opcode == ord("r") and int.from_bytes(data[position + 1 : position + 5], "little") < len(data):
+        return position + 5
+    if opcode in _GLOBALS or opcode in _OBJECTS:
+        raise UnsafePickle(
+            f"{name}: refused, because this pickle wants to load {_named(data, position)}; a memory snapshot "
+            "never does. Do not open it with other tools."
+        )
+    reason = "nested tuples" if opcode in (0x85, 0x86, 0x87, ord("t")) else f"pickle opcode 0x{opcode:02x}"
+    if opcode not in _KNOWN:
+        raise InputError(f"{name}: damaged, or no pickle ({reason} at byte {position}); copy the file again.")
+    raise InputError(f"{name}: not a memory snapshot ({reason} at byte {position}).")
+
+
+# Opcodes of Python's pickle that have no place in a snapshot; any other byte is damage.
+_KNOWN = frozenset(b"(.01234ILFSTUVGdegijpstBC") | {*range(0x80, 0x99)}
+
+_TEXT = rb"(?:\x8c.|X.{4})([\w.]{1,120})(?:\x94|q.|r.{4})?"
+_STACK_GLOBAL = re.compile(_TEXT + _TEXT + rb"\x93$", re.DOTALL)
+_GLOBAL = re.compile(rb"[ci]([^\n]{1,120})\n([^\n]{1,120})\n", re.DOTALL)
+
+
+def _named(data: bytes, position: int) -> str:
+    """The global an opcode asks for, as ``module.name`` where it can be read off."""
+    opcode = data[position]
+    match = _GLOBAL.match(data, position) or _STACK_GLOBAL.search(data[max(position - 500, 0) : position + 1])
+    if match is not None:
+        text = b".".join(match.groups()).decode("utf-8", "replace")
+        return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return _GLOBALS.get(opcode, "an object")
+
+
+def _what_instead(data: bytes) -> str:
+    """What a file that is no pickle seems to be."""
+    start = data[:512].lstrip()[:64].lower()
+    if start.startswith(b"pk\x03\x04"):
+        return "a zip archive (perhaps a checkpoint), not a memory snapshot"
+    if start.startswith((b"<!doctype", b"<html", b"<!--")):
+        return "an HTML page, not a memory snapshot; give the pickle that it shows"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file it stands for; fetch it with git lfs pull"
+    if b"\0" in data[:512]:
+        return "not a pickle"
+    try:
+        data[:512].decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < 500:
+            return "not a pickle"
+    return "a text file, not a memory snapshot"

@@ -1,0 +1,100 @@
+"""The page's last part: does it add up, how it is known, what could not be known, how to reproduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.markup import Markup, el, join
+from memprof.reports.model import AddsUp, Document, EvidenceShare, Fact
+from memprof.reports.page_parts import fact_list, section
+from memprof.reports.text import gib
+
+__all__ = ["bottom"]
+
+
+def bottom(document: Document) -> Markup:
+    """Checks and evidence, notes, how to reproduce, host memory."""
+    return join(
+        el(
+            "div",
+            {"class": "columns"},
+            _adds_up(document.adds_up),
+            join(_evidence(document.evidence), _notes(document.notes)),
+        ),
+        el("div", {"class": "columns"}, _reproduce(document), _host(document.host)),
+    )
+
+
+def _adds_up(sums: AddsUp) -> Markup:
+    marks = {True: ("ok", "✓"), False: ("bad", "✗ differs:"), None: ("muted", "")}
+    rows = [
+        el(
+            "tr",
+            {},
+            el("th", {"scope": "row"}, c.label),
+            el("td", {"class": "num"}, c.value),
+            el(
+                "td",
+                {},
+                el("span", {"class": marks[c.ok][0]}, marks[c.ok][1]),
+                " ",
+                el("span", {"class": "muted"}, c.note),
+            ),
+        )
+        for c in sums.checks
+    ]
+    verdict = "yes, to the byte" if sums.ok else "no: see below"
+    return section(
+        "adds-up",
+        "Does it add up?",
+        verdict,
+        el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+    )
+
+
+def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
+    rows = [
+        el(
+            "tr",
+            {},
+            el("th", {"scope": "row"}, el("span", {"class": f"evidence e-{s.id}"}, s.id)),
+            el("td", {"class": "num"}, gib(s.bytes)),
+            el("td", {"class": "num"}, f"{100 * s.share:.1f} %"),
+            el("td", {"class": "muted"}, s.words),
+        )
+        for s in shares
+    ]
+    return section(
+        "evidence",
+        "How it is known",
+        "GiB at the peak by kind of evidence",
+        el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+    )
+
+
+def _notes(notes: Sequence[str]) -> Markup | None:
+    if not notes:
+        return None
+    return section(
+        "notes", "What could not be known", "", el("ul", {"class": "notes"}, *[el("li", {}, note) for note in notes])
+    )
+
+
+def _reproduce(document: Document) -> Markup:
+    config = None
+    if document.config:
+        rows = [
+            el("tr", {}, el("th", {"scope": "row"}, k), el("td", {}, el("code", {}, v))) for k, v in document.config
+        ]
+        summary = el("summary", {}, f"Configuration, {len(rows)} settings")
+        config = el(
+            "details",
+            {"class": "config"},
+            summary,
+            el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+        )
+    return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
+
+
+def _host(host: Sequence[Fact]) -> Markup | None:
+    return section("host", "Host memory", "", fact_list(host)) if host else None

@@ -1,0 +1,289 @@
+"""Whole runs of known bytes, recorded in all the ways a recording can be less than whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memprof.vocabulary import Category, Evidence
+from tests.attribution.runs import (
+    HIDDEN_STATES,
+    INIT_GROUP,
+    LAYER,
+    LOSS,
+    MAIN,
+    PARAMETERS,
+    Result,
+    Run,
+    train,
+)
+
+
+def wrong(run: Run, result: Result, instant: int) -> Counter[tuple[str, str]]:
+    """Bytes alive at an instant that were not given the category the run means them to have."""
+    line, said = result.timeline, result.said
+    out: Counter[tuple[str, str]] = Counter()
+    for row in line.alive_at(instant).tolist():
+        meant = run.truth.get(int(line.address[row]))
+        found = list(Category)[said.category[row]]
+        if meant is not None and found is not meant:
+            out[meant.value, found.value] += int(line.requested[row])
+    return out
+
+
+def check(run: Run, result: Result) -> None:
+    """Right at the peak and at each phase's peak."""
+    line = result.timeline
+    moments = [line.peak_instant]
+    for span in result.said.track.spans:
+        inside = line.allocated[span.start_event + 1 : span.end_event + 1]
+        moments.append(span.start_event + 1 + int(np.argmax(inside)))
+    for instant in moments:
+        assert not wrong(run, result, instant), instant
+
+
+def test_a_whole_run() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    run.load(6, Category.REFERENCE_MODEL)
+    train(run)
+    result = run.attribute()
+    assert result.phases()[:7] == [
+        "load", "generate", "old_logprobs", "reference_logprobs", "forward", "backward", "optimizer_step",
+    ]  # fmt: skip
+    check(run, result)
+    assert max(s.step or 0 for s in result.said.track.spans) == 2
+
+
+def test_one_log_prob_pass_beside_one_model_is_the_old_policy() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    train(run, reference=False)
+    result = run.attribute()
+    assert "old_logprobs" in result.phases() and "reference_logprobs" not in result.phases()
+    check(run, result)
+
+
+def test_one_log_prob_pass_beside_two_models_is_the_reference() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    run.load(6, Category.REFERENCE_MODEL)
+    train(run, reference=False)
+    result = run.attribute()
+    assert "reference_logprobs" in result.phases() and "old_logprobs" not in result.phases()
+    check(run, result)
+
+
+def test_loaders_without_a_caller_are_split_by_order() -> None:
+    thread = ["transformers/core_model_loading.py:800 _materialize_copy", "threading.py:975 run"]
+    run = Run()
+    for category in (Category.WEIGHTS, Category.REFERENCE_MODEL):
+        for size in PARAMETERS:
+            run.alloc(size, thread, category)
+    train(run)
+    check(run, run.attribute())
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_recording_after_load(reference: bool) -> None:
+    run = Run()
+    for category in (Category.WEIGHTS, Category.REFERENCE_MODEL)[: 1 + reference]:
+        for size in PARAMETERS:
+            run.ghost(size, category)
+    train(run, reference=reference)
+    result = run.attribute()
+    check(run, result)
+    ghosts = result.timeline.alloc_event < 0
+    sets = {result.said.alternative_sets[i] for i in result.said.alternatives[ghosts]}
+    assert ("reference_model",) in sets if reference else sets <= {(), ("inputs",)}
+
+
+def test_recording_after_the_first_step() -> None:
+    run = Run()
+    for category in (Category.WEIGHTS, Category.REFERENCE_MODEL):
+        for size in PARAMETERS:
+            run.ghost(size, category)
+    for size in PARAMETERS:
+        for _ in range(2):
+            run.ghost(size, Category.OPTIMIZER_STATE)
+    for step in range(2):
+        run.generate()
+        run.no_grad_pass(60)
+        run.no_grad_pass(61)
+        gradients = run.backward(run.forward())
+        run.step(first=False)
+        for address in gradients:
+            run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+        assert step < 2
+    run.alloc(64, MAIN)
+    check(run, run.attribute())
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    gradients = run.backward(run.forward())
+    state = []
+    for size in PARAMETERS:
+        stack = ["optimizers.py:55 step", "torch/optim/optimizer.py:493 wrapper", *MAIN]
+        state.append(run.alloc(size, stack, Category.OPTIMIZER_STATE))
+        run.free(run.alloc(size, stack))
+    for address in gradients:
+        run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+    run.forward()
+    run.alloc(64, MAIN)
+    result = run.attribute()
+    assert {result.category(a) for a in state} == {Category.OPTIMIZER_STATE}
+    assert {result.rule(a) for a in state} == {"optimizer.outlives-step"}
+
+
+def test_what_zero_grad_frees_was_a_gradient() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    for _ in range(2):
+        for address in run.backward(run.forward()):
+            run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+    result = run.attribute()
+    gradients = [a for a, c in run.truth.items() if c is Category.GRADIENTS]
+    assert {result.category(a) for a in gradients} == {Category.GRADIENTS}
+
+
+def test_a_history_that_ends_in_backward() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    run.backward(run.forward())
+    result = run.attribute()
+    embedding = [a for a, c in run.truth.items() if c is Category.GRADIENTS][-1]
+    assert result.category(embedding) is Category.GRADIENTS
+    assert result.rule(embedding) == "gradient.unfinished-backward"
+
+
+def test_preallocated_cache() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    generate = ["train.py:10 generate", *MAIN]
+    cache = [run.alloc(1 << 20, ["train.py:11 Buffers", *generate], Category.KV_CACHE) for _ in range(6)]
+    ids = run.alloc(400, generate, Category.INPUTS)
+    for _ in range(10):
+        run.free(run.alloc(HIDDEN_STATES, [*LAYER, *generate]))
+    for address in [*cache, ids]:
+        run.free(address, MAIN)
+    run.alloc(4, [*LAYER, *LOSS, *MAIN])
+    result = run.attribute()
+    assert {result.category(a) for a in cache} == {Category.KV_CACHE}
+    assert result.category(ids) is Category.INPUTS
+
+
+def test_autocast_copies_are_weight_casts_and_inputs_are_not() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    linear = [
+        "torch/nn/modules/linear.py:134 forward",
+        "torch/nn/modules/module.py:1789 _call_impl",
+        *LAYER,
+        *LOSS,
+        *MAIN,
+    ]
+    half = [s // 2 for s in PARAMETERS if s > 1 << 16]
+    casts, others = [], []
+    for size in half:
+        others.append(run.alloc(512, linear))
+        casts.append(run.alloc(size, linear))
+        others.append(run.alloc(size, linear))
+        run.alloc(96, [*LAYER, *LOSS, *MAIN])
+    result = run.attribute()
+    assert {result.category(a) for a in casts} == {Category.WEIGHT_CASTS}
+    assert {result.category(a) for a in others} == {Category.ACTIVATIONS}
+
+
+def test_owners_override_everything() -> None:
+    run = Run()
+    state = run.alloc(1 << 20, [*INIT_GROUP, *MAIN])
+    plain = run.alloc(1 << 20, [*INIT_GROUP, *MAIN])
+    owner = [state + 4096, run.builder.time_us, "kv_cache", "keys", "layers.0.keys"]
+    result = run.attribute({"owners": [owner, ["junk"], [1, 2, "nonsense"], None]})
+    row = int(np.flatnonzero(result.timeline.address == state)[0])
+    assert result.category(state) is Category.KV_CACHE
+    assert list(Evidence)[result.said.evidence[row]] is Evidence.OWNER
+    assert result.said.details[result.said.detail[row]] == "keys"
+    assert result.said.names[result.said.name[row]] == "layers.0.keys"
+    assert result.category(plain) is Category.OPTIMIZER_STATE
+
+
+def test_an_owner_holds_for_one_life_of_an_address() -> None:
+    run = Run()
+    first = run.alloc(1 << 20, [*INIT_GROUP, *MAIN])
+    known = run.builder.time_us
+    run.free(first)
+    run.builder.live[first] = {"size": 1 << 20, "requested_size": 1 << 20, "frames": []}
+    run.builder._event("alloc", first, 1 << 20, [])
+    result = run.attribute({"owners": [[first, known, "inputs", None, None]]})
+    rows = np.flatnonzero(result.timeline.address == first)
+    said = [list(Category)[result.said.category[r]] for r in rows[np.argsort(result.timeline.alloc_event[rows])]]
+    assert said[0] is Category.INPUTS and said[1] is not Category.INPUTS
+
+
+def test_tags_are_metadata_and_shapes_are_shape() -> None:
+    tag = "memprof:phase=forward;step=3;region={};shape={};dtype={};op={}"
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    inside = run.alloc(4096, [], metadata=tag.format("forward", "4x256", "float32", "aten.mul.Tensor"))
+    ids = run.alloc(4000, [], metadata=tag.format("outside", "500", "int64", "aten.cat.default"))
+    loss = run.alloc(400, [], metadata=tag.format("outside", "100", "float32", "aten.sum.dim_IntList"))
+    cast = run.alloc(256 * 256 * 2, [], metadata=tag.format("forward", "256x256", "bfloat16", "aten._to_copy.default"))
+    result = run.attribute()
+    assert [result.category(a) for a in (inside, ids, loss, cast)] == [
+        Category.ACTIVATIONS, Category.INPUTS, Category.LOSS_LOGITS, Category.WEIGHT_CASTS,
+    ]  # fmt: skip
+    rows = {a: int(np.flatnonzero(result.timeline.address == a)[0]) for a in (inside, cast)}
+    assert list(Evidence)[result.said.evidence[rows[inside]]] is Evidence.METADATA
+    assert list(Evidence)[result.said.evidence[rows[cast]]] is Evidence.SHAPE
+    assert result.said.step[rows[inside]] == 3
+
+
+def test_a_snapshot_without_history_has_no_phases() -> None:
+    run = Run()
+    run.ghost(1 << 20, Category.WEIGHTS)
+    result = run.attribute()
+    assert result.said.track.source == "none" and result.said.track.spans == []
+    assert list(Category)[result.said.category[0]] is Category.WEIGHTS
+
+
+FRAMES = [
+    "torch/optim/adam.py:3 _init_group", "torch/nn/modules/module.py:9 _call_impl", "model.py:4 forward",
+    "train.py:7 generate", "torch/_tensor.py:6 backward", "transformers/cache_utils.py:8 update",
+    "train.py:2 main", "??:0 at::native::foo", "trl/kernels/chunked_logprob.py:5 backward",
+    "torch/nn/modules/linear.py:1 forward", "train.py:30 compute_loss",
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 1 << 27), st.lists(st.sampled_from(FRAMES), max_size=6)), max_size=40),
+    st.lists(st.integers(0, 39), max_size=30),
+    st.lists(st.sampled_from([512, 4096, 8_519_680, 1 << 25, 1 << 22]), min_size=1, max_size=12),
+)
+def test_every_row_gets_exactly_one_category(
+    births: list[tuple[int, list[str]]], deaths: list[int], ghosts: list[int]
+) -> None:
+    run = Run()
+    for size in ghosts:
+        run.ghost(size, Category.WEIGHTS)
+    addresses = []
+    for i, (size, stack) in enumerate(births):
+        addresses.append(run.alloc(size, stack))
+        if i < len(deaths) and deaths[i] < len(addresses) and addresses[deaths[i]] in run.builder.live:
+            run.free(addresses[deaths[i]])
+    result = run.attribute()
+    said, n = result.said, len(result.timeline)
+    assert {len(c) for c in (said.category, said.detail, said.evidence, said.rule, said.phase, said.retained)} == {n}
+    assert (said.category < len(Category)).all()
+    unexplained = said.category == Category.UNATTRIBUTED.code
+    assert (unexplained == (said.evidence == Evidence.NONE.code)).all()
+    assert all(said.rules[r] for r in said.rule[~unexplained])
+    assert len(said.track.phase) == result.timeline.n_events
+    assert sum(s.end_event - s.start_event for s in said.track.spans) == result.timeline.n_events

@@ -1,0 +1,144 @@
+"""The table of rules: every example decides as its rule says, and a bad table is refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memprof.attribution import load_rules
+from memprof.attribution.rules import PhaseRule, Rule, StackIndex
+from memprof.errors import InputError
+from memprof.snapshot import Frame, StackTable
+from memprof.vocabulary import Phase
+
+RULES = load_rules()
+
+
+def table(*stacks: list[str]) -> StackTable:
+    """Interned stacks of ``file:line function`` texts; ``stacks[0]`` is empty as in a snapshot."""
+    ids: dict[Frame, int] = {}
+    out: list[tuple[int, ...]] = [()]
+    for stack in stacks:
+        row = []
+        for text in stack:
+            place, _, function = text.partition(" ")
+            file, _, line = place.rpartition(":")
+            row.append(ids.setdefault(Frame(file, int(line), function), len(ids)))
+        out.append(tuple(row))
+    return StackTable(list(ids), out)
+
+
+def decided(stack: list[str], phase: str = "other", tier: str = "specific", rules: object = RULES) -> str | None:
+    """The name of the rule that decides a stack."""
+    index = StackIndex(table(stack), rules)  # type: ignore[arg-type]
+    code = next(p.code for p in Phase if p.value == phase)
+    found = int(index.first_rule(tier, np.array([1]), np.array([code]))[0])
+    return index.rules.rules[found].name if found >= 0 else None
+
+
+def phase_of(stack: list[str]) -> str | None:
+    """The phase rule that decides a stack."""
+    found = int(StackIndex(table(stack), RULES).phase_rule()[1])
+    return RULES.phases[found].name if found >= 0 else None
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda r: r.name)
+def test_example_is_decided_by_its_rule(rule: Rule) -> None:
+    assert rule.example and rule.comment
+    assert decided(list(rule.example), rule.example_phase, rule.tier) == rule.name
+
+
+@pytest.mark.parametrize("rule", RULES.phases, ids=lambda r: r.name)
+def test_example_is_in_its_phase(rule: PhaseRule) -> None:
+    assert rule.example and rule.comment
+    assert phase_of(list(rule.example)) == rule.name
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES.rules if r.tier == "specific"], ids=lambda r: r.name)
+def test_cpp_frames_and_windows_paths_change_nothing(rule: Rule) -> None:
+    mixed = []
+    for text in rule.example:
+        mixed += ["??:0 _ZN3c104cuda20CUDACachingAllocator", "/usr/include/c10/core/x.h:3 c10::TensorImpl::foo(long)"]
+        if not text.startswith((":", "/")):
+            text = "C:\\Python\\Lib\\site-packages\\" + text.replace("/", "\\")
+        mixed.append(text)
+    assert decided(mixed, rule.example_phase) == rule.name
+
+
+def test_an_ordinary_stack_matches_no_specific_rule() -> None:
+    assert decided(["torch/nn/functional.py:2445 silu", "model.py:40 forward", "train.py:5 main"], "forward") is None
+
+
+def test_the_innermost_phase_decides() -> None:
+    generation = "transformers/generation/utils.py:3007 generate"
+    evaluation = "transformers/trainer.py:4400 evaluation_loop"
+    assert phase_of([generation, evaluation]) == "generation"
+    logps, loss = (
+        "trl/trainer/grpo_trainer.py:1495 _get_per_token_logps",
+        "trl/trainer/grpo_trainer.py:3000 compute_loss",
+    )
+    assert phase_of([logps, loss]) == "training.forward"
+    assert phase_of(["my_trainer.py:9 ref_log_probs", "train.py:3 main"]) == "logprobs.reference"
+    assert phase_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("called", "caller", "holds"),
+    [("a.py:1 inner", "b.py:1 outer", True), ("b.py:1 outer", "a.py:1 inner", False)],
+)
+def test_inside_wants_an_order(tmp_path: Path, called: str, caller: str, holds: bool) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[[rule]]\nname = "mine"\ncategory = "inputs"\ninside = ["a.py:inner", "b.py:outer"]\n')
+    assert (decided([called, caller], rules=load_rules(own)) == "mine") is holds
+
+
+def test_own_rules_come_first_and_replace(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        '[[rule]]\nname = "vllm.engine"\ncategory = "inputs"\nany = ["nothing.py:none"]\n'
+        '[[rule]]\nname = "mine"\ncategory = "communication"\nany = ["torch/optim/*:_init_group"]\n'
+    )
+    rules = load_rules(own)
+    engine = list(RULES.rule("vllm.engine").example)
+    assert decided(list(RULES.rule("torch.optimizer-state").example), "optimizer_step", rules=rules) == "mine"
+    assert decided(engine, "load", rules=rules) != "vllm.engine"
+    assert decided(engine, "load") == "vllm.engine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[rule]\n", "not valid TOML"),
+        ("[[rule]]\ncategory = 'inputs'\n", "needs a name"),
+        ("[[rule]]\nname = 'x'\ncategory = 'nonsense'\nany = ['a:b']\n", "'nonsense'"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\n", "no condition"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\nany = ['generate']\n", "FILE:FUNCTION"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\nany = 'a:b'\n", "list of strings"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\nanny = ['a:b']\n", "unknown key 'anny'"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\ninside = ['a:b']\n", "two patterns"),
+        ("[[rule]]\nname = 'x'\ncategory = 'inputs'\nphases = ['lunch']\n", "'lunch'"),
+        ("[[phase]]\nname = 'x'\nphase = 'generate'\n", "frames or outermost"),
+        ("[[phase]]\nname = 'x'\nphase = 'generate'\nrank = 'high'\nframes = ['a:b']\n", "rank"),
+        ("rule = 3\n", "[[rule]]"),
+        ("[rules]\n", "unknown table 'rules'"),
+        ("schema = 'memprof.rules/9'\n", "not supported"),
+        ("[frames]\nwheels = ['a:b']\n", "[frames]"),
+        (
+            "[[rule]]\nname='x'\ncategory='inputs'\nany=['a:b']\n[[phase]]\nname='x'\nphase='load'\nframes=['a:b']\n",
+            "twice",
+        ),
+    ],
+)
+def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_rules(own)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_table_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Cannot read the rules file"):
+        load_rules(tmp_path / "absent.toml")

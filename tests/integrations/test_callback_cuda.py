@@ -1,0 +1,117 @@
+"""The callback's way with CUDA's ring, driven by a stand-in for the allocator (``tests/record/fake_cuda.py``).
+
+The trainer and its steps are real and run on the CPU; what a step holds on "the device" is said by the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from memprof import MemProfCallback, load_snapshot
+from memprof.record.cuda_history import CudaHistory
+from memprof.record.protocol import DeviceInfo
+from memprof.timeline import build_timeline
+from tests.integrations.conftest import wrapped
+from tests.integrations.runs import plain
+from tests.record.fake_cuda import Allocator
+
+pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
+    fake = Allocator()
+
+    def make_recorder(*_: Any, **options: Any) -> CudaHistory:
+        return CudaHistory(
+            torch.device("cuda", 0), backend=fake, max_entries=options["max_entries"], stacks=options["stacks"]
+        )
+
+    monkeypatch.setattr("memprof.integrations.run.make_recorder", make_recorder)
+    monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
+    yield fake
+    assert fake.recording is None, "the history was left on"
+
+
+class Uses(TrainerCallback):  # type: ignore[misc]
+    """Holds so many KiB on the device for a moment in each step's forward."""
+
+    def __init__(self, allocator: Allocator, kib: list[int]) -> None:
+        self.allocator = allocator
+        self.kib = kib
+        self.step = 0
+
+    def attach(self, trainer: Any) -> None:
+        loss = trainer.compute_loss
+
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            if (kib := self.kib[self.step]) < 0:
+                assert self.allocator.observer is not None
+                self.allocator.observer(0, 2**40, 24 * 10**9, 5)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1024.00 GiB.")
+            self.step += 1
+            self.allocator.free(self.allocator.malloc(kib * 1024))
+            return loss(*args, **kwargs)
+
+        trainer.compute_loss = compute_loss
+
+
+def train(model: Path, tmp_path: Path, allocator: Allocator, kib: list[int], **options: Any) -> MemProfCallback:
+    callback = MemProfCallback(tmp_path / "r", report=False, kind="cuda", **options)
+    trainer = plain(model, tmp_path / "a", [callback], max_steps=len(kib))
+    assert allocator.recording is not None, "the ring runs from the trainer's construction on"
+    allocator.malloc(4096)  # loading
+    Uses(allocator, kib).attach(trainer)
+    try:
+        trainer.train()
+    finally:
+        assert wrapped(trainer) == {"compute_loss"}  # the test's own
+    return callback
+
+
+def names(callback: MemProfCallback) -> list[str]:
+    return [p.name for p in callback.result.snapshots]
+
+
+def test_the_second_step_and_every_new_record_are_written(
+    model: Path, tmp_path: Path, allocator: Allocator
+) -> None:
+    callback = train(model, tmp_path, allocator, [100, 100, 101, 150, 120, 200])
+    # Step 3 is a record by less than 2%.
+    assert names(callback) == [f"step-00000{n}.rank-0.pickle" for n in (2, 4, 6)]
+    last = load_snapshot(callback.result.snapshots[-1])
+    assert build_timeline(last).max_requested == 200 * 1024 + 4096
+    assert "load" in {p["phase"] for p in last.extra["phases"]}
+    assert [s[0] for s in last.extra["steps"]] == [1, 2, 3, 4, 5, 6]
+    peaks = {c["step"]: c["allocated_peak"] for c in last.extra["counters"] if c["phase"] == "forward"}
+    assert peaks[5] == 120 * 1024 + 4096
+
+
+def test_an_oom_is_written_on_the_spot_and_passes_through(
+    model: Path, tmp_path: Path, allocator: Allocator
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        train(model, tmp_path, allocator, [100, 100, -1, 100], steps=[99])
+    (path,) = (tmp_path / "r").glob("*.pickle")
+    assert path.name == "step-000003.rank-0.pickle"
+    snapshot = load_snapshot(path)
+    oom = snapshot.extra["oom"]
+    assert (oom["phase"], oom["step"], oom["requested_bytes"]) == ("forward", 3, 2**40)
+    assert oom["device_free_bytes"] == 5
+    assert any("compute_loss" in line for line in oom["stack"])
+
+
+def test_a_trainer_that_never_trains_leaves_nothing_when_another_does(
+    model: Path, tmp_path: Path, allocator: Allocator
+) -> None:
+    callback = MemProfCallback(tmp_path / "r", report=False, kind="cuda")
+    plain(model, tmp_path / "a", [callback])
+    second = plain(model, tmp_path / "b", [callback])
+    second.train()
+    assert names(callback) == ["step-000002.rank-0.pickle"]

@@ -1,0 +1,111 @@
+"""An allocator that answers memprof's calls as CUDA's does, for machines without a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Allocator:
+    """Blocks of 512 bytes and up in one endless segment; history, counters and tags as torch keeps them."""
+
+    can_skip = True
+    can_tag = True
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.live: dict[int, tuple[int, int, list[Any]]] = {}
+        self.next = 0x7F0000000000
+        self.trace: list[dict[str, Any]] = []
+        self.recording: dict[str, Any] | None = None
+        self.peak = self.current = 0
+        self.text = ""
+        self.calls: list[str] = []
+        self.observer: Callable[[int, int, int, int], None] | None = None
+
+    # what a program does
+
+    def malloc(self, nbytes: int) -> int:
+        address, self.next = self.next, self.next + -(-nbytes // 512) * 512
+        frames = [{"name": "f", "filename": "train.py", "line": 1}] if (self.recording or {}).get("context") else []
+        self.live[address] = (nbytes, self.next - address, frames)
+        self.current += self.next - address
+        self.peak = max(self.peak, self.current)
+        self._entry("alloc", address, nbytes, frames)
+        return address
+
+    def free(self, address: int) -> None:
+        nbytes, block, _ = self.live.pop(address)
+        self.current -= block
+        self._entry("free_requested", address, nbytes, [])
+        self._entry("free_completed", address, nbytes, [])
+
+    def _entry(self, action: str, address: int, nbytes: int, frames: list[Any]) -> None:
+        if self.recording is None or action in self.recording["skip"]:
+            return
+        self.trace.append(
+            {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": time.time_ns() // 1000,
+             "user_metadata": self.text, "frames": frames}
+        )  # fmt: skip
+        del self.trace[: -self.recording["max_entries"]]
+        time.sleep(2e-6)
+
+    # what memprof asks of torch
+
+    def history_enabled(self) -> bool:
+        return self.recording is not None
+
+    def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
+        self.calls.append("clear" if clear else "thin" if skip else "record")
+        self.recording = {"context": context, "stacks": stacks, "max_entries": max_entries, "skip": skip}
+        if clear:
+            self.trace = []
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        self.recording = None
+        self.trace = []  # as torch does
+
+    def snapshot(self) -> dict[str, Any]:
+        traces: list[list[dict[str, Any]]] = [[] for _ in range(self.index + 1)]
+        traces[self.index] = list(self.trace)
+        return {"segments": self.segments(), "device_traces": traces, "allocator_settings": {}}
+
+    def segments(self) -> list[dict[str, Any]]:
+        start = 0x7F0000000000
+        blocks, at = [], start
+        for address, (nbytes, block, frames) in sorted(self.live.items()):
+            if address > at:
+                blocks.append({"address": at, "size": address - at, "requested_size": 0, "state": "inactive"})
+            blocks.append({"address": address, "size": block, "requested_size": nbytes, "state": "active_allocated",
+                           "frames": frames})  # fmt: skip
+            at = address + block
+        size = max(2**21, self.next - start)
+        if at < start + size:
+            blocks.append({"address": at, "size": start + size - at, "requested_size": 0, "state": "inactive"})
+        return [{"device": self.index, "address": start, "total_size": size, "allocated_size": self.current,
+                 "active_size": self.current, "requested_size": sum(b[0] for b in self.live.values()), "stream": 0,
+                 "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
+                 "blocks": blocks}]  # fmt: skip
+
+    def stats(self, device: int) -> dict[str, Any]:
+        assert device == self.index
+        one = {"current": self.current, "peak": self.peak}
+        requested = {"current": sum(b[0] for b in self.live.values()), "peak": 0}
+        reserved = {"current": 2**21, "peak": 2**21}
+        return {"allocated_bytes": {"all": one}, "active_bytes": {"all": one}, "reserved_bytes": {"all": reserved},
+                "requested_bytes": {"all": requested}}  # fmt: skip
+
+    def reset_peaks(self, device: int) -> None:
+        self.calls.append("reset")
+        self.peak = self.current
+
+    def tag(self, text: str) -> None:
+        self.text = text
+
+    def current_tag(self) -> str:
+        return self.text
+
+    def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
+        self.observer = observer

@@ -1,0 +1,58 @@
+"""Markdown for issues: tables that stay tables whatever the names."""
+
+from __future__ import annotations
+
+import re
+
+from memprof.reports.document import build_document
+from memprof.reports.markdown import code, render_allocations, render_markdown, text
+from memprof.reports.tables import single_allocations
+
+from tests.reports.sample import hostile, sample
+from tests.reports.test_terminal import same
+
+
+def test_snapshot() -> None:
+    same("report.md", render_markdown(build_document(*sample())))
+
+
+def tables(markdown: str) -> list[list[str]]:
+    """Lines of each table."""
+    blocks = [block.split("\n") for block in markdown.split("\n\n")]
+    return [block for block in blocks if block[0].startswith("|")]
+
+
+def columns(line: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", line)) - 1
+
+
+def test_tables_keep_their_shape() -> None:
+    for report, series in (sample(), hostile()):
+        found = tables(render_markdown(build_document(report, series)))
+        assert len(found) == 3
+        for lines in found:
+            assert len({columns(line) for line in lines}) == 1
+
+
+def test_hostile_names_are_text() -> None:
+    report, series = hostile()
+    markdown = render_markdown(build_document(report, series))
+    markdown += render_allocations(single_allocations(report["peak"]["allocations"]))
+    outside = re.sub(
+        r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"^ *(```+)text$.*?^ *\1$", "", markdown, flags=re.M | re.S)
+    )
+    assert "<" not in outside.replace("&lt;", "")
+    assert not re.search(r"(?<!\\)@everyone", outside)
+    assert not re.search(r"(?<!\\)\]\(", outside)
+    assert "\x1b" not in markdown
+
+
+def test_code_spans_hold_anything() -> None:
+    assert code("a`b") == "``a`b``"
+    assert code("`a") == "`` `a ``"
+    assert code("a|b") == "`a\\|b`"
+
+
+def test_text_is_not_markup() -> None:
+    assert text("a_b*c <d> [e](f)") == "a\\_b\\*c &lt;d&gt; \\[e\\](f)"
+    assert text("https://x") == "https\\://x"

@@ -1,0 +1,89 @@
+"""Terminal output, line by line. MEMPROF_UPDATE_SNAPSHOTS=1 rewrites what is expected; then look at the difference."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+from memprof.reports.document import build_document
+from memprof.reports.tables import single_allocations
+from memprof.reports.terminal import LETTERS, print_document, render, render_allocations, render_terminal
+
+from memprof.vocabulary import Category
+from tests.reports.sample import hostile, sample
+
+EXPECTED = Path(__file__).parent / "snapshots"
+
+
+def same(name: str, text: str) -> None:
+    path = EXPECTED / name
+    if os.environ.get("MEMPROF_UPDATE_SNAPSHOTS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_snapshot_without_colour(width: int) -> None:
+    text = render_terminal(build_document(*sample()), width)
+    assert max(len(line) for line in text.split("\n")) <= width
+    assert "\x1b" not in text
+    same(f"terminal-{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_snapshot_with_colour(width: int) -> None:
+    text = render_terminal(build_document(*sample()), width, colour=True)
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(len(line) for line in bare.split("\n")) <= width
+    same(f"terminal-{width}-colour.txt", text)
+
+
+def test_snapshot_of_explanations() -> None:
+    same("explain-80.txt", render_allocations(single_allocations(sample()[0]["peak"]["allocations"][:6]), 80))
+
+
+def test_trace_report_fits_and_names_no_device() -> None:
+    text = render_terminal(build_document(*sample("trace")), 80)
+    assert "Peak tensor memory: 6.78 GiB" in text
+    assert "Headroom" not in text
+
+
+def test_numbers_are_never_cut_short() -> None:
+    for width in (40, 60, 80, 100, 120, 200):
+        text = render_terminal(build_document(*sample()), width)
+        assert not re.search(r"\d\.?\d?…", text), width
+
+
+def test_hostile_names_reach_the_terminal_as_text() -> None:
+    report, series = hostile()
+    text = render_terminal(build_document(report, series), 100)
+    text += render_allocations(single_allocations(report["peak"]["allocations"]), 100)
+    assert not set(text) & {"\x1b", "\x07", "\x00", "\r", "\u202e", "\u2028"}
+    assert "[bold red]markup[/bold red]" in text
+    assert "\\x1b[31mred" in text
+
+
+def test_a_terminal_that_knows_ascii_only() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_document(build_document(*sample()), stream)
+    text = raw.getvalue().decode("ascii")
+    assert "Generate x2" in text
+    assert "6.78 GiB in backward" in text
+
+
+def test_short_form_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = render(build_document(*sample()))
+    assert "Total" in text
+    assert "6.78 GiB in backward" in text
+    assert len(text.split("\n")) < 36
+
+
+def test_letters_tell_categories_apart() -> None:
+    assert {str(c) for c in Category} <= set(LETTERS)
+    assert len(set(LETTERS.values())) == len(LETTERS)

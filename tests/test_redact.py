@@ -1,0 +1,131 @@
+"""What --redact takes out, and what it must leave in."""
+
+from __future__ import annotations
+
+import copy
+import getpass
+import json
+import socket
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memprof.reports.document import build_document
+from memprof.reports.json import validate
+
+from memprof.redact import HIDDEN, redact, redact_text
+from tests.reports.sample import sample
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/home/ada/venv/lib/python3.11/site-packages/trl/trainer/x.py:12 f", "trl/trainer/x.py:12 f"),
+        ("/home/ada/train.py:31 main", "…/train.py:31 main"),
+        ("~/work/train.py:31 main", "…/train.py:31 main"),
+        ("from /home/ada/x.py to /data/ada/y.py", "from …/x.py to …/y.py"),
+        ("venv/lib/python3.11/site-packages/trl/x.py:1 f", "trl/x.py:1 f"),
+        ("/usr/lib/python3.11/threading.py:1 run", "python3.11/threading.py:1 run"),
+        ("C:\\Users\\Ada Lovelace\\proj\\train.py:3 main", "…/train.py:3 main"),
+        ("at::native::add (/build/ada/aten/x.cpp:1)", "at::native::add (…/x.cpp:1)"),
+        ("/data/ada/models/Qwen2.5-7B", "…/Qwen2.5-7B"),
+        ("ada@example.org", HIDDEN),
+        ("see https://wandb.example.com/ada/run now", f"see https://{HIDDEN} now"),
+        ("10.1.2.3:29500", HIDDEN),
+    ],
+)
+def test_who_and_where_go(text: str, left: str) -> None:
+    assert redact_text(text) == left
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hf_" + "a1B2" * 8,
+        "sk-proj-" + "x" * 24,
+        "ghp_" + "A1" * 18,
+        "AKIA" + "A" * 16,
+        "0123456789abcdef" * 2 + "01234567",
+    ],
+)
+def test_tokens_go_wherever_they_stand(secret: str) -> None:
+    assert secret not in redact_text(f"--token={secret} x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.layers.3.mlp.up_proj.weight",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "<string>:1 f",
+        "torch 2.13.0+cpu",
+        "8×128 bfloat16",
+        "step-000002.rank-0.pickle",
+        "rule trl.chunked_logprob matched its stack",
+        "2 / 3 of it, and/or more",
+    ],
+)
+def test_what_a_report_is_for_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
+def test_private_settings_are_hidden_by_their_name() -> None:
+    config = {
+        "hub_token": "abc",
+        "WANDB_API_KEY": "abc",
+        "hostname": "node17",
+        "user": "x",
+        "command_line": "python train.py",
+        "run_argv": ["python", "train.py"],
+    }
+    assert set(redact(config).values()) == {HIDDEN}
+
+
+def test_settings_about_text_tokens_stay() -> None:
+    config = {"eos_token": "<|im_end|>", "pad_token_id": 7, "max_tokens": 5, "num_tokens": "12", "push_to_hub": False}
+    assert redact(config) == config
+
+
+def test_this_machine_is_not_named() -> None:
+    host, user = socket.gethostname(), getpass.getuser()
+    shown = redact_text(f"note from {host}, run by {user}")
+    if len(host) > 2 and host != "localhost":
+        assert host not in shown
+    assert user not in shown or len(user) <= 2 or user in ("root", "runner", "user", "ubuntu")
+
+
+def test_a_redacted_report_is_a_report_with_the_same_figures() -> None:
+    report, series = sample()
+    before = copy.deepcopy(report)
+    shared = redact(report)
+    validate(shared)
+    assert report == before
+    assert "/home/ada" in json.dumps(report)
+    assert "/home" not in json.dumps(shared)
+    assert "ada/" not in json.dumps(shared)
+    assert shared["source"]["files"] == ["step-000002.rank-0.pickle"]
+    for key in ("categories", "groups", "evidence", "allocated_bytes"):
+        assert shared["peak"][key] == report["peak"][key]
+    one, other = build_document(report, series), build_document(shared, series)
+    assert one.summary.peak_bytes == other.summary.peak_bytes
+    assert [r.at_peak for r in one.rows] == [r.at_peak for r in other.rows]
+
+
+@pytest.mark.parametrize(
+    "text", ["/" + "a/" * 20_000, "/" + "a b" * 20_000, "a b " * 20_000 + "/", "x" * 99_999 + "@", "1." * 50_000]
+)
+def test_no_text_takes_long(text: str) -> None:
+    start = time.process_time()
+    redact_text(text)
+    assert time.process_time() - start < 2
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_plain_data_passes_and_twice_is_once(data: object) -> None:
+    once = redact(data)
+    assert redact(once) == once
