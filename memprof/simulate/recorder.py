@@ -77,6 +77,7 @@ class FakeRecorder:
         self.kind = Kind.SIMULATED if cuda else Kind.TRACE
         self.scope = ModuleScope()
         self.notes: list[str] = []
+        self.bounded = False
         self.allocator = allocator
         self.cuda = cuda
         allocator.on_event = self._event
@@ -520,7 +521,8 @@ class Tracking(TorchDispatchMode):
     def _reduced(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if isinstance(out, FakeTensor):
-            out._memprof_scalar = self._truth  # type: ignore[attr-defined]
+            # Masks are asked by transformers whether anything is padded; elsewhere it is "is everything NaN?".
+            out._memprof_scalar = self._truth and _asked_by("transformers")  # type: ignore[attr-defined]
         return out
 
     def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -535,7 +537,8 @@ class Tracking(TorchDispatchMode):
                 plain.append(index)
                 continue
             found = source.new_empty((self._selected(tuple(index.shape)), index.dim()), dtype=torch.int64)
-            self._recorder.see(torch.ops.aten.nonzero.default, (index,), {}, found)
+            if self._recorder.cuda:  # a tensor trace on the CPU cannot see it either
+                self._recorder.see(torch.ops.aten.nonzero.default, (index,), {}, found)
             plain += [found[:, i] for i in range(index.dim())]
         return func(source, plain, *args[2:], **kwargs)
 
@@ -586,6 +589,14 @@ def _called_by_engine() -> bool:
     while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == _ENGINE
+
+
+def _asked_by(package: str) -> bool:
+    """Whether the innermost Python code outside torch belongs to ``package``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch.", "contextlib")):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
 
 
 _PLUMBING = ("torch.utils._python_dispatch", "torch._ops", "contextlib")

@@ -8,6 +8,7 @@ of weights. Everything else is what would run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import tempfile
 import types
@@ -193,19 +194,23 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
         ) as model,
         torch.no_grad(),
     ):
-        layers = _one_token(trainer, model, batch, settings.prompt_length, None)
-        if settings.completion_length > 1:
-            held = settings.sequence_length - 2
-            _one_token(trainer, model, batch, held + 1, _cache(model, layers, held))
+        layers = _some_tokens(trainer, model, batch, settings.prompt_length, None)
+        if settings.completion_length > _DECODED:
+            held = settings.sequence_length - 1 - _DECODED
+            _some_tokens(trainer, model, batch, held + 1, _cache(model, layers, held))
 
 
-def _one_token(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) -> list[tuple[Any, Any, torch.dtype]]:
-    """Generate one token after ``tokens``; returns shapes and dtype of each layer's keys and values."""
+# Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
+_DECODED = 2
+
+
+def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) -> list[tuple[Any, Any, torch.dtype]]:
+    """Generate some tokens after ``tokens``; returns shapes and dtype of each layer's keys and values."""
     import copy
 
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
-    generation.max_new_tokens = 1
+    generation.max_new_tokens = _DECODED
     generation.return_dict_in_generate = True
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
@@ -243,10 +248,16 @@ def _trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
     def reference(*_: Any, **__: Any) -> Any:
         return build_model(config, settings.dtype, attention=_implementation(settings))
 
+    def fast_all(mask: Any) -> Any:
+        answer = mask.sum() == mask.numel()
+        answer._memprof_scalar = settings.padding == "none"
+        return answer
+
     changes: list[tuple[Any, str, Any]] = [
         (grpo, "create_model_from_path", reference),
-        (masking_utils, "fast_all", lambda mask: settings.padding == "none"),
-        (GenerationMixin, "_has_unfinished_sequences", lambda *_, **__: False),
+        (masking_utils, "fast_all", fast_all),
+        (GenerationMixin, "_sample", _counted(GenerationMixin._sample)),
+        (GenerationMixin, "_has_unfinished_sequences", _unfinished),
     ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(*changes))
@@ -263,6 +274,21 @@ def _trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
                 stack.callback(delattr, kernels, "triton")
             stack.enter_context(_foreach_as_on_cuda())
         yield
+
+
+def _counted(sample: Any) -> Any:
+    @functools.wraps(sample)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._memprof_tokens = _DECODED
+        return sample(self, *args, **kwargs)
+
+    return counted
+
+
+def _unfinished(self: Any, *_: Any, **__: Any) -> bool:
+    """Whether sampling goes on: a count, since no fake token ever ends a sequence."""
+    self._memprof_tokens -= 1
+    return bool(self._memprof_tokens >= 0)
 
 
 class _NoKernel:
