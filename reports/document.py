@@ -32,7 +32,7 @@ from memprof.reports.tables import (
     icicle,
     phase_rows,
 )
-from memprof.reports.text import gib, percent, plain, signed_gib, size, thousands
+from memprof.reports.text import gib, percent, plain, sentence_list, signed_gib, size, thousands
 from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label, phase_short
 
 from memprof._version import __version__
@@ -140,6 +140,10 @@ def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     device = source.get("device_name") or f"device {source['device']}"
     total = source["device_total_bytes"]
     words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
+    others = [str(d) for d in source.get("devices") or [] if d != source["device"]]
+    if others:
+        own = f"device {source['device']}; " if source.get("device_name") else ""
+        words[-1] += f" ({own}the file also holds {sentence_list(others)}, see --device)"
     if source["torch"]:
         words.append(f"torch {source['torch']}")
     if (source["world_size"] or 1) > 1:

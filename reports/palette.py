@@ -4,46 +4,47 @@ from __future__ import annotations
 
 __all__ = ["DARK", "FALLBACK", "LIGHT", "PATTERNS", "PHASES", "css_variables", "ink_on", "slug"]
 
-# Neighbours in the stack differ in lightness as well as hue, so that they survive colour-blindness.
+# Any two differ by at least 11 in CIE Lab, also as seen with protanopia, deuteranopia and tritanopia (tested). Greys do
+# not tell them apart: that is what the patterns are for.
 LIGHT: dict[str, str] = {
     "weights": "#0b4f8a",
-    "adapters": "#6db3ee",
-    "reference_model": "#5b3a9b",
-    "reward_model": "#a98be0",
-    "value_model": "#d3c4f3",
-    "optimizer_state": "#12808c",
+    "adapters": "#69b2ec",
+    "reference_model": "#523ca1",
+    "reward_model": "#8b84dd",
+    "value_model": "#d4c6f6",
+    "optimizer_state": "#008899",
     "inference_engine": "#76cda4",
-    "workspace": "#8a7a5c",
+    "workspace": "#938369",
     "inputs": "#d9b8c8",
-    "kv_cache": "#00794f",
-    "gradients": "#7a4a1c",
-    "weight_casts": "#9fb4c9",
+    "kv_cache": "#067648",
+    "gradients": "#6f4311",
+    "weight_casts": "#9bafcc",
     "activations": "#f0b429",
-    "loss_logits": "#b3231f",
+    "loss_logits": "#b82627",
     "activation_gradients": "#e07b00",
-    "temporaries": "#f3d9a4",
+    "temporaries": "#f6dca6",
     "communication": "#4d5763",
     "unattributed": "#8c9196",
 }
 DARK: dict[str, str] = {
-    "weights": "#3b8fdb",
-    "adapters": "#8fc7f7",
-    "reference_model": "#8a68d6",
-    "reward_model": "#b79cf0",
-    "value_model": "#ddd0f8",
+    "weights": "#3584cb",
+    "adapters": "#86c9fb",
+    "reference_model": "#856ae2",
+    "reward_model": "#ae9af2",
+    "value_model": "#dfd6ff",
     "optimizer_state": "#25a3b0",
-    "inference_engine": "#8fdcb8",
-    "workspace": "#a8977a",
+    "inference_engine": "#97e0b9",
+    "workspace": "#a9997f",
     "inputs": "#e0c3d1",
-    "kv_cache": "#1fa97a",
-    "gradients": "#b0763d",
-    "weight_casts": "#a9bccf",
+    "kv_cache": "#47c877",
+    "gradients": "#b67939",
+    "weight_casts": "#a2bbd7",
     "activations": "#f0b429",
-    "loss_logits": "#e5635c",
+    "loss_logits": "#dd5c58",
     "activation_gradients": "#e07b00",
-    "temporaries": "#ecd29c",
-    "communication": "#75818f",
-    "unattributed": "#8c9196",
+    "temporaries": "#f3cc9a",
+    "communication": "#707e8c",
+    "unattributed": "#909291",
 }
 FALLBACK = "#8c9196"
 
@@ -98,8 +99,8 @@ def css_variables(colours: dict[str, str]) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """White or near-black, whichever has the higher contrast on ``#rrggbb`` (WCAG 2's relative luminance)."""
+    """White or black, whichever has the higher contrast on ``#rrggbb`` (WCAG 2's relative luminance)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.058 else "#15191e"
+    return "#ffffff" if 1.05 / (luminance + 0.05) >= (luminance + 0.05) / 0.05 else "#000000"

@@ -117,7 +117,7 @@ def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     rows = np.flatnonzero(facts.ghost & draft.open & np.isin(facts.size, WORKSPACE_BYTES))
     if not len(rows):
         return
-    others = facts.ghost & draft.open & (facts.size >= _SMALL) & ~np.isin(facts.size, WORKSPACE_BYTES)
+    others = facts.ghost & draft.open & (facts.size >= 1 << 20) & ~np.isin(facts.size, WORKSPACE_BYTES)
     counts = [c for c in multiset(facts.size[others]).values() if c >= 8]
     layers = int(np.gcd.reduce(np.array(counts))) if counts else 0
     for size in np.unique(facts.size[rows]):

@@ -58,7 +58,8 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
     """The multiset of the trained parameters' sizes: the gradients alive together at their fullest."""
     t = facts.timeline
     rows = np.flatnonzero(draft.category == Category.GRADIENTS.code)
-    best: Counter[int] = Counter()
+    # Gradients older than the history were all there when it began.
+    best = multiset(facts.size[rows[facts.ghost[rows]]])
     for span in facts.spans_of(Phase.BACKWARD):
         # Where nothing allocates between backward and zero_grad, they are gone when the next phase begins.
         instant = int(t.alloc_event[facts.born_in(span)].max(initial=span[0])) + 1
@@ -82,7 +83,7 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
     age = np.searchsorted(events, t.free_event[rows]) - np.searchsorted(events, t.alloc_event[rows])
     ambiguous = set(np.unique(facts.size[facts.module]).tolist())
     # Where accumulation has left a gradient already, another of its size is on its way into it.
-    existing = (draft.category == Category.GRADIENTS.code) & facts.survivor
+    existing = (draft.category == Category.GRADIENTS.code) & facts.survivor & ~facts.born_in(spans[-1])
     seen = multiset(facts.size[existing])
     chosen = []
     for row, lived in zip(rows.tolist(), age.tolist(), strict=True):

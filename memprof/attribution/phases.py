@@ -179,7 +179,10 @@ def _fill_silent(code: Codes) -> Codes:
     trains = np.isin(answer, (_FORWARD, _PASS, _RUN))
     stray = (length < _STRAY) & (following == answer)
     answer = np.where(trains & ~stray, _BACKWARD, answer)
-    answer = np.where((before < 0) & (following == _BACKWARD), _BACKWARD, answer)
+    # A history that opens without frames opens in a backward, if a step follows.
+    ahead = code[~silent & (code != _OTHER)]
+    if len(ahead) and ahead[0] in (_BACKWARD, _OPTIMIZER):
+        answer = np.where(before < 0, _BACKWARD, answer)
     return np.where(silent, answer, code)
 
 

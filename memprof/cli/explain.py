@@ -67,7 +67,7 @@ def command(
         from memprof.redact import redact as redacted
 
         answer = redacted(answer)
-    _write(answer, json_file, style)
+    _write(answer, json_file, style, at)
 
 
 def _address(text: str | None) -> int | None:
@@ -79,7 +79,7 @@ def _address(text: str | None) -> int | None:
         raise UsageError(f"--address {text!r} is no address; write it like 0x7f0000000000 or in decimal.") from None
 
 
-def _write(answer: dict[str, Any], json_file: Path | None, style: str) -> None:
+def _write(answer: dict[str, Any], json_file: Path | None, style: str, at: str) -> None:
     from memprof.reports.json import dumps, write_json
 
     to_stdout = json_file is not None and str(json_file) == "-"
@@ -90,10 +90,11 @@ def _write(answer: dict[str, Any], json_file: Path | None, style: str) -> None:
         emit(dumps(answer))
         return
     from memprof.reports.tables import single_allocations
+    from memprof.reports.text import size
 
     rows = single_allocations(answer["allocations"])
-    if not rows:
-        click.echo("Nothing that matches is alive then.", err=True)
+    total = sum(row.bytes for row in rows)
+    click.echo(f"{len(rows)} allocations, {size(total)}, alive at {at}, largest first", err=True)
     if style == "markdown":
         from memprof.reports.markdown import render_allocations
 

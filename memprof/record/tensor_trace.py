@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -384,25 +385,30 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kinds: dict[tuple[type, ...], int] = {}
 
     @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled stays compiled; its allocations are seen where they come out
+
+    @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper it would add costs more than all the rest of this mode
+        return False  # torch's wrapper would triple this mode's cost; see _keep_compiler_off
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if types:
             kind = self._kind(tuple(types))
             if kind == _WRAPPER:
                 return NotImplemented  # it unpacks itself first; its inner tensors come by here again
             if kind == _NO_MEMORY:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
         try:
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
         except BaseException as error:
             if isinstance(error, RuntimeError):
                 self._trace.failed(error)
             raise
         if self._trace.failure is None:
             try:
-                self._trace.see(func, args, kwargs or {}, out)
+                self._trace.see(func, args, kwargs, out)
             except Exception as error:
                 self._trace.broke(error)
         return out
@@ -416,6 +422,20 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             answer = _NO_MEMORY if fake else _WRAPPER if special else _ORDINARY
             self._kinds[kinds] = answer
         return answer
+
+
+def _keep_compiler_off(code: CodeType) -> None:
+    """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
+    frames = torch._C._dynamo.eval_frame
+    try:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    except AttributeError:  # torch before 2.7
+        getattr(frames, "skip_code", lambda _: None)(code)
+
+
+_keep_compiler_off(_Mode.__torch_dispatch__.__code__)
+_keep_compiler_off(TensorTrace._died.__code__)
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -199,12 +199,18 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
 
 def _times(events: list[dict[str, Any]]) -> I64:
     """Times, the one before it for an event that has none, within what differences can hold."""
-    times = _column(events, "time_us")
-    missing = times == 0
-    if np.any(missing):
-        last = np.maximum.accumulate(np.where(missing, 0, np.arange(len(times))))
-        times = times[last]
+    try:
+        times = _ints(map(itemgetter("time_us"), events), len(events))
+    except (KeyError, TypeError):
+        times = _filled([e.get("time_us") for e in events])
     return np.clip(times, -(1 << 61), 1 << 61)
+
+
+def _filled(values: list[Any]) -> I64:
+    known = np.fromiter((v is not None for v in values), np.bool_, len(values))
+    times = _ints((v if v is not None else 0 for v in values), len(values))
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return times[np.where(last < 0, int(np.argmax(known)), last)]
 
 
 def _action_code(name: Any) -> int:

@@ -39,6 +39,49 @@ _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
 
 
+_Kinds = tuple[type, ...]
+_NONE = type(None)
+_TEXT: _Kinds = (str, _NONE)
+_WHOLE: _Kinds = (int, _NONE)
+_NUMBER: _Kinds = (int, float, _NONE)
+
+# What the entries of a list, or the values of a dict, have to be. A dict's names without None are
+# required; names that are not listed may hold anything.
+_RECORDS: dict[str, dict[str, _Kinds]] = {
+    "phases": {"phase": (str,), "start_us": (int,), "end_us": _WHOLE, "step": _WHOLE, "within": _TEXT, "detail": _TEXT},
+    "counters": {
+        "phase": (str,),
+        "start_us": (int,),
+        "end_us": (int,),
+        "step": _WHOLE,
+        **dict.fromkeys(("allocated_peak", "allocated_end", "reserved_peak", "reserved_end"), _WHOLE),
+        **dict.fromkeys(("active_peak", "requested_peak"), _WHOLE),
+    },
+}
+_ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last kind holds for all that follow
+    "steps": ((int,), (int,), (int,), _WHOLE),
+    "owners": ((int,), (int,), (str,), _TEXT),
+    "samples": ((int,), _WHOLE),
+}
+_FIELDS: dict[str, dict[str, _Kinds]] = {
+    "versions": {"torch": _TEXT, "memprof": _TEXT, "python": _TEXT},
+    "device": {"index": _WHOLE, "type": _TEXT, "name": _TEXT, "total_bytes": _WHOLE},
+    "recorded": {
+        **dict.fromkeys(("start_us", "stop_us", "dropped_events", "max_entries"), _WHOLE),
+        "history": _TEXT,
+        "thinned": (list, _NONE),
+    },
+    "host": dict.fromkeys(("pinned_bytes", "pinned_requested_bytes", "managed_bytes", "rss_bytes"), _WHOLE),
+    "overhead": {"seconds_in_memprof": _NUMBER, "bytes_of_history": _WHOLE},
+    "oom": {
+        "requested_bytes": (int,),
+        **dict.fromkeys(("device_free_bytes", "step", "time_us"), _WHOLE),
+        "phase": _TEXT,
+        "stack": (list, _NONE),
+    },
+}
+
+
 def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
     """The part of the ``"memprof"`` key that can be used; what cannot is named in ``notes``.
 
@@ -56,15 +99,56 @@ def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
         if problem:
             notes.append(f"memprof key: {problem}, ignored")
         elif part is not None:
-            kept[clean_text(key, 40)] = part
-    recorded = kept.get("recorded", {}).get("history")
-    if recorded is not None and recorded not in [str(h) for h in History]:
-        notes.append("memprof key: the history it claims is not known, ignored")
-        del kept["recorded"]["history"]
-    if not isinstance(kept.get("versions", {}).get("torch", ""), str):
-        notes.append("memprof key: torch's version is no text, ignored")
-        del kept["versions"]["torch"]
+            used, dropped = _usable(key, part)
+            if dropped:
+                notes.append(f"memprof key: {dropped} entries of {key!r} are not as documented, ignored")
+            if used is not None:
+                kept[clean_text(key, 40)] = used
     return kept
+
+
+def _usable(key: str, part: Any) -> tuple[Any, int]:
+    """A documented part without the entries of a wrong type, and how many those were."""
+    if key in _RECORDS:
+        good = [entry for entry in part if _is_record(entry, _RECORDS[key])]
+        return good, len(part) - len(good)
+    if key in _ROWS:
+        good = [entry for entry in part if _is_row(entry, _ROWS[key])]
+        return good, len(part) - len(good)
+    if key in _FIELDS:
+        return _fields(part, _FIELDS[key])
+    if key == "notes":
+        good = [note for note in part if type(note) is str]
+        return good, len(part) - len(good)
+    return part, 0
+
+
+def _is_record(entry: Any, kinds: dict[str, _Kinds]) -> bool:
+    return type(entry) is dict and all(type(entry.get(name)) in allowed for name, allowed in kinds.items())
+
+
+def _is_row(entry: Any, kinds: tuple[_Kinds, ...]) -> bool:
+    if type(entry) is not list or len(entry) < sum(_NONE not in allowed for allowed in kinds):
+        return False
+    return all(type(value) in kinds[min(i, len(kinds) - 1)] for i, value in enumerate(entry))
+
+
+def _fields(part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
+    good = {name: value for name, value in part.items() if name not in kinds or type(value) in kinds[name]}
+    dropped = len(part) - len(good)
+    for name in ("thinned", "stack"):  # lists of pairs, and of text
+        inner = good.get(name)
+        if isinstance(inner, list):
+            good[name] = [v for v in inner if (_is_row(v, ((int,), (int,))) if name == "thinned" else type(v) is str)]
+            dropped += len(inner) - len(good[name])
+    if "history" in good and "history" in kinds and good["history"] not in _HISTORIES:
+        del good["history"]
+        dropped += 1
+    complete = all(name in good for name, allowed in kinds.items() if _NONE not in allowed)
+    return (good if complete else None), dropped + (not complete)
+
+
+_HISTORIES = (None, *(str(h) for h in History))
 
 
 def _problem(key: Any, raw: Any, part: Any) -> str:

@@ -27,7 +27,7 @@ __all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
 # Snapshots compress 5 to 30 times; a gzip that gives more than this is made to fill memory.
 _MAX_INFLATION = 200
 _FREE_INFLATION = 64 * 2**20
-# What a snapshot takes while it is read, by its size; a hostile file can reach four times that.
+# What a snapshot takes while it is read, by its size; a hostile file can reach five times that.
 _BYTES_PER_BYTE = 6
 
 
@@ -91,6 +91,8 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
 
 def _parse(data: bytes, name: str) -> Any:
     if data[:64].lstrip()[:1] in (b"{", b"["):
+        if data.count(b"{") + data.count(b"[") > len(data) // 8 + 4096:
+            raise InputError(f"{name}: not a memory snapshot (little but empty containers in it).")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -64,7 +64,8 @@ def test_one_log_prob_pass_beside_one_model_is_the_old_policy() -> None:
     run.load(5, Category.WEIGHTS)
     train(run, reference=False)
     result = run.attribute()
-    assert "old_logprobs" in result.phases() and "reference_logprobs" not in result.phases()
+    assert "old_logprobs" in result.phases()
+    assert "reference_logprobs" not in result.phases()
     check(run, result)
 
 
@@ -74,7 +75,8 @@ def test_one_log_prob_pass_beside_two_models_is_the_reference() -> None:
     run.load(6, Category.REFERENCE_MODEL)
     train(run, reference=False)
     result = run.attribute()
-    assert "reference_logprobs" in result.phases() and "old_logprobs" not in result.phases()
+    assert "reference_logprobs" in result.phases()
+    assert "old_logprobs" not in result.phases()
     check(run, result)
 
 
@@ -224,7 +226,8 @@ def test_an_owner_holds_for_one_life_of_an_address() -> None:
     result = run.attribute({"owners": [[first, known, "inputs", None, None]]})
     rows = np.flatnonzero(result.timeline.address == first)
     said = [list(Category)[result.said.category[r]] for r in rows[np.argsort(result.timeline.alloc_event[rows])]]
-    assert said[0] is Category.INPUTS and said[1] is not Category.INPUTS
+    assert said[0] is Category.INPUTS
+    assert said[1] is not Category.INPUTS
 
 
 def test_tags_are_metadata_and_shapes_are_shape() -> None:
@@ -249,7 +252,8 @@ def test_a_snapshot_without_history_has_no_phases() -> None:
     run = Run()
     run.ghost(1 << 20, Category.WEIGHTS)
     result = run.attribute()
-    assert result.said.track.source == "none" and result.said.track.spans == []
+    assert result.said.track.source == "none"
+    assert result.said.track.spans == []
     assert list(Category)[result.said.category[0]] is Category.WEIGHTS
 
 

@@ -46,13 +46,15 @@ def phase_of(stack: list[str]) -> str | None:
 
 @pytest.mark.parametrize("rule", RULES.rules, ids=lambda r: r.name)
 def test_example_is_decided_by_its_rule(rule: Rule) -> None:
-    assert rule.example and rule.comment
+    assert rule.example
+    assert rule.comment
     assert decided(list(rule.example), rule.example_phase, rule.tier) == rule.name
 
 
 @pytest.mark.parametrize("rule", RULES.phases, ids=lambda r: r.name)
 def test_example_is_in_its_phase(rule: PhaseRule) -> None:
-    assert rule.example and rule.comment
+    assert rule.example
+    assert rule.comment
     assert phase_of(list(rule.example)) == rule.name
 
 
@@ -136,7 +138,8 @@ def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> No
     own.write_text(text)
     with pytest.raises(InputError) as caught:
         load_rules(own)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_table_is_one_sentence(tmp_path: Path) -> None:

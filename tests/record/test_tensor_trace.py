@@ -337,6 +337,52 @@ def test_a_failed_allocation_is_told_with_its_stack() -> None:
     assert found["stack"][0].startswith(__file__)
 
 
+def test_compiled_code_stays_compiled_and_higher_order_operators_work() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    graphs = 0
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend=backend, fullgraph=True)
+
+    def work() -> list[torch.Tensor]:
+        query = torch.randn(1, 2, 16, 8)
+        return [compiled(torch.ones(50)), flex_attention(query, query, query)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # flex_attention says that it is slow uncompiled
+        raw = trace(work)
+    assert graphs == 1
+    assert 200 in [e["size"] for e in events(raw)]
+
+
+def test_the_compiler_never_looks_at_the_traces_own_code() -> None:
+    seen: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        seen.extend(str(node.target) for node in module.graph.nodes if node.op.startswith("call_"))
+        return module.forward
+
+    @torch.compile(backend=backend)
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return eager(y).cos()
+
+    @torch.compiler.disable(recursive=False)
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    raw = trace(lambda: broken(torch.ones(50)))
+    assert ops(raw)[0] == "aten.ones.default"
+    assert {"aten.mul.Tensor", "aten.add.Tensor"} <= set(ops(raw))
+    assert seen == ["sin", "cos"]
+
+
 def test_a_numbered_cpu_is_the_cpu() -> None:
     recorder = TensorTrace(torch.device("cpu", 1))
     recorder.start()

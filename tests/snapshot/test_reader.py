@@ -115,6 +115,7 @@ def test_missing_fields_and_unknown_actions(raw: dict[str, Any]) -> None:
     assert (timeline.max_requested, int(timeline.active[-1])) == want
     assert timeline.oom_events.tolist() == [len(trace) - 1] if trace else True
     assert snapshot.traces[0].address[-1] == 77
+    assert snapshot.traces[0].time_us[:5].tolist() == [20] * 5, "the first one known"
     assert np.all(np.diff(timeline.event_us) >= 0)
 
 
@@ -164,6 +165,33 @@ def test_the_memprof_key(raw: dict[str, Any]) -> None:
     assert len(snapshot.notes) == len(bad)
     assert snapshot_from_raw({**raw, "memprof": {"kind": "magic"}}).kind is Kind.CUDA
     assert snapshot_from_raw({**raw, "memprof": 5}).extra == {}
+
+
+def test_entries_of_the_memprof_key(raw: dict[str, Any]) -> None:
+    """Whoever reads the key later can rely on documented types: bad entries are dropped and counted."""
+    phase = {"phase": "forward", "start_us": 5, "end_us": None, "future": [1]}
+    extra = {
+        "phases": [phase, {"phase": "forward"}, {"phase": 3, "start_us": 5}, 7, {**phase, "step": "x"}],
+        "steps": [[1, 2, 3], [1, 2, 3, 4096], [1, 2], [1, 2, None], "abc"],
+        "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"], [1.5, 2, "weights"], [1, 2, "weights", 3]],
+        "samples": [[1, 2, None, None], [None, 2]],
+        "recorded": {"history": "sometimes", "start_us": 1, "thinned": [[1, 2], [1]], "max_entries": True},
+        "oom": {"phase": "forward"},
+        "versions": {"torch": 3, "trl": "1.16"},
+        "notes": ["a", 1],
+    }
+    snapshot = snapshot_from_raw({**raw, "memprof": extra})
+    assert snapshot.extra == {
+        "phases": [phase],
+        "steps": [[1, 2, 3], [1, 2, 3, 4096]],
+        "owners": [[1, 2, "weights"], [1, 2, "weights", None, "w"]],
+        "samples": [[1, 2, None, None]],
+        "recorded": {"start_us": 1, "thinned": [[1, 2]]},
+        "versions": {"trl": "1.16"},
+        "notes": ["a"],
+    }
+    assert len(snapshot.notes) == len(extra)
+    assert snapshot.notes[0] == "memprof key: 4 entries of 'phases' are not as documented, ignored"
 
 
 def test_names_cannot_carry_escapes(raw: dict[str, Any]) -> None:
