@@ -7,6 +7,7 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ from memprof.vocabulary import Category, History, Kind, Phase
 
 __all__ = ["FakeOwnerBook", "FakeRecorder", "PlainHeap", "Tracking", "scalar_of"]
 
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)  # frames that own no memory
 _graph_task = torch._C._current_graph_task_id
 _ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
@@ -145,7 +147,7 @@ class FakeRecorder:
         if self._oom is None:
             return None
         found = dict(self._oom)
-        frames = StackWriter().write([found.pop("captured")])[0]
+        frames = StackWriter(_OURS).write([found.pop("captured")])[0]
         found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
         return found
 
@@ -164,7 +166,7 @@ class FakeRecorder:
         )
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        stacks = StackWriter()
+        stacks = StackWriter(_OURS)
         frames = stacks.write([e.captured for e in self._events])
         trace = [
             {
@@ -303,7 +305,7 @@ class FakeRecorder:
         self._live[watch.key] = watch
 
     def _died(self, watch: Any) -> None:
-        if self._live.get(watch.key) is watch:
+        if self._running and self._live.get(watch.key) is watch:
             del self._live[watch.key]
             self._captured, self._tag = None, ""
             self._origin.pop(watch.address, None)

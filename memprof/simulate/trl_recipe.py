@@ -53,7 +53,10 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
         InputError: the model, or an option, cannot be simulated.
         OutOfMemory: the simulated device is full.
     """
+    from transformers import PrinterCallback, ProgressCallback
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_own_accelerate_state())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
         stack.enter_context(_quiet())
         load = session.enter_phase(Phase.LOAD.value)
@@ -65,6 +68,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
         stack.callback(seams.restore)
         phases = TrainerPhases(trainer, seams)
         phases.current = session
+        for printing in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing)
         trainer.add_callback(_steps_callback(session, phases))
         trainer.train()
         session.look_again()
@@ -289,6 +294,23 @@ def _unfinished(self: Any, *_: Any, **__: Any) -> bool:
     """Whether sampling goes on: a count, since no fake token ever ends a sequence."""
     self._memprof_tokens -= 1
     return bool(self._memprof_tokens >= 0)
+
+
+@contextlib.contextmanager
+def _own_accelerate_state() -> Iterator[None]:
+    """accelerate keeps one state a process; a simulation has its own and leaves the process's as it was."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    kinds = (AcceleratorState, GradientState, PartialState)
+    saved = [dict(kind._shared_state) for kind in kinds]
+    for kind in kinds:
+        kind._shared_state.clear()
+    try:
+        yield
+    finally:
+        for kind, state in zip(kinds, saved, strict=True):
+            kind._shared_state.clear()
+            kind._shared_state.update(state)
 
 
 class _NoKernel:
