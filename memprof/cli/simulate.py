@@ -12,7 +12,7 @@ from memprof.cli.options import emit, format_option, json_option, working
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
 
-__all__ = ["command"]
+__all__ = ["command", "need_torch"]
 
 
 @click.command(name="simulate", short_help="Predict a run's memory without a GPU.")
@@ -44,7 +44,7 @@ def command(
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
     if gpu is not None and device == "cpu":
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
-    _need_torch()
+    need_torch()
     from memprof.simulate.fit import evaluate
     from memprof.simulate.gpus import find_gpu
 
@@ -67,7 +67,8 @@ def command(
             sys.exit(4)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Refuse, in one sentence, where what is to be executed is not installed."""
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]

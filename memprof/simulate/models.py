@@ -9,6 +9,7 @@ import torch
 from memprof.errors import InputError
 from memprof.simulate.catalogue import find_config
 from memprof.simulate.fakes import materialize
+from memprof.simulate.quantized import quantize_nf4
 
 __all__ = ["build_model", "load_config"]
 
@@ -31,7 +32,7 @@ def load_config(model: str) -> Any:
     return config
 
 
-def build_model(config: Any, dtype: str, *, attention: str = "sdpa") -> Any:
+def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool = False) -> Any:
     """A causal language model of fake tensors; call it inside the fake world, where its tensors are counted.
 
     Raises:
@@ -44,6 +45,8 @@ def build_model(config: Any, dtype: str, *, attention: str = "sdpa") -> Any:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, dtype), attn_implementation=attention
             )
+            if nf4:
+                quantize_nf4(model)
         materialize(model)
         model.tie_weights()
     except (ValueError, RuntimeError, NotImplementedError) as error:

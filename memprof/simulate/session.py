@@ -15,14 +15,15 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
 
-    ``host`` and ``non_torch`` are set by what is simulated.
+    ``non_torch``, ``managed_bytes`` (paged state) and ``pinned_bytes`` are set by what is simulated.
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
         super().__init__(recorder, config=config, rank=0, world_size=world_size)
         self.owners = FakeOwnerBook(recorder)
         self.caches = CacheWatch(self.owners)
-        self.host: dict[str, Any] | None = None
+        self.managed_bytes = 0
+        self.pinned_bytes = 0
         self.non_torch: int | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -33,7 +34,13 @@ class FakeSession(Session):
 
     def to_raw(self) -> dict[str, Any]:
         raw = super().to_raw()
-        raw["memprof"]["host"] = self.host
+        raw["memprof"]["host"] = {
+            # The pinned allocator rounds up to powers of two.
+            "pinned_bytes": 1 << (self.pinned_bytes - 1).bit_length() if self.pinned_bytes else 0,
+            "pinned_requested_bytes": self.pinned_bytes,
+            "managed_bytes": self.managed_bytes,
+            "rss_bytes": 0,
+        }
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
         return raw

@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.errors import InputError, UsageError
 
-__all__ = ["CHOICES", "Settings", "read_settings"]
+__all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -20,6 +20,25 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "full"),
 }
+
+
+# Executed by torch and transformers, or modelled (memprof.simulate.optimizers).
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adafactor",
+    "sgd",
+    "adagrad",
+    "rmsprop",
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "none",
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +85,7 @@ class Settings:
             if isinstance(value, str) and value not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
         self._check_numbers()
+        self._check_optimizer()
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -82,6 +102,10 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
         if self.lora_r is not None and self.lora_r < 1:
             raise UsageError("--lora-r must be at least 1.")
+
+    def _check_optimizer(self) -> None:
+        if self.optim not in OPTIMIZERS:
+            raise UsageError(f"--optim {self.optim!r} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
 
     def _check_together(self) -> None:
         if self.load_in_4bit and self.lora_r is None:

@@ -23,6 +23,7 @@ from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
 from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
+from memprof.simulate.optimizers import MODELLED, modelled_optimizer
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
 from memprof.vocabulary import Phase
@@ -78,7 +79,9 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
 def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession) -> Any:
     from trl import GRPOTrainer
 
-    model = build_model(config, settings.dtype, attention=_implementation(settings))
+    model = build_model(
+        config, settings.dtype, attention=_implementation(settings), nf4=settings.load_in_4bit
+    )
     session.add_model(model, "policy")
     trainer = GRPOTrainer(
         model=model,
@@ -94,7 +97,18 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession)
         session.add_model(trainer.ref_model, "reference")
     session.owners.claim_models()
     _fake_rollout(trainer, settings)
+    _set_optimizer(trainer, settings, session)
     return trainer
+
+
+def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
+    def paged(nbytes: int) -> None:
+        session.managed_bytes += nbytes
+
+    made = modelled_optimizer(settings.optim, trainer.model, paged)
+    if made is not None:
+        kind, arguments = made
+        trainer.get_optimizer_cls_and_kwargs = lambda args, model=None: (kind, {"lr": args.learning_rate, **arguments})
 
 
 def _implementation(settings: Settings) -> str:
@@ -119,7 +133,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
         gradient_checkpointing=settings.gradient_checkpointing,
         beta=settings.beta,
         loss_type=settings.loss_type,
-        optim="adamw_torch" if settings.optim == "none" else settings.optim,
+        optim="adamw_torch" if settings.optim == "none" or settings.optim in MODELLED else settings.optim,
         max_grad_norm=settings.max_grad_norm,
         max_steps=(WARM_UP + MEASURED) * cycle,
         logging_strategy="no",
