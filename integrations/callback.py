@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from memprof.integrations.finder import find_trainer
-from memprof.integrations.options import Options, switched_off
+from memprof.integrations.options import Options
 from memprof.integrations.output import Result, say, summarise
 from memprof.integrations.run import TrainingRun, load_session, uses_cuda
 from memprof.integrations.schedule import Schedule
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.record.session import Session
+from memprof.record.switch import switched_off
 
 __all__ = ["MemProfCallback"]
 

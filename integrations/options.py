@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["Options", "switched_off"]
+__all__ = ["Options"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,3 @@ class Options:
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)
         return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, **rest)
-
-
-def switched_off() -> bool:
-    """Whether ``MEMPROF=0`` is set."""
-    return os.environ.get("MEMPROF", "").strip().lower() in ("0", "off", "false", "no")

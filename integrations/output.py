@@ -74,15 +74,15 @@ def _analyse(result: Result, folder: Path, page: bool) -> None:
             analyses = {path: analysis}
     if not analyses:
         return
-    (path, analysis), = analyses.items()
-    _render(result, folder / "report.html" if page else None, result.reports[path], analysis)
+    (analysis,) = analyses.values()
+    _render(result, folder / "report.html" if page else None, analysis)
 
 
-def _render(result: Result, page: Path | None, report: dict[str, Any], analysis: Any) -> None:
+def _render(result: Result, page: Path | None, analysis: Any) -> None:
     from memprof.reports import terminal
-    from memprof.reports.document import build_document
+    from memprof.reports.document import document_of
 
-    document = build_document(report, series=analysis.series())
+    document = document_of(analysis)
     result.table = terminal.render(document)
     if page is not None:
         from memprof.reports.html import write_html

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 
 from memprof.errors import UsageError
 
@@ -48,9 +49,13 @@ class Schedule:
     """
 
     def __init__(self, steps: int | Iterable[int] | None = None, every: int | None = None) -> None:
-        self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
-        if self._steps is not None and any(not isinstance(s, int) or s < 1 for s in self._steps):
+        try:
+            numbers = None if steps is None else [index(s) for s in (steps if isinstance(steps, Iterable) else [steps])]
+        except TypeError:
+            numbers = [0]
+        if numbers is not None and any(n < 1 for n in numbers):
             raise UsageError("steps are optimizer steps counted from 1, such as steps=[2, 10].")
+        self._steps = None if numbers is None else frozenset(numbers)
         if every is not None and every < 1:
             raise UsageError("every=N records every Nth optimizer step; N is at least 1.")
         self._every = every

@@ -31,6 +31,7 @@ from memprof.reports.tables import (
     group_rows,
     icicle,
     phase_rows,
+    shown_stack,
 )
 from memprof.reports.text import gib, percent, plain, sentence_list, signed_gib, size, thousands
 from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label, phase_short
@@ -152,6 +153,8 @@ def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
     if steps:
         words.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
+    if source["history"] != "complete":
+        words.append(HISTORY_WORDS.get(source["history"], source["history"]))
     return tuple(plain(w) for w in words)
 
 
@@ -164,6 +167,7 @@ def _summary(report: Mapping[str, Any]) -> Summary:
     source, peak = report["source"], report["peak"]
     has_device = peak["reserved_bytes"] is not None
     capacity = source["device_total_bytes"] if has_device else None
+    unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
     bar = category_parts(peak["categories"])
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
@@ -172,7 +176,7 @@ def _summary(report: Mapping[str, Any]) -> Summary:
         peak_word={"trace": "Peak tensor memory", "simulated": "Simulated peak"}.get(
             source["kind"], "Peak allocated memory"
         ),
-        where=_where(peak["phase"], peak["step"]),
+        where=_where(None if unknown else peak["phase"], peak["step"]),
         cause=_cause(report, bar),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
@@ -345,7 +349,7 @@ def _growths(grown_by: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
         phase = plain(phase_label(grown["phase"])) if grown["phase"] else ""
         site = call_site(grown["stack"])
         known = merged.get((phase, site))
-        stack = known.stack if known else tuple(plain(f) for f in grown["stack"])
+        stack = known.stack if known else shown_stack(grown["stack"])
         merged[phase, site] = Growth(grown["bytes"] + (known.bytes if known else 0), phase, site, stack)
     return tuple(sorted(merged.values(), key=lambda g: -g.bytes))
 
@@ -361,7 +365,7 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
         verdict = "would have fitted" if oom["fits_defragmented"] else "would not have fitted either"
         sentence += f" {size(idle)} lay free inside the allocator: in one piece with it, the request {verdict}."
-    return Oom(asked, free, where, sentence, tuple(plain(f) for f in oom.get("stack") or []))
+    return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
@@ -377,7 +381,7 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
             category=plain(x["category"]),
             category_label=plain(category_label(x["category"])),
             site=call_site(x["stack"]),
-            stack=tuple(plain(f) for f in x["stack"]),
+            stack=shown_stack(x["stack"]),
         )
         for x in growth["left_behind"]
     )

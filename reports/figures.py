@@ -120,7 +120,7 @@ def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
 def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
     x = axis_of(timeline, axis)
     return {
-        "margin": {"l": 46, "r": 8, "t": 34, "b": 44},
+        "margin": {"l": 46, "r": 8, "t": 42, "b": 44},
         "showlegend": False,
         "dragmode": "zoom",
         "paper_bgcolor": "rgba(0,0,0,0)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from memprof.reports.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
@@ -30,6 +31,7 @@ __all__ = [
     "group_rows",
     "icicle",
     "phase_rows",
+    "shown_stack",
     "single_allocations",
     "tensor_shape",
     "why",
@@ -39,10 +41,11 @@ _CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
 for _category, _group in GROUP_OF.items():
     _CATEGORIES_OF[str(_group)].append(str(_category))
 
+# Frames outside Python: by their file's ending, or because there is no file.
+_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d")
+
 # Frames that say where Python was, not whose tensor it is.
-_INNER = re.compile(
-    r"[/\\]torch[/\\](?!optim[/\\])|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<|^\?\?|::|\.(?:cpp|cc|h|c|S|cu):\d"
-)
+_INNER = re.compile(r"[/\\]torch[/\\](?!optim[/\\])|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<")
 
 
 def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
@@ -133,11 +136,21 @@ def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
 
 
 def call_site(stack: Sequence[str]) -> str:
-    """The innermost frame outside torch and the standard library, shortened; the innermost of all otherwise."""
-    for frame in stack:
-        if not _INNER.search(frame):
-            return plain(short_path(frame))
-    return plain(short_path(stack[0])) if stack else ""
+    """The innermost Python frame outside torch and the standard library, shortened; else the innermost Python frame."""
+    python = [frame for frame in stack if not _NATIVE.search(frame)]
+    found = next((frame for frame in python if not _INNER.search(frame)), python[0] if python else None)
+    return plain(short_path(found)) if found else ""
+
+
+def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
+    """A stack as it is shown: runs of native (C++) frames keep their innermost and say how many more there were."""
+    lines: list[str] = []
+    for native, run in groupby(stack, key=lambda frame: bool(_NATIVE.search(frame))):
+        frames = [plain(frame) for frame in run]
+        if native and len(frames) > 2:
+            frames = [frames[0], f"… {len(frames) - 1} more C++ frames"]
+        lines += frames
+    return tuple(lines)
 
 
 def why(allocation: Mapping[str, Any]) -> str:
@@ -178,7 +191,7 @@ def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:
 def _allocation(group: Sequence[Mapping[str, Any]], whole: int) -> Allocation:
     first = group[0]
     total = sum(a["bytes"] for a in group)
-    stack = tuple(plain(frame) for frame in first.get("stack") or [])
+    stack = shown_stack(first.get("stack") or [])
     return Allocation(
         address=hex(first["address"]) if isinstance(first["address"], int) else plain(first["address"]),
         name=_common_name([str(a.get("name") or "") for a in group]),
@@ -229,7 +242,7 @@ def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
     """How long the blocks lived; the range where they differ."""
     if any(_freed(a) is None for a in group):
         born_before = all(a.get("born_us") is None for a in group)
-        return "whole recording" if born_before else "to the end"
+        return "the whole recording" if born_before else "to the end"
     if any(a.get("born_us") is None for a in group):
         return "from before recording"
     lives = sorted(a["died_us"] - a["born_us"] for a in group)

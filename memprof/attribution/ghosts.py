@@ -188,12 +188,29 @@ def _roles(facts: Facts, copies: int, first: Category, known: set[Category], sta
     return roles + [Category.OPTIMIZER_STATE] * state
 
 
+def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
+    """Rows of equal copies in the order they were probably made, by address."""
+    t = facts.timeline
+    rows = rows[np.argsort(t.address[rows], kind="stable")]
+    if len(roles) < 2:
+        return rows
+    if _without_segments(facts):
+        # A C library's memory: a loaded file lies packed in one mapping, and mappings grow downwards;
+        # what is made tensor by tensor lies scattered over the heap, which grows upwards.
+        every = np.flatnonzero(facts.ghost)
+        ends = np.unique(t.address[every] + facts.size[every])
+        starts = np.unique(t.address[every])
+        packed = np.isin(t.address[rows], ends) | np.isin(t.address[rows] + facts.size[rows], starts)
+        return rows[np.lexsort((np.where(packed, -t.address[rows], t.address[rows]), ~packed))]
+    return rows[::-1] if _grows_downwards(facts, rows, len(roles) if Category.OPTIMIZER_STATE in roles else 0) else rows
+
+
 def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
-    """Whether later allocations lie lower, as where a C library maps each large block (and on some drivers).
+    """Whether later allocations lie lower, as on some drivers.
 
     What is born in the trace outside the old blocks' range shows the direction. Else the copies themselves may:
     optimizer state is the latest, and as two moments are made in turn for each parameter, its equal sizes stand
-    side by side (``copies`` is 0 where there is none). A recording without segments comes from a C library.
+    side by side (``copies`` is 0 where there is none).
     """
     t = facts.timeline
     old = t.address[rows]
@@ -212,12 +229,11 @@ def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
             lower += part * _paired_share(of_pool[:part])
             upper += part * _paired_share(of_pool[-part:])
             weight += part
-    if weight and abs(lower - upper) > _CLEAR * weight:
-        return lower > upper
-    return _without_segments(facts)
+    return lower - upper > _CLEAR * weight > 0
 
 
 def _without_segments(facts: Facts) -> bool:
+    """Whether a tensor trace wrote this: its blocks are storages, of any size, each a segment of its own."""
     segments = facts.snapshot.segments.get(facts.timeline.device)
     blocks = facts.snapshot.blocks.get(facts.timeline.device)
     if segments is None or blocks is None or not len(segments):
@@ -246,9 +262,7 @@ def _fill_copies(
     facts: Facts, draft: Draft, rows: Ints, sizes: dict[int, int], roles: list[Category], *, exact: bool = False
 ) -> None:
     mine = rows[np.isin(facts.size[rows], np.array(sorted(sizes), np.int64))]
-    mine = mine[np.argsort(facts.timeline.address[mine], kind="stable")]
-    if len(roles) > 1 and _grows_downwards(facts, mine, len(roles) if Category.OPTIMIZER_STATE in roles else 0):
-        mine = mine[::-1]
+    mine = _oldest_first(facts, mine, roles)
     if roles and roles[0] is Category.ADAPTERS:
         # Sizes shared with the base model: adapters were added to a finished model, so they come after it.
         ahead = rank_in_size(facts.size[mine][::-1])[::-1]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of
+from memprof.attribution.facts import Bools, Draft, Facts, Ints, codes_of
 from memprof.attribution.gradients import first_workspaces
 from memprof.vocabulary import Category, Evidence, Phase
 
@@ -33,19 +34,27 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
     """cuBLAS keeps one workspace a handle and stream: the first block of the exact size, never freed."""
     compute = np.isin(facts.phase, _COMPUTE) & ~facts.ghost & draft.open
     backward = facts.phase == Phase.BACKWARD.code
-    for among in (compute & ~backward, compute & backward):
-        draft.fill(first_workspaces(facts, among), Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size")
+    # Blocks older than the history keep their stack while recording was on: in a product, in backward.
+    old = facts.ghost & draft.open & ~facts.stacks.empty[facts.timeline.stack]
+    for among in (compute & ~backward, compute & backward, old & facts.module, old & ~facts.module & facts.in_autograd):
+        draft.fill(
+            first_workspaces(facts, np.flatnonzero(among)),
+            Category.WORKSPACE,
+            Evidence.FINGERPRINT,
+            "workspace.exact-size",
+        )
 
 
-def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
     """Autocast copies a product's fp32 weight in 16 bits: half a parameter's size, before the product's output.
 
     The calls of one product are runs of births with one stack; its output is the last of the run, so an
-    activation of the same size is not mistaken for a cast.
+    activation of the same size is not mistaken for a cast. ``libraries`` are workspaces, which belong to no run.
+    Where C++ frames are recorded and name autocast anywhere, they must name it here.
     """
     halves = np.array(sorted(s // 2 for s in parameters if s % 2 == 0 and s >= 512), np.int64)
     order = facts.birth_order
-    order = order[~np.isin(facts.size[order], WORKSPACE_BYTES) | ~draft_is(draft, Category.WORKSPACE)[order]]
+    order = order[~libraries[order] & ~draft_is(draft, Category.WORKSPACE)[order]]
     if not len(halves) or not len(order):
         return
     # One call's conversions and product differ in C++ frames only.
@@ -58,6 +67,9 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int]) -> 
     input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
     last_of_run |= input_cast
     candidate = facts.module & facts.linear & np.isin(facts.size, halves) & np.isin(facts.phase, _COMPUTE)
+    casting = facts.stacks.any_of("autocast")
+    if casting.any():
+        candidate &= (casting | facts.stacks.all_python)[facts.timeline.stack]
     rows = order[~last_of_run & candidate[order]]
     draft.fill(
         rows, Category.WEIGHT_CASTS, Evidence.FINGERPRINT, "autocast.weight-copy", alternatives=(Category.ACTIVATIONS,)
@@ -73,15 +85,19 @@ def draft_is(draft: Draft, category: Category) -> Bools:
 def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     """Born in an optimizer step and alive after it: state, whichever optimizer made it."""
     t = facts.timeline
+    working = facts.spans_of(Phase.FORWARD, Phase.GENERATE)
+    starts = [start for start, _ in working]
     for span in facts.spans_of(Phase.OPTIMIZER_STEP):
         if span[1] >= t.n_events:
             _unfinished_step(facts, draft, span, trained)
             continue
         # Past the next forward: what a step leaves for logging dies before.
-        later = [s for s in facts.spans_of(Phase.FORWARD, Phase.GENERATE) if s[0] >= span[1]]
-        until = later[0][1] if later else t.n_events - 1
-        kept = facts.born_in(span) & (t.free_event > until)
-        draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step")
+        later = bisect_left(starts, span[1])
+        until = working[later][1] if later < len(working) else t.n_events - 1
+        born = facts.born_in(span)
+        draft.fill(
+            born[t.free_event[born] > until], Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step"
+        )
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
@@ -91,7 +107,8 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     """
     t = facts.timeline
     foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
-    rows = np.flatnonzero(facts.born_in(span) & draft.open & ~foreach[t.stack])
+    rows = facts.born_in(span)
+    rows = rows[draft.open[rows] & ~foreach[t.stack[rows]]]
     births = np.sort(t.alloc_event[rows])
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
     sized = np.isin(facts.size[rows], np.array(sorted(trained), np.int64))
@@ -135,16 +152,18 @@ def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
 
 def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     t = facts.timeline
-    born = facts.born_in(span) & draft.open & ~facts.module
-    inside = facts.born_in(span) & facts.module
+    rows = facts.born_in(span)
+    inside = facts.module[rows]
     if not inside.any():
         return
-    start = int(t.alloc_event[inside].min())
+    start = int(t.alloc_event[rows[inside]].min())
     length = span[1] - start
-    held = born & (t.alloc_event < start) & (t.free_event > start + length // 2)
+    held = rows[(t.alloc_event[rows] < start) & (t.free_event[rows] > start + length // 2)]
+    held = held[draft.open[held]]
     sizes, counts = np.unique(facts.size[held], return_counts=True)
     repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
-    draft.fill(held & np.isin(facts.size, repeated), Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
+    cached = held[np.isin(facts.size[held], repeated)]
+    draft.fill(cached, Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
                alternatives=(Category.INPUTS,))  # fmt: skip
 
 

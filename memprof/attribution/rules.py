@@ -34,7 +34,8 @@ _RULE_KEYS = {
 }  # fmt: skip
 _PHASE_KEYS = {"name", "comment", "phase", "frames", "outermost", "rank", "example"}
 _FRAME_KEYS = (
-    "module", "linear", "checkpoint", "recompute", "library", "reward_model", "reference_model", "value_model",
+    "module", "linear", "autocast", "checkpoint", "recompute", "library",
+    "reward_model", "reference_model", "value_model",
 )  # fmt: skip
 _CPP_SUFFIXES = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so", ".pyx", "??")
 _NEVER = np.iinfo(np.int32).max
@@ -314,6 +315,7 @@ class StackIndex:
         self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
         self.python[blank] = False
         self.has_python = self._any(self.python)
+        self.all_python = ~self._any(~self.python)
         telling = self.python & ~self._matcher.matches(rules.frames.transparent)
         self._inner = self._frame_at(self._first(telling))
         self._outermost = self._frame_at(self._last(self.python))
@@ -442,6 +444,26 @@ class StackIndex:
             last = max(k for k, f in enumerate(stack) if hits[f])
             out[i] = next((f for f in stack[last + 1 :] if telling[f]), -1)
         return out
+
+    def caller_path(self, patterns: tuple[str, ...]) -> tuple[NDArray[np.int64], list[str]]:
+        """A number for all the frames that called the outermost match (-1 without one), and for each number the
+        file and function of the nearest of them."""
+        hits = self._matcher.matches(patterns)
+        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
+        ids: dict[tuple[int, ...], int] = {}
+        out = np.full(self.n, -1, np.int64)
+        for i in np.flatnonzero(self._any(hits)):
+            stack = self.table.stacks[i]
+            last = max(k for k, f in enumerate(stack) if hits[f])
+            path = tuple(f for f in stack[last + 1 :] if telling[f])
+            out[i] = ids.setdefault(path, len(ids)) if path else -1
+        frames = self.table.frames
+        return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
+
+    def with_function(self, function: str) -> Bools:
+        """Stacks with a frame in this ``file:function``, at any line."""
+        hits = np.array([f"{f.file}:{f.function}" == function for f in self.table.frames] + [False], bool)
+        return self._any(hits)
 
     def frames_matching(self, patterns: tuple[str, ...]) -> Bools:
         """Frame ids that match any of ``patterns``."""

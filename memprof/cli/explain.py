@@ -94,7 +94,9 @@ def _write(answer: dict[str, Any], json_file: Path | None, style: str, at: str) 
 
     rows = single_allocations(answer["allocations"])
     total = sum(row.bytes for row in rows)
-    click.echo(f"{len(rows)} allocations, {size(total)}, alive at {at}, largest first", err=True)
+    click.echo(
+        f"{len(rows)} allocation{'' if len(rows) == 1 else 's'}, {size(total)}, alive at {at}, largest first", err=True
+    )
     if style == "markdown":
         from memprof.reports.markdown import render_allocations
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.errors import InputError, UsageError
 from memprof.record.protocol import Recorder
 from memprof.record.session import Session
+from memprof.record.switch import switched_off
 from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def record(
 ) -> Iterator[Session]:
     """Record what the code inside allocates and write it to ``path`` as a torch memory snapshot.
 
-    Written when the block ends, by an exception too. Mark what goes on inside with :func:`memprof.phase`.
+    Written when the block ends, by an exception too. Mark what goes on inside with :func:`memprof.phase`. With
+    ``MEMPROF=0`` in the environment nothing is recorded.
 
     Args:
         path: the snapshot to write (a pickle; PyTorch's viewers open it).
@@ -114,6 +116,9 @@ def record(
                 session.add_model(one, role)
     if optimizer is not None:
         session.owners.add_optimizer(optimizer)
+    if switched_off():
+        yield session
+        return
     try:
         session.start()
     except Exception as error:

@@ -28,14 +28,14 @@ class CacheWatch:
 
     Args:
         owners: where claims go.
-        on_token: called before each forward's first layer with the number of new tokens.
+        on_token: called before each forward's first layer with the number of new tokens; whether they are recorded.
     """
 
-    def __init__(self, owners: OwnerBook, on_token: Callable[[int], None] | None = None) -> None:
+    def __init__(self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None) -> None:
         self._owners = owners
         self._on_token = on_token
         self._wrapped: list[tuple[type, Any, Any]] = []
-        self.enabled = True
+        self._recorded = True
         self.failure: Exception | None = None
 
     def start(self) -> None:
@@ -59,8 +59,12 @@ class CacheWatch:
         self._wrapped = []
 
     def _wrap(self, original: Any) -> Any:
+        import torch
+
         @functools.wraps(original)
         def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(cache, *args, **kwargs)
             self._guarded(self._before, args, kwargs)
             result = original(cache, *args, **kwargs)
             self._guarded(self._after, cache, args, kwargs)
@@ -78,13 +82,13 @@ class CacheWatch:
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._on_token is not None and _layer_index(args, kwargs) == 0:
             keys = args[0] if args else kwargs.get("key_states")
-            self._on_token(int(keys.shape[-2]) if keys is not None else 1)
+            self._recorded = self._on_token(int(keys.shape[-2]) if keys is not None else 1)
 
     def _after(self, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
 
         index = _layer_index(args, kwargs)
-        if not self.enabled or index is None or torch.is_grad_enabled():
+        if not self._recorded or index is None or torch.is_grad_enabled():
             return
         layers = getattr(cache, "layers", None)
         if layers is not None and index < len(layers):

@@ -82,7 +82,7 @@ class CudaHistory:
         self._gaps: list[Gap] = []
         self._gap_begin: tuple[int, list[dict[str, Any]]] | None = None
         self._decoded = 0
-        self._next_token = 0
+        self._next_token = _FIRST_TOKENS + 2
         self._start_us = self._stop_us = 0
         self._late = False
         self._final: dict[str, Any] | None = None
@@ -126,7 +126,7 @@ class CudaHistory:
 
     def set_tags(self, tags: Tags) -> None:
         if tags.phase != Phase.GENERATE.value:
-            self._decoded = 0
+            self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
             self._resume()
         if tags != self._tags:
             self._tags = tags
@@ -183,25 +183,23 @@ class CudaHistory:
 
     # -- thinning ----------------------------------------------------------------------------------------------
 
-    def on_token(self, new_tokens: int) -> None:
-        """A forward with a cache begins: ``new_tokens`` is 1 in decoding, more in a prefill."""
+    def on_token(self, new_tokens: int) -> bool:
+        """A forward with a cache begins: ``new_tokens`` is 1 in decoding, more in a prefill. Whether it is recorded."""
         if not self._thin or self._tags.phase != Phase.GENERATE.value:
-            return
+            return True
         if new_tokens > 1:
-            self._decoded, self._next_token = 0, 0
+            self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
             self._resume()
-            return
+            return True
         self._decoded += 1
         if self._decoded <= _FIRST_TOKENS:
-            return
-        if self._decoded >= self._next_token:
-            self._next_token = max(self._decoded + 2, int(self._decoded * _GROWTH))
-            if self._gap_begin is None and self._decoded == _FIRST_TOKENS + 1:
-                self._suspend()
-            else:
-                self._resume()
-        else:
+            return True
+        if self._decoded < self._next_token:
             self._suspend()
+            return False
+        self._next_token = max(self._decoded + 2, int(self._decoded * _GROWTH))
+        self._resume()
+        return True
 
     def _suspend(self) -> None:
         if self._gap_begin is None:

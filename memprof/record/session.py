@@ -276,7 +276,7 @@ class Session:
             "host": host_section(),
             "oom": self._oom(),
             "non_torch_bytes": self._non_torch(),
-            "overhead": {"seconds_in_memprof": self.seconds, "bytes_of_history": 0},
+            "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
             "notes": [*self.notes, *self.recorder.notes],
         }
         if self._redact:

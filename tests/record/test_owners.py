@@ -158,7 +158,7 @@ def test_caches_are_owned_while_watched_and_only_without_gradients() -> None:
     from transformers import DynamicCache, LlamaConfig, StaticCache
 
     owners, tokens = book(), []
-    watch = CacheWatch(owners, tokens.append)
+    watch = CacheWatch(owners, lambda new: tokens.append(new) is None)
     watch.start()
     try:
         cache = DynamicCache()

@@ -111,6 +111,12 @@ def test_nothing_runs_when_the_target_is_impossible(tmp_path: Path) -> None:
             pytest.fail("the block ran")
 
 
+def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF", "0")
+    loop(tmp_path / "run.pickle")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_recordings_nest(tmp_path: Path) -> None:
     with record(tmp_path / "outer.pickle"):
         a = torch.ones(10)

@@ -377,7 +377,16 @@ def test_the_compiler_never_looks_at_the_traces_own_code() -> None:
     def eager(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
 
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    broken(torch.ones(50))
+    frames = dict(counters["frames"])
+    torch._dynamo.reset()
+    counters.clear()
+    seen.clear()
     raw = trace(lambda: broken(torch.ones(50)))
+    assert dict(counters["frames"]) == frames
     assert ops(raw)[0] == "aten.ones.default"
     assert {"aten.mul.Tensor", "aten.add.Tensor"} <= set(ops(raw))
     assert seen == ["sin", "cos"]

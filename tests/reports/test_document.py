@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from memprof.reports.document import build_document, document_of
 from memprof.reports.model import Document, Row
-from memprof.reports.tables import call_site, single_allocations
+from memprof.reports.tables import call_site, shown_stack, single_allocations
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, sample
@@ -290,6 +290,27 @@ def test_call_site_is_the_first_frame_a_reader_can_act_on() -> None:
     assert call_site([f"{site}/torch/autograd/graph.py:1 f"]) == "autograd/graph.py:1 f"
     assert call_site(["C:\\work\\my run\\train.py:3 step"]) == "my run/train.py:3 step"
     assert call_site([]) == ""
+
+
+def test_native_frames_are_folded_and_python_ones_never() -> None:
+    native = [f"??:0 at::native::f{i}" for i in range(5)] + ["/b/Context.cpp:12 c10::g"]
+    stack = [*native, "/w/train.py:3 step", "ceval.c:1 eval", "<string>:1 <module>"]
+    assert shown_stack(stack) == (
+        "??:0 at::native::f0",
+        "… 5 more C++ frames",
+        "/w/train.py:3 step",
+        "ceval.c:1 eval",
+        "<string>:1 <module>",
+    )
+
+
+def test_a_phase_nobody_knows_is_not_called_other() -> None:
+    report, series = sample()
+    report["source"] |= {"phases_known_by": "none", "history": "none"}
+    report["peak"]["phase"] = "other"
+    document = build_document(report, series)
+    assert document.summary.where.startswith("an unknown phase")
+    assert document.subtitle[-1] == "no history: the allocator's state only"
 
 
 def test_single_allocations_keep_order_and_are_not_folded() -> None:
