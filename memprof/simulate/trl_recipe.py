@@ -24,6 +24,7 @@ from memprof.integrations.trainer_phases import TrainerPhases
 from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
+from memprof.simulate.recipes import apply_recipe
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
 from memprof.vocabulary import Phase
@@ -98,6 +99,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession)
     session.owners.claim_models()
     _fake_rollout(trainer, settings)
     _set_optimizer(trainer, settings, session)
+    apply_recipe(trainer, settings)
     return trainer
 
 
