@@ -15,7 +15,7 @@ def run_row(settings: dict[str, Any], gpu: str | None) -> dict[str, Any]:
     """Simulate settings given as plain data (so that a worker process can) and return a row of plain data."""
     values = {**settings, "lora_target_modules": tuple(settings["lora_target_modules"])}
     card = find_gpu(gpu) if gpu is not None else None
-    return summary_of(evaluate(Settings(**values), card, stacks=False))
+    return summary_of(evaluate(Settings(**values), card))
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:
