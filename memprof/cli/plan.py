@@ -112,7 +112,7 @@ def _say(plan: Any, style: str, json_file: Path | None, as_yaml_: bool) -> None:
     from memprof.plan import words
     from memprof.reports.json import dumps, write_json
 
-    if json_file is not None and str(json_file) == "-" or style == "json":
+    if (json_file is not None and str(json_file) == "-") or style == "json":
         emit(dumps(plan.to_dict()))
         return
     if json_file is not None:

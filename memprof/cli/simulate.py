@@ -19,9 +19,15 @@ __all__ = ["command", "need_torch"]
 @run_options
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
 @click.option(
-    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Whose code paths to follow."
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="Whose code paths to follow.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Snapshot (.pickle) or page (.html).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Snapshot (.pickle) or page (.html)."
+)
 @format_option
 @json_option
 def command(

@@ -12,21 +12,22 @@ __all__ = ["METHODS", "Method", "methods_for"]
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: its name, and the settings that make it. ``keeps`` ranks it: the higher, the more is trained."""
+    """A row of the table: its name and the settings that make it. The table's order is by how much is trained."""
 
     name: str
     settings: dict[str, Any]
-    keeps: int
 
 
 _LORA = {"lora_r": 16, "dtype": "bfloat16", "optim": "adamw_torch_fused"}
 METHODS = (
-    Method("full", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": False}, 4),
-    Method("full + 8-bit Adam", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": False}, 3),
-    Method("full + 8-bit + checkpointing", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": True}, 3),
-    Method("LoRA", {**_LORA, "gradient_checkpointing": False}, 2),
-    Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}, 2),
-    Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}, 1),
+    Method("full", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": False}),
+    Method("full + 8-bit Adam", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": False}),
+    Method(
+        "full + 8-bit + checkpointing", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": True}
+    ),
+    Method("LoRA", {**_LORA, "gradient_checkpointing": False}),
+    Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}),
+    Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}),
 )
 
 

@@ -100,7 +100,9 @@ def make_plan(
     if maximize not in MAXIMIZE:
         raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(MAXIMIZE)}.")
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
-        wanted = _varied(base, vary) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
+        wanted = (
+            _varied(base, vary) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
+        )
         if not wanted:
             raise UsageError("no method is left with these settings; leave some of them open.")
         results = machine.run([settings for _, settings in wanted])

@@ -87,7 +87,11 @@ class Runner:
 
 @contextmanager
 def runner(
-    gpu: str | None, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None, use_cache: bool = True
+    gpu: str | None,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    use_cache: bool = True,
 ) -> Iterator[Runner]:
     """A runner whose workers end with the block."""
     made = Runner(gpu, workers, progress, use_cache)

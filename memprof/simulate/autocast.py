@@ -19,14 +19,17 @@ from torch.utils._pytree import tree_map
 __all__ = ["cuda_autocast"]
 
 # Cast to float32, then computed there.
-_FLOAT32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan "
-    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm rms_norm "
-    "cosine_similarity dist pdist renorm logsumexp"
-).split()
+_FLOAT32 = [
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt"),
+    *("sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm"),
+    *("native_layer_norm", "group_norm", "rms_norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
+]
 # Told to compute and answer in float32: a reduction converts while it reads, without a copy.
-_DTYPE = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum sum.dim_IntList".split()
-_WIDEST = "addcdiv addcmul atan2 cross dot scatter_add".split()
+_DTYPE = [
+    *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
+    *("sum", "sum.dim_IntList"),
+]
+_WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
 
 _OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -77,7 +80,7 @@ def _cast_widest(op: Any) -> Callable[..., Any]:
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """While open, ``torch.autocast("cpu")`` casts what ``torch.autocast("cuda")`` would."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for names, make in ((_FLOAT32, _cast_float32), (_DTYPE, _set_dtype), (_WIDEST, _cast_widest)):

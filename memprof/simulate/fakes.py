@@ -71,7 +71,7 @@ def _apply(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
     """``Module._apply`` that swaps nothing: a tensor that changed is put in the old one's place."""
     if recurse:
         for child in self.children():
-            child._apply(fn)
+            child._apply(fn)  # type: ignore[no-untyped-call]
     for name, parameter in self._parameters.items():
         if parameter is None:
             continue

@@ -53,7 +53,8 @@ class Verdict:
         if self.fits:
             extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
             return f"Fits: {need} ({parts}; {self.margin:.0%} kept for the prediction's error).{extra}"
-        return f"Does not fit: {need} ({parts}; {self.margin:.0%} kept for the prediction's error); highest in {self.phase}."
+        kept = f"{self.margin:.0%} kept for the prediction's error"
+        return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}."
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ def _analyse(raw: dict[str, Any]) -> Analysis:
     from memprof.snapshot.reader import snapshot_from_raw
 
     # Reading consumes the lists of the dict it is given; the events themselves are shared.
-    shallow = {**raw, "segments": copy.deepcopy(raw["segments"]), "device_traces": [list(t) for t in raw["device_traces"]]}
+    shallow = {
+        **raw,
+        "segments": copy.deepcopy(raw["segments"]),
+        "device_traces": [list(t) for t in raw["device_traces"]],
+    }
     return analyze(snapshot_from_raw(shallow))
 
 

@@ -27,7 +27,9 @@ def load_config(model: str) -> Any:
     try:
         config = AutoConfig.for_model(kind, **values)
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{model}: transformers cannot use this config ({str(error).splitlines()[0][:100]}).") from None
+        raise InputError(
+            f"{model}: transformers cannot use this config ({str(error).splitlines()[0][:100]})."
+        ) from None
     config._name_or_path = model
     return config
 
@@ -42,9 +44,7 @@ def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool =
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, dtype), attn_implementation=attention
-            )
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
             if nf4:
                 quantize_nf4(model)
         materialize(model)

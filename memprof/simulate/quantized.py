@@ -48,7 +48,9 @@ class Linear4bit(nn.Linear):
 
     def forward(self, x: Any) -> Any:
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        out = _Product.apply(x.to(kind), self.weight, (self.out_features, self.in_features))
+        out = _Product.apply(  # type: ignore[no-untyped-call]
+            x.to(kind), self.weight, (self.out_features, self.in_features)
+        )
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 

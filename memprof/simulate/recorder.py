@@ -8,30 +8,29 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from memprof.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from memprof.allocator import CachingAllocator, OutOfMemory
 from memprof.record.frames import StackWriter, capture_function
-from memprof.record.owners import OwnerBook, storages_of
 from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, _TagWriter
+from memprof.simulate.engine import sums_in_place
 from memprof.simulate.hidden import hidden_bytes
+from memprof.simulate.owners import FakeOwnerBook
+from memprof.simulate.plain_heap import PlainHeap
 from memprof.vocabulary import Category, History, Kind, Phase
 
-__all__ = ["FakeOwnerBook", "FakeRecorder", "PlainHeap", "Tracking", "scalar_of"]
+__all__ = ["FakeRecorder"]
 
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)  # frames that own no memory
 _graph_task = torch._C._current_graph_task_id
 _ADD = torch.ops.aten.add.Tensor
-_DEVICE = torch.ops.prim.device.default
 _MULTIPLIES = {
     torch.ops.aten.mm.default,
     torch.ops.aten.mm.out,
@@ -39,7 +38,6 @@ _MULTIPLIES = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.baddbmm.default,
 }
-_ENGINE = "_engine_run_backward"
 
 
 class _Event(NamedTuple):
@@ -74,7 +72,12 @@ class FakeRecorder:
     """
 
     def __init__(
-        self, allocator: CachingAllocator | PlainHeap, device: DeviceInfo, *, cuda: bool = True, stacks: str | None = "python"
+        self,
+        allocator: CachingAllocator | PlainHeap,
+        device: DeviceInfo,
+        *,
+        cuda: bool = True,
+        stacks: str | None = "python",
     ) -> None:
         self.kind = Kind.SIMULATED if cuda else Kind.TRACE
         self.scope = ModuleScope()
@@ -99,7 +102,7 @@ class FakeRecorder:
         self._resize: Any = None
         self._running = False
         self._oom: dict[str, Any] | None = None
-        self.owners: OwnerBook | None = None
+        self.owners: FakeOwnerBook | None = None
         # cuBLAS's workspace for each thread that multiplies: the caller's and the autograd engine's.
         self.workspace = 0
         self._workspaces: set[bool] = set()
@@ -162,7 +165,12 @@ class FakeRecorder:
         allocated, reserved, active, requested = peaks
         heap = self.allocator
         return WindowPeaks(
-            allocated, reserved if self.cuda else None, active, requested, heap.allocated, heap.reserved if self.cuda else None
+            allocated,
+            reserved if self.cuda else None,
+            active,
+            requested,
+            heap.allocated,
+            heap.reserved if self.cuda else None,
         )
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
@@ -225,7 +233,7 @@ class FakeRecorder:
             storage = tensor.untyped_storage()
             watch = live.get(storage._cdata)
             if watch is None:
-                if func is _ADD and self.cuda and self._sums_in_place(args):
+                if func is _ADD and self.cuda and sums_in_place(args):
                     self._inherit(args[0], storage)
                 else:
                     self.birth(tensor, func)
@@ -251,10 +259,10 @@ class FakeRecorder:
         for address in taken:
             self.release(address)
 
-    def hold(self, nbytes: int, category: Category, owners: OwnerBook | None, name: str) -> int:
+    def hold(self, nbytes: int, category: Category, owners: FakeOwnerBook | None, name: str) -> int:
         """Memory that no tensor stands for (workspaces, engine pools) and that stays; its address."""
         address, _ = self._malloc(nbytes, (nbytes,), torch.uint8, None)
-        if owners is not None and isinstance(owners, FakeOwnerBook):
+        if owners is not None:
             owners.claim_address(address, category, None, name)
         return address
 
@@ -305,11 +313,12 @@ class FakeRecorder:
         self._live[watch.key] = watch
 
     def _died(self, watch: Any) -> None:
-        if self._running and self._live.get(watch.key) is watch:
-            del self._live[watch.key]
-            self._captured, self._tag = None, ""
-            self._origin.pop(watch.address, None)
-            self.allocator.free(watch.address)
+        # After the end, what is alive stays alive in the snapshot.
+        known: Any = self._live.get(watch.key)
+        if not self._running or known is not watch:
+            return
+        del self._live[watch.key]
+        self.release(watch.address)
 
     def _resized(self, storage: Any) -> None:
         watch = self._live.pop(storage._cdata, None)
@@ -334,21 +343,6 @@ class FakeRecorder:
         return "outside"
 
     # -- what no dispatch shows --------------------------------------------------------------------------------
-
-    def _sums_in_place(self, args: tuple[Any, ...]) -> bool:
-        """Whether the autograd engine, adding up two gradients of one value, would write into the first.
-
-        It does so when it holds the only reference, but never under a dispatch mode: there it allocates a third
-        tensor that CUDA does not.
-        """
-        if _graph_task() == -1 or torch.is_grad_enabled() or len(args) != 2:
-            return False
-        first, second = args
-        if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
-            return False
-        if first.shape != second.shape or first.dtype != second.dtype or first.numel() == 0:
-            return False
-        return _called_by_engine() and _sole_owner(first)
 
     def _inherit(self, first: FakeTensor, storage: Any) -> None:
         old = first.untyped_storage()
@@ -387,189 +381,7 @@ class FakeRecorder:
             return result
 
         self._resize = resize_
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-
-
-class PlainHeap:
-    """Memory without an allocator: every storage is as large as it says, at an address of its own (the CPU)."""
-
-    def __init__(self) -> None:
-        self.on_event: Callable[[str, int, int, int, int], None] | None = None
-        self.settings = AllocatorSettings()
-        self.reserved = self.allocated = 0
-        self._next = 0x10_0000_0000
-        self._live: dict[int, int] = {}
-
-    @property
-    def active(self) -> int:
-        """Bytes in use; the same as allocated and requested."""
-        return self.allocated
-
-    @property
-    def requested(self) -> int:
-        """Bytes in use."""
-        return self.allocated
-
-    def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """An address for ``size`` bytes."""
-        address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
-        self._live[address] = size
-        self.allocated += size
-        if self.on_event is not None:
-            self.on_event("alloc", address, size, 0, 0)
-        return address, size
-
-    def free(self, address: int) -> None:
-        """Give it back."""
-        size = self._live.pop(address)
-        self.allocated -= size
-        if self.on_event is not None:
-            self.on_event("free_requested", address, size, 0, 0)
-            self.on_event("free_completed", address, size, 0, 0)
-
-    def segments(self) -> list[dict[str, Any]]:
-        """Each storage as a segment of its own, as a tensor trace has it."""
-        return [_own_segment(address, size) for address, size in self._live.items()]
-
-
-def _own_segment(address: int, size: int) -> dict[str, Any]:
-    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
-    block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": []}
-    return {
-        "device": 0,
-        "address": address,
-        **sizes,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [block],
-    }
-
-
-class FakeOwnerBook(OwnerBook):
-    """Owners of fake storages, whose addresses only the recorder knows."""
-
-    def __init__(self, recorder: FakeRecorder) -> None:
-        super().__init__(recorder.now_us, recorder.watches)
-        self._recorder = recorder
-
-    def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
-        for storage in storages_of(tensor):
-            known = self._claimed.get(storage._cdata)
-            if known is not None and known() is storage:
-                continue
-            if address := self._recorder.address_of(storage):
-                self._claimed[storage._cdata] = weakref.ref(storage)
-                self.claim_address(address, category, detail, name)
-
-    def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Note what the block alive at ``address`` is."""
-        self._rows.append((address, self._now(), category.value, detail, name))
-
-
-class Tracking(TorchDispatchMode):
-    """Shows every operation to the recorder, and answers those that ask for values no fake tensor has.
-
-    Args:
-        recorder: told of every operation.
-        truth: what ``mask.all()`` is: True where nothing is padded.
-        selected: how many entries of a boolean mask of this shape are set (an upper bound where unknown).
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: FakeRecorder, truth: bool, selected: Callable[[tuple[int, ...]], int]) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self._truth = truth
-        self._selected = selected
-        self._foreign: dict[type, bool] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE:  # asked for by C++ at every turn; nothing is made
-            return args[0].fake_device if type(args[0]) is FakeTensor else func(*args)
-        kwargs = kwargs or {}
-        for kind in types:
-            if self._is_foreign(kind):
-                return NotImplemented
-        special = _SPECIAL.get(func)
-        out = special(self, func, args, kwargs) if special is not None else func(*args, **kwargs)
-        self._recorder.see(func, args, kwargs, out)
-        return out
-
-    def _is_foreign(self, kind: type) -> bool:
-        answer = self._foreign.get(kind)
-        if answer is None:
-            plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-            implements = getattr(kind, "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
-            answer = kind not in plain and implements is not torch._C._disabled_torch_dispatch_impl
-            answer = self._foreign[kind] = answer and not issubclass(kind, FakeTensor)
-        return answer
-
-    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor = args[0]
-        if not isinstance(tensor, FakeTensor):
-            return func(*args, **kwargs)
-        if tensor.constant is not None:
-            return tensor.constant.item()
-        return scalar_of(tensor)
-
-    def _reduced(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        if isinstance(out, FakeTensor):
-            # Masks are asked by transformers whether anything is padded; elsewhere it is "is everything NaN?".
-            out._memprof_scalar = self._truth and _asked_by("transformers")  # type: ignore[attr-defined]
-        return out
-
-    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
-        source, indices = args[0], args[1]
-        masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
-        if not masks:
-            return func(*args, **kwargs)
-        plain: list[Any] = []
-        for index in indices:
-            if index is None or index.dtype not in (torch.bool, torch.uint8):
-                plain.append(index)
-                continue
-            found = source.new_empty((self._selected(tuple(index.shape)), index.dim()), dtype=torch.int64)
-            if self._recorder.cuda:  # a tensor trace on the CPU cannot see it either
-                self._recorder.see(torch.ops.aten.nonzero.default, (index,), {}, found)
-            plain += [found[:, i] for i in range(index.dim())]
-        return func(source, plain, *args[2:], **kwargs)
-
-    def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
-        mask = args[0]
-        return mask.new_empty((self._selected(tuple(mask.shape)), mask.dim()), dtype=torch.int64)
-
-    def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return args[0].new_empty((self._selected(tuple(args[1].shape)),))
-
-
-_ATEN = torch.ops.aten
-_SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
-    _ATEN._local_scalar_dense.default: Tracking._scalar,
-    _ATEN.all.default: Tracking._reduced,
-    _ATEN.index.Tensor: Tracking._index,
-    _ATEN.nonzero.default: Tracking._nonzero,
-    _ATEN.masked_select.default: Tracking._masked_select,
-}
-
-
-def scalar_of(tensor: Any) -> Any:
-    """A value for a scalar nobody computed: what ``all`` is said to be, else False, 1 or 1.0."""
-    known = getattr(tensor, "_memprof_scalar", None)
-    if known is not None:
-        return known
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.dtype.is_floating_point else 1
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
 
 def _fakes(values: Iterable[Any]) -> list[FakeTensor]:
@@ -581,34 +393,3 @@ def _fakes(values: Iterable[Any]) -> list[FakeTensor]:
         elif isinstance(value, (list, tuple)):
             found += _fakes(value)
     return found
-
-
-def _called_by_engine() -> bool:
-    """Whether no Python code lies between the autograd engine and the operation being dispatched."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") == __name__:
-        frame = frame.f_back
-    while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _ENGINE
-
-
-def _asked_by(package: str) -> bool:
-    """Whether the innermost Python code outside torch belongs to ``package``."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch.", "contextlib")):
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
-
-
-_PLUMBING = ("torch.utils._python_dispatch", "torch._ops", "contextlib")
-
-
-def _sole_owner(tensor: FakeTensor) -> bool:
-    """Whether the engine held the only reference to a gradient it is about to add to."""
-    return tensor._use_count() <= _ALONE and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _ALONE_STORAGE  # type: ignore[attr-defined]
-
-
-# References seen from inside a dispatch when the engine holds one: its own, the argument, its wrapper and the list.
-_ALONE = 4
-_ALONE_STORAGE = 2

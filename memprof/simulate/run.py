@@ -51,8 +51,10 @@ def simulate(
         UsageError: ``alloc_conf`` is malformed.
     """
     from memprof.simulate.fakes import fake_world
-    from memprof.simulate.recorder import FakeRecorder, PlainHeap, Tracking
+    from memprof.simulate.plain_heap import PlainHeap
+    from memprof.simulate.recorder import FakeRecorder
     from memprof.simulate.session import FakeSession
+    from memprof.simulate.tracking import Tracking
 
     cuda = device == "cuda"
     heap = CachingAllocator(parse_settings(alloc_conf), capacity) if cuda else PlainHeap()
@@ -62,7 +64,7 @@ def simulate(
     if cuda:
         recorder.workspace = workspace_bytes(gpu)
     session = FakeSession(recorder, config or {})
-    recorder.owners = session.owners
+    recorder.owners = session.book
     session.non_torch = gpu.context_bytes if gpu is not None else None
     with (
         fake_world(cuda=cuda, attention=attention),

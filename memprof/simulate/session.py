@@ -1,4 +1,4 @@
-"""A recording session over fake tensors: phases and owners as in a real one, facts about a host that is not there left out."""
+"""A recording session over fake tensors: phases and owners as in a real one, no facts about this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from memprof.record.caches import CacheWatch
 from memprof.record.session import Session
-from memprof.simulate.recorder import FakeOwnerBook, FakeRecorder
+from memprof.simulate.owners import FakeOwnerBook
+from memprof.simulate.recorder import FakeRecorder
 
 __all__ = ["FakeSession"]
 
@@ -20,7 +21,8 @@ class FakeSession(Session):
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
         super().__init__(recorder, config=config, rank=0, world_size=world_size)
-        self.owners = FakeOwnerBook(recorder)
+        self.fake_recorder = recorder
+        self.owners = self.book = FakeOwnerBook(recorder)
         self.caches = CacheWatch(self.owners)
         self.managed_bytes = 0
         self.pinned_bytes = 0

@@ -110,6 +110,10 @@ class Settings:
     def _check_together(self) -> None:
         if self.load_in_4bit and self.lora_r is None:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
+        if self.gpus > 1 or self.sharding != "ddp":
+            raise UsageError("several GPUs are not simulated yet: leave --gpus at 1 and --sharding out.")
+        if self.generation == "vllm" and self.device == "cpu":
+            raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
         if self.num_generations < 2:
             raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
         batch = self.per_device_train_batch_size * self.gpus * self.generation_steps
@@ -186,7 +190,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
         if file.suffix == ".json":
             data = json.loads(text)
         else:
-            import yaml
+            import yaml  # type: ignore[import-untyped]
 
             data = yaml.safe_load(text)
     except ImportError:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from memprof.errors import InputError
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
+from memprof.simulate.engines import ColocatedEngine
 from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
@@ -80,9 +80,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
 def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession) -> Any:
     from trl import GRPOTrainer
 
-    model = build_model(
-        config, settings.dtype, attention=_implementation(settings), nf4=settings.load_in_4bit
-    )
+    model = build_model(config, settings.dtype, attention=_implementation(settings), nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
     trainer = GRPOTrainer(
         model=model,
@@ -97,7 +95,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession)
     if trainer.ref_model is not None:
         session.add_model(trainer.ref_model, "reference")
     session.owners.claim_models()
-    _fake_rollout(trainer, settings)
+    _fake_rollout(trainer, settings, session)
     _set_optimizer(trainer, settings, session)
     apply_recipe(trainer, settings)
     return trainer
@@ -156,9 +154,7 @@ def _adapter(settings: Settings) -> Any:
     targets: Any = list(settings.lora_target_modules)
     if targets == ["all-linear"]:
         targets = "all-linear"
-    return LoraConfig(
-        r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules=targets, task_type="CAUSAL_LM"
-    )
+    return LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules=targets, task_type="CAUSAL_LM")
 
 
 def _reward(completions: list[Any], **_: Any) -> list[float]:
@@ -186,8 +182,11 @@ def _tokenizer(config: Any) -> Any:
 # -- generation ------------------------------------------------------------------------------------------------
 
 
-def _fake_rollout(trainer: Any, settings: Settings) -> None:
+def _fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
     prompt, completion = settings.prompt_length, settings.completion_length
+    if settings.generation == "vllm":
+        engine = ColocatedEngine(settings, session)
+        trainer.use_vllm = True  # the loss is corrected for what the engine sampled with
 
     def tokenize(self: Any, prompts: list[Any]) -> Any:
         return [[0] * prompt for _ in prompts], None, {}
@@ -195,7 +194,11 @@ def _fake_rollout(trainer: Any, settings: Settings) -> None:
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
             _generate(self, len(prompt_ids), settings)
-        return [[0] * completion for _ in prompt_ids], None
+        logprobs = None
+        if settings.generation == "vllm":
+            engine.generate()
+            logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
+        return [[0] * completion for _ in prompt_ids], logprobs
 
     trainer._tokenize_prompts = types.MethodType(tokenize, trainer)
     trainer._generate_single_turn = types.MethodType(single_turn, trainer)
@@ -236,7 +239,9 @@ def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) 
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
     )
-    return [(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype) for layer in out.past_key_values.layers]
+    return [
+        (tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype) for layer in out.past_key_values.layers
+    ]
 
 
 def _cache(model: Any, layers: list[tuple[Any, Any, torch.dtype]], held: int) -> Any:
@@ -283,13 +288,15 @@ def _trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(*changes))
         if settings.device == "cuda":
-            stack.enter_context(patched(
-                (kernels, "_use_triton", lambda device: True),
-                (utils, "_use_triton", lambda device: True),
-                (kernels, "_forward_kernel", _NoKernel()),
-                (kernels, "_backward_kernel", _NoKernel()),
-                (kernels, "_addmm_fp32", lambda acc, a, b: None),
-            ))
+            stack.enter_context(
+                patched(
+                    (kernels, "_use_triton", lambda device: True),
+                    (utils, "_use_triton", lambda device: True),
+                    (kernels, "_forward_kernel", _NoKernel()),
+                    (kernels, "_backward_kernel", _NoKernel()),
+                    (kernels, "_addmm_fp32", lambda acc, a, b: None),
+                )
+            )
             if not hasattr(kernels, "triton"):
                 kernels.triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
                 stack.callback(delattr, kernels, "triton")

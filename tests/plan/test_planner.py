@@ -48,7 +48,7 @@ class _Known:
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Known]]:
+def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
     made: list[_Known] = []
 
     @contextmanager
@@ -57,7 +57,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Known]]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
-    yield made
+    return made
 
 
 def _base(**changes: Any) -> Settings:
@@ -76,7 +76,8 @@ def test_the_longest_context_is_found_and_executed(known: list[_Known]) -> None:
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
 def test_other_things_can_be_maximised(known: list[_Known], what: str) -> None:
     plan = make_plan(_base(), "24GB", maximize=what)
-    assert plan.best is not None and plan.best.fits
+    assert plan.best is not None
+    assert plan.best.fits
     size = plan.best.settings.per_device_train_batch_size
     assert size > 8
     assert size % plan.best.settings.num_generations == 0
@@ -100,7 +101,8 @@ def test_nothing_is_said_to_fit_that_does_not(known: list[_Known]) -> None:
 
 def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
     plan = make_plan(_base(lora_r=64), "24GB", fixed={"lora_r"})
-    assert plan.rows and all(row.settings.lora_r == 64 for row in plan.rows)
+    assert plan.rows
+    assert all(row.settings.lora_r == 64 for row in plan.rows)
     plan = make_plan(_base(optim="sgd"), "24GB", fixed={"optim"})
     assert {row.settings.optim for row in plan.rows} == {"sgd"}
 
@@ -126,7 +128,8 @@ def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     exec(code, names)
     assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
     assert names["peft_config"]["r"] == 16
-    assert code in markdown(plan) and code in text(plan)
+    assert code in markdown(plan)
+    assert code in text(plan)
     yaml = pytest.importorskip("yaml")
     assert yaml.safe_load(as_yaml(plan.best))["num_generations"] == 8
 
@@ -143,6 +146,7 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
         cache.key_of(base, {"hidden_size": 2}, "24GB"),
         cache.key_of(base, {"hidden_size": 1}, "80GB"),
     }
-    assert key not in others and len(others) == 3
+    assert key not in others
+    assert len(others) == 3
     (tmp_path / "deep" / "folder" / f"{key}.json").write_text("{")
     assert cache.load(key) is None

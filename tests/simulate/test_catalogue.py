@@ -74,7 +74,7 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
 def test_unknown_names_say_how_to_give_a_config() -> None:
     with pytest.raises(InputError, match=r"no-such/model: not in the catalogue.*config\.json and give its path"):
         find_config("no-such/model")
-    with pytest.raises(InputError, match="Near it: Qwen/Qwen2.5"):
+    with pytest.raises(InputError, match=r"Near it: Qwen/Qwen2\.5"):
         find_config("Qwen/Qwen2.5-9B")
 
 
@@ -82,5 +82,5 @@ def test_unknown_names_say_how_to_give_a_config() -> None:
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(InputError, match="not a model's config.json"):
+    with pytest.raises(InputError, match=r"not a model's config\.json"):
         find_config(str(file))

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-SMALL = ["--num-generations", "4", "--per-device-train-batch-size", "4", "--prompt-length", "9", "--completion-length", "12"]
+SMALL = [
+    "--num-generations",
+    "4",
+    "--per-device-train-batch-size",
+    "4",
+    "--prompt-length",
+    "9",
+    "--completion-length",
+    "12",
+]
 
 
 def _invoke(*arguments: str) -> Any:
@@ -54,7 +63,19 @@ def test_a_plan_is_a_table_and_is_quick_the_second_time(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path))
-    arguments = ["plan", "--model", tiny, *SMALL, "--gpu", "24GB", "--no-search", "--workers", "1", "--generation", "none"]
+    arguments = [
+        "plan",
+        "--model",
+        tiny,
+        *SMALL,
+        "--gpu",
+        "24GB",
+        "--no-search",
+        "--workers",
+        "1",
+        "--generation",
+        "none",
+    ]
     arguments += ["--vary", "completion_length=12,24", "--json", "-"]
     first = _invoke(*arguments)
     assert first.exit_code == 0, first.output

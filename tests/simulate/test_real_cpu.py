@@ -15,11 +15,11 @@ TRAINING = ("reference_logprobs", "forward", "backward", "optimizer_step")
 
 def _real(settings: Any, folder: str) -> dict[str, Any]:
     import torch
+    from memprof.integrations.seams import Seams
+    from memprof.integrations.trainer_phases import TrainerPhases
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import GRPOTrainer
 
-    from memprof.integrations.seams import Seams
-    from memprof.integrations.trainer_phases import TrainerPhases
     from memprof.record.session import Session
     from memprof.record.tensor_trace import TensorTrace
     from memprof.simulate import trl_recipe

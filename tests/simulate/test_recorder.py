@@ -16,7 +16,9 @@ def _recording(cuda: bool = True) -> Iterator[Any]:
     from memprof.allocator import CachingAllocator
     from memprof.record.protocol import DeviceInfo
     from memprof.simulate.fakes import fake_world
-    from memprof.simulate.recorder import FakeRecorder, PlainHeap, Tracking
+    from memprof.simulate.plain_heap import PlainHeap
+    from memprof.simulate.recorder import FakeRecorder
+    from memprof.simulate.tracking import Tracking
 
     heap = CachingAllocator() if cuda else PlainHeap()
     recorder = FakeRecorder(heap, DeviceInfo(0, "cuda", "test", None), cuda=cuda, stacks=None)

@@ -33,7 +33,9 @@ def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
 def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     file = tmp_path / "grpo.yaml"
-    file.write_text("model_name_or_path: a/b\nmax_completion_length: 99\nlora_r: 4\nlora_target_modules: q_proj,v_proj\nx: 1\n")
+    file.write_text(
+        "model_name_or_path: a/b\nmax_completion_length: 99\nlora_r: 4\nlora_target_modules: q_proj,v_proj\nx: 1\n"
+    )
     assert read_settings(file) == {
         "model": "a/b", "completion_length": 99, "lora_r": 4, "lora_target_modules": ("q_proj", "v_proj"),
     }  # fmt: skip
@@ -54,7 +56,9 @@ def test_settings_are_plain_data() -> None:
     assert json.loads(json.dumps(plain)) == plain
 
 
-@pytest.mark.parametrize(("text", "name"), [("h100", "H100"), ("RTX 4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100", "A100-80GB")])
+@pytest.mark.parametrize(
+    ("text", "name"), [("h100", "H100"), ("RTX 4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100", "A100-80GB")]
+)
 def test_gpus_are_known_by_name(text: str, name: str) -> None:
     assert find_gpu(text).name == name
 
@@ -71,3 +75,8 @@ def test_a_card_holds_less_than_its_name_says() -> None:
     assert 79 * 2**30 < h100.total_bytes < 80 * 2**30
     assert workspace_bytes(h100) == 32 * 2**20
     assert workspace_bytes(find_gpu("A100")) == 8_519_680
+
+
+def test_what_is_not_simulated_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="several GPUs are not simulated yet"):
+        Settings(model="m", gpus=8)
