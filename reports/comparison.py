@@ -3,15 +3,18 @@ are shown. Every string is one harmless line."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document import Document, build_document
-from memprof.reports.model import Part
+from memprof.reports.model import Fact, Part
 from memprof.reports.tables import call_site, shown_stack
 from memprof.reports.text import gib, plain, signed_gib, size
 from memprof.reports.words import CATEGORY_WORDS, GROUP_WORDS, category_label, group_label, phase_label
+
+from memprof._version import __version__
 
 __all__ = [
     "Column",
@@ -22,6 +25,7 @@ __all__ = [
     "Verdict",
     "build_comparison",
     "change_words",
+    "children_worth_a_line",
     "ratio_words",
 ]
 
@@ -108,6 +112,7 @@ class Comparison:
     scale_bytes: int
     settings: tuple[Setting, ...]
     only_in: tuple[OnlyIn, ...]
+    reproduce: tuple[Fact, ...]
     notes: tuple[str, ...]
     data: dict[str, Any]
 
@@ -149,7 +154,8 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
         scale_bytes=max(highest, 1),
         settings=tuple(_setting(line) for line in data["config_diff"]),
         only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
-        notes=tuple(plain(note) for note in data["notes"]),
+        reproduce=_reproduce(runs),
+        notes=_notes(data, columns),
         data=data,
     )
 
@@ -168,6 +174,23 @@ def _column(run: Mapping[str, Any], document: Document | None) -> Column:
         return Column(label, plain(run["badge"]), None, facts, parts)
     made = document or build_document(run["report"], label=label)
     return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar)
+
+
+def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
+    """The comparison's own, then each run's under its label."""
+    own = [plain(note) for note in data["notes"]]
+    return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
+
+
+def _reproduce(runs: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
+    files = [name for run in runs if run["report"] for name in run["report"]["source"]["files"][:1]]
+    names = [re.split(r"[/\\]", plain(name))[-1] for name in files]
+    shown = [f"'{name}'" if re.search(r"[^\w.+-]", name) else name for name in names]
+    return (
+        Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
+        Fact("memprof", __version__),
+        Fact("Units", "1 GiB = 2³⁰ bytes"),
+    )
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -211,6 +234,15 @@ def _changes(
         tuple(ratio_words(r) for r in row["ratio"][1:]),
         tuple(change_words(figures[0], n) for n in figures[1:]),
     )
+
+
+# Groups that can hold one category only: the row says it all.
+_ALONE = ("grpo_loss", "inference", "kv_cache")
+
+
+def children_worth_a_line(row: Line) -> tuple[Line, ...]:
+    """A row's parts where each costs a line: without one that only repeats its row."""
+    return () if row.id in _ALONE else row.children
 
 
 def ratio_words(ratio: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memprof.reports.comparison import Comparison, Line, OnlyIn
+from memprof.reports.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.markdown import code, table, text
 from memprof.reports.text import gib
 
@@ -58,7 +58,7 @@ def _rows(comparison: Comparison) -> str:
 def _with_children(line: Line, level: int) -> Iterator[list[str]]:
     yield _cells(line, level)
     if level < 1:  # details are for the page
-        for child in line.children:
+        for child in children_worth_a_line(line):
             yield from _with_children(child, level + 1)
 
 

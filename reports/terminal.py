@@ -117,6 +117,7 @@ def render_allocations(allocations: Sequence[Allocation], width: int = 100, colo
         if what:
             console.print(Text(f"    {what}"))
         retained = "; outlives the step or phase that made it" if allocation.retained else ""
+        retained += f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
         console.print(Text(f"    {allocation.evidence}: {allocation.why}{retained}", style="dim"))
         for frame in allocation.stack:
             console.print(Text(f"      {frame}"), no_wrap=True, overflow="ellipsis")

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.comparison import Comparison, Line, OnlyIn
+from memprof.reports.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.terminal import (
     abilities,
     console_of,
@@ -165,7 +165,7 @@ def _table_cells(comparison: Comparison, runs: list[int], shown: _Shown, width: 
         head += ["Difference"] if shown.difference else []
         head += ["Ratio"] if shown.ratio else []
         head += ["Change"] if shown.change else []
-    lines = [line for row in comparison.rows for line in (row, *row.children)]
+    lines = [line for row in comparison.rows for line in (row, *children_worth_a_line(row))]
     body = [_line_cells(line, runs, shown) for line in (*lines, *comparison.beside)]
     if comparison.verdicts:
         fits = [f"Fits {gib(comparison.capacity_bytes or 0)}"]
@@ -196,7 +196,7 @@ def _rows(comparison: Comparison, cells: list[list[str]], width: int, colour: bo
     room = max(width - _figures_width(cells), 8)
     kinds: list[tuple[str, int]] = []
     for row in comparison.rows:
-        kinds += [(row.id, 0), *[(child.id, 1) for child in row.children]]
+        kinds += [(row.id, 0), *[(child.id, 1) for child in children_worth_a_line(row)]]
     kinds += [(line.id, 0) for line in comparison.beside]
     for i, line in enumerate(body):
         identifier, level = kinds[i] if i < len(kinds) else ("", 0)

@@ -80,7 +80,7 @@ def _from_marks(
     phase, step, within = np.full(n, _OTHER), np.full(n, -1), np.zeros(n, np.int64)
     names = [""]
     for entry in snapshot.extra.get("steps") or []:
-        if isinstance(entry, (list, tuple)) and len(entry) == 3:
+        if isinstance(entry, (list, tuple)) and len(entry) >= 3:
             first = int(np.searchsorted(timeline.event_us, entry[1]))
             last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
             step[first:last] = entry[0]
