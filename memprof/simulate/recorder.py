@@ -250,8 +250,9 @@ class FakeRecorder:
             self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
 
     def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
-        """A tensor's storage came to be."""
-        self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
+        """A tensor's storage came to be, unless it is known already."""
+        if tensor.untyped_storage()._cdata not in self._live:
+            self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
 
     def scratch(self, sizes: list[int], func: Any = None) -> None:
         """Memory of these sizes that is asked for together and given back at once."""

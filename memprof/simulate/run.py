@@ -28,6 +28,7 @@ def simulate(
     alloc_conf: str = "",
     capacity: int | None = None,
     gpu: Gpu | None = None,
+    world_size: int = 1,
     stacks: bool = True,
 ) -> dict[str, Any]:
     """Run ``fn(session)`` on fake tensors and return a raw snapshot, as torch's ``_snapshot()`` would.
@@ -45,6 +46,7 @@ def simulate(
         alloc_conf: as ``PYTORCH_CUDA_ALLOC_CONF``.
         capacity: bytes the device has for this process; what needs more ends in an OOM the snapshot tells of.
         gpu: whose workspaces and context are assumed.
+        world_size: ranks, of which this is the first.
         stacks: keep Python stacks.
 
     Raises:
@@ -63,7 +65,7 @@ def simulate(
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
     if cuda:
         recorder.workspace = workspace_bytes(gpu)
-    session = FakeSession(recorder, config or {})
+    session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
     session.non_torch = gpu.context_bytes if gpu is not None else None
     with (
@@ -101,6 +103,7 @@ def simulate_settings(
         settings: the run.
         capacity: bytes the device has for this process.
         gpu: whose workspaces and context are assumed.
+        world_size: ranks, of which this is the first.
         stacks: keep Python stacks.
 
     Raises:
@@ -111,21 +114,25 @@ def simulate_settings(
     import trl  # noqa: F401
 
     from memprof.simulate.models import load_config
+    from memprof.simulate.sharded import fake_group
     from memprof.simulate.trl_recipe import run_trl, selected_of
 
     config = load_config(settings.model)
-    return simulate(
-        lambda session: run_trl(settings, config, session),
-        config={**settings.to_dict(), **_facts(config)},
-        device=settings.device,
-        attention=None if settings.attn == "auto" else settings.attn,
-        padding=settings.padding == "worst",
-        selected=selected_of(settings),
-        alloc_conf=settings.alloc_conf,
-        capacity=capacity,
-        gpu=gpu,
-        stacks=stacks,
-    )
+    with contextlib.ExitStack() as stack:
+        mesh = stack.enter_context(fake_group(settings.gpus)) if settings.sharding == "fsdp2" else None
+        return simulate(
+            lambda session: run_trl(settings, config, session, mesh),
+            config={**settings.to_dict(), **_facts(config)},
+            device=settings.device,
+            attention=None if settings.attn == "auto" else settings.attn,
+            padding=settings.padding == "worst",
+            selected=selected_of(settings),
+            alloc_conf=settings.alloc_conf,
+            capacity=capacity,
+            gpu=gpu,
+            world_size=settings.gpus,
+            stacks=stacks,
+        )
 
 
 def _facts(config: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ OPTIMIZERS = (
     "adamw_torch_4bit",
     "none",
 )
+_UNSHARDED = tuple(n for n in OPTIMIZERS if n not in ("adamw_torch_fused", "adamw_torch", "none"))
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,12 @@ class Settings:
     def _check_together(self) -> None:
         if self.load_in_4bit and self.lora_r is None:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
-        if self.gpus > 1 or self.sharding != "ddp":
-            raise UsageError("several GPUs are not simulated yet: leave --gpus at 1 and --sharding out.")
+        if self.sharding == "fsdp2" and (self.lora_r is not None or self.device == "cpu" or self.optim in _UNSHARDED):
+            raise UsageError("--sharding fsdp2 is simulated for full fine-tuning with torch's own optimizers on CUDA.")
+        if self.sharding in ("zero1", "zero2", "zero3"):
+            raise UsageError(f"--sharding {self.sharding} is not simulated yet; ddp and fsdp2 are.")
+        if self.generation == "vllm" and self.sharding == "fsdp2":
+            raise UsageError("--generation vllm beside --sharding fsdp2 is not simulated yet; use --generation none.")
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
         if self.num_generations < 2:

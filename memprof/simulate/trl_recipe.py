@@ -27,6 +27,7 @@ from memprof.simulate.optimizers import MODELLED, modelled_optimizer
 from memprof.simulate.recipes import apply_recipe
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
+from memprof.simulate.sharded import count_shards, hold_buckets, shard, shards_planned_unseen
 from memprof.vocabulary import Phase
 
 __all__ = ["run_trl", "selected_of"]
@@ -48,7 +49,7 @@ def selected_of(settings: Settings) -> Any:
     return selected
 
 
-def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
+def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None) -> None:
     """Warm-up step, then a measured one; call it inside the fake world with tracking on.
 
     Raises:
@@ -63,7 +64,11 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
         stack.enter_context(_quiet())
         load = session.enter_phase(Phase.LOAD.value)
         stack.enter_context(_trl_on_fakes(settings, config))
-        trainer = _trainer(settings, config, folder, session)
+        if mesh is not None:
+            stack.enter_context(shards_planned_unseen(session.fake_recorder))
+        trainer = _trainer(settings, config, folder, session, mesh)
+        if settings.gpus > 1 and mesh is None:
+            hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
         seams = Seams(session.fail, lambda error: None)
@@ -77,9 +82,12 @@ def run_trl(settings: Settings, config: Any, session: FakeSession) -> None:
         session.look_again()
 
 
-def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession) -> Any:
+def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
     from trl import GRPOTrainer
 
+    recorder = session.fake_recorder
+    if mesh is not None:
+        recorder.paused += 1
     model = build_model(config, settings.dtype, attention=_implementation(settings), nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
     trainer = GRPOTrainer(
@@ -90,6 +98,8 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession)
         processing_class=_tokenizer(config),
         peft_config=_adapter(settings),
     )
+    if mesh is not None:
+        _shard(trainer, mesh, recorder)
     session.owners._models.clear()
     session.add_model(trainer.model, "policy")
     if trainer.ref_model is not None:
@@ -99,6 +109,17 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession)
     _set_optimizer(trainer, settings, session)
     apply_recipe(trainer, settings)
     return trainer
+
+
+def _shard(trainer: Any, mesh: Any, recorder: Any) -> None:
+    """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
+    shard(trainer.model, mesh, trained=True)
+    if trainer.ref_model is not None:
+        shard(trainer.ref_model, mesh, trained=False)
+    recorder.paused -= 1
+    for model in (trainer.model, trainer.ref_model):
+        if model is not None:
+            count_shards(model, recorder)
 
 
 def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:

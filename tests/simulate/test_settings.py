@@ -77,6 +77,14 @@ def test_a_card_holds_less_than_its_name_says() -> None:
     assert workspace_bytes(find_gpu("A100")) == 8_519_680
 
 
-def test_what_is_not_simulated_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="several GPUs are not simulated yet"):
-        Settings(model="m", gpus=8)
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gpus": 8, "sharding": "zero2"}, "zero2 is not simulated yet"),
+        ({"gpus": 8, "sharding": "fsdp2", "lora_r": 4}, "full fine-tuning"),
+        ({"gpus": 8, "sharding": "fsdp2", "optim": "adamw_8bit"}, "torch's own optimizers"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **values)
