@@ -16,8 +16,6 @@ def test_a_rank_holds_its_share(settings_for: Callable[..., Any]) -> None:
     weights, state = _requested(found, "weights"), _requested(found, "optimizer_state")
     assert weights >= 4 * PARAMETERS // world
     assert state == pytest.approx(2 * 4 * PARAMETERS / world, rel=0.01)
-    # Nothing of the size of the whole model is ever there, but for the layer being computed with.
-    assert int(found.timeline.active.max()) - 64 * 2**20 < 4 * 4 * PARAMETERS
 
 
 def test_the_whole_model_is_never_on_one_rank(settings_for: Callable[..., Any]) -> None:
