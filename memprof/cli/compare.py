@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+# Fewer than in a page of one run: several timelines share a page.
+_EXACT_EVENTS = 100_000
+
+
 @dataclass(frozen=True)
 class _Column:
     """One run as it was read; ``label`` is empty where the file brings none, ``document`` has its timeline."""
@@ -147,7 +151,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     if page:
         from memprof.reports.document import document_of
 
-        document = document_of(analysis, redact=redact)
+        document = document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
 
