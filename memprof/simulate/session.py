@@ -31,6 +31,9 @@ class FakeSession(Session):
     def fail(self, error: BaseException) -> None:
         raise error
 
+    def _ask_holders(self) -> None:
+        """Nobody to ask: fake storages have no addresses, and the simulation's own objects would answer."""
+
     def _sample(self) -> None:
         """Nothing to sample: this process's memory says nothing about the run's."""
 
