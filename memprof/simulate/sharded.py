@@ -35,7 +35,7 @@ def fake_group(world: int) -> Iterator[Any]:
 
     if dist.is_initialized():
         raise UsageError("this process belongs to a process group; simulate several GPUs in a process of its own.")
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (world,))
     finally:

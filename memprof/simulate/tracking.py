@@ -78,6 +78,9 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
         """``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
         source, indices = args[0], args[1]
+        for tensor in (source, *indices):
+            if isinstance(tensor, FakeTensor):
+                tensor.constant = None  # the fake mode would look up a made-up position in real data
         masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
         if not masks:
             return func(*args, **kwargs)

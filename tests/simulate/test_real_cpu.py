@@ -54,9 +54,9 @@ def _real(settings: Any, folder: str) -> dict[str, Any]:
 
 
 def _prepare_rollout(trainer: Any, settings: Any) -> None:
-    from memprof.simulate import trl_recipe
+    from memprof.simulate.rollout import fake_rollout
 
-    trl_recipe._fake_rollout(trainer, settings)
+    fake_rollout(trainer, settings)
     if settings.generation == "hf":
         del trainer._generate_single_turn  # TRL's own; no token it can sample ends a sequence
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = [99_998, 99_999]
@@ -105,7 +105,8 @@ def test_training_is_the_same_allocation_by_allocation(
             assert differing <= {("aten.linalg_vector_norm.default", "aten._foreach_norm.Scalar")}, (step, phase)
     mine_peaks, real_peaks = _peaks(simulated), _peaks(real)
     for key in ((s, p) for s in (1, 2) for p in TRAINING):
-        assert mine_peaks[key] == real_peaks[key], key
+        # A real trace also counts the few scalars of this process that are not the run's.
+        assert mine_peaks[key] == pytest.approx(real_peaks[key], abs=256), key
 
 
 def test_generations_peak_is_found_without_generating(settings_for: Callable[..., Any]) -> None:

@@ -29,3 +29,10 @@ def test_buckets_of_ddp_are_as_large_as_the_gradients(settings_for: Callable[...
     assert _requested(found, "communication") == 4 * PARAMETERS
     assert _requested(found, "weights") == 4 * PARAMETERS + ROPE
     assert len(_sizes()) == 9 * L + 3
+
+
+def test_a_rank_may_hold_one_completion_of_a_group(settings_for: Callable[..., Any]) -> None:
+    settings = settings_for(generation="none", gpus=4, per_device_train_batch_size=1)
+    found = _analysis(settings)
+    assert {b.step for b in found.phases if b.phase == "backward"} == {1, 2}
+    assert found.peak.allocated_bytes < _analysis(settings_for(generation="none", gpus=4)).peak.allocated_bytes
