@@ -88,8 +88,7 @@ def command(
     size, limit = _capacity(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output is not None)]
     columns += _published(published)
-    runs = _labelled(columns, labels, redact)
-    answer = compare(runs, size)
+    answer = compare(_labelled(columns, labels, redact), size)
     if redact:
         from memprof.redact import redact as redacted
 

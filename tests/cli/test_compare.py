@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -155,9 +157,13 @@ def test_gate_in_a_real_process(files: dict[str, Path]) -> None:
         (["small", "broken.json"], 3, "broken.json"),
         (["small", "explain.json"], 3, "memprof.explain/1"),
         (["small", "newer.json"], 3, "memprof.report/9"),
-        (["small", "lacking.json"], 3, "lacking.json"),
+        (["small", "lacking.json"], 3, "'source' is a required property"),
         (["small", "wrong.json"], 3, "categories"),
         (["small", "noise.bin"], 3, "noise.bin"),
+        (["small", "huge.json"], 3, "huge.json"),
+        (["small", "endless.json"], 3, "endless.json"),
+        (["small", "deep.json", "--redact"], 3, "deeper"),
+        (["small", "cut.json.gz"], 3, "cut.json.gz"),
         (["small", "."], 3, "directory"),
         (["small", "large", "--label", "one"], 2, "--label"),
         (["small", "large", "--capacity", "much"], 2, "much"),
@@ -182,6 +188,12 @@ def test_mistakes_are_one_sentence(
     wrong = sample()[0]
     wrong["peak"]["categories"]["weights"] += 1
     (tmp_path / "wrong.json").write_text(dumps(wrong))
+    text = dumps(sample()[0])
+    (tmp_path / "huge.json").write_text(text.replace('"max_requested_bytes": ', f'"max_requested_bytes": {"9" * 400}'))
+    (tmp_path / "endless.json").write_text(text.replace('"beta": 0.0', '"beta": 1e999'))
+    deep = "[" * 800 + "]" * 800
+    (tmp_path / "deep.json").write_text(text.replace('"beta": 0.0', f'"beta": {deep}'))
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(text.encode())[:-200])
     (tmp_path / "noise.bin").write_bytes(bytes(range(256)))
     named = [files.get(a, a) for a in arguments]
     result = call("compare", *named)
@@ -189,6 +201,34 @@ def test_mistakes_are_one_sentence(
     assert words in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+ODD: tuple[Any, ...] = (None, 0, -1, 2**63, 1.5, "", "\x1b[31m</script>", [], {}, [None], {"a": 1}, True, "generate")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in plain data, of lists the first two entries' only."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    return [path, *[place for key, item in items for place in places(item, (*path, key))]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_reports_never_end_in_a_traceback(files: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = json.loads(dumps(sample("trace" if seed % 3 else "cuda")[0]))
+    for _ in range(1 + seed % 3):
+        *path, last = rng.choice(places(data)[1:])
+        there = data
+        for key in path:
+            there = there[key]
+        if isinstance(there, dict) and rng.random() < 0.4:
+            del there[last]
+        else:
+            there[last] = copy.deepcopy(rng.choice(ODD))
+    (tmp_path / "damaged.json").write_text(json.dumps(data))
+    result = call("compare", tmp_path / "damaged.json", files["lean"], "-o", tmp_path / "page.html")
+    assert result.exit_code in (0, 3), result.exception
+    assert (tmp_path / "page.html").exists() is (result.exit_code == 0)
 
 
 def test_redact_takes_out_who_and_where(tmp_path: Path) -> None:
