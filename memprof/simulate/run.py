@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator import CachingAllocator, OutOfMemory, parse_settings
+from memprof.errors import InputError
 from memprof.record.protocol import DeviceInfo
 from memprof.simulate.gpus import Gpu, workspace_bytes
 from memprof.simulate.settings import Settings
@@ -87,6 +88,25 @@ def _recording(session: FakeSession) -> Iterator[None]:
         session.stop()
 
 
+@contextlib.contextmanager
+def _values_wanted(model: str) -> Iterator[None]:
+    """Code that cannot go on without real values ends in one sentence."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        what = f"its code needs real values (operation {getattr(error, 'func', None)})"
+        raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
+    except RuntimeError as error:
+        what = str(error).partition("\n")[0][:160]
+        raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
+
+
 def _all_of(shape: tuple[int, ...]) -> int:
     total = 1
     for extent in shape:
@@ -119,6 +139,7 @@ def simulate_settings(
 
     config = load_config(settings.model)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_values_wanted(settings.model))
         mesh = stack.enter_context(fake_group(settings.gpus)) if settings.sharding == "fsdp2" else None
         return simulate(
             lambda session: run_trl(settings, config, session, mesh),

@@ -108,7 +108,7 @@ def quiet() -> Iterator[None]:
     before = [(logging.getLogger(n), logging.getLogger(n).level) for n in names]
     try:
         for logger, _ in before:
-            logger.setLevel(logging.ERROR)
+            logger.setLevel(logging.CRITICAL)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
