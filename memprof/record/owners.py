@@ -145,7 +145,9 @@ def storages_of(tensor: Any) -> Iterator[Any]:
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten(tensor)[0]:
-            yield from storages_of(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if _is_tensor(inner):  # a DTensor names its mesh too
+                yield from storages_of(inner)
         return
     if tensor.is_meta:
         return

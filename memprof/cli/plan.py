@@ -1,0 +1,123 @@
+"""``memprof plan``: what fits a GPU, found by simulating it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.cli.options import emit, format_option, json_option
+from memprof.cli.simulation_options import run_options, settings_of
+from memprof.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command(name="plan", short_help="What fits a GPU, and what to set.")
+@run_options
+@click.option("--gpu", required=True, metavar="NAME|SIZE", help="A name such as H100, or a size such as 24GB.")
+@click.option(
+    "--maximize", type=click.Choice(["context", "num_generations", "batch"]), default="context", show_default=True,
+    help="What is made as large as fits.",
+)  # fmt: skip
+@click.option("--vary", metavar="NAME=V,V,...", help="Compare values of one setting, such as num_generations=2,4,8,16.")
+@click.option("--no-search", is_flag=True, help="Only the table.")
+@click.option("--yaml", "as_yaml_", is_flag=True, help="Print the best configuration as YAML.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; default: one a core.")
+@click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
+@format_option
+@json_option
+def command(
+    config_file: Path | None,
+    gpu: str,
+    maximize: str,
+    vary: str | None,
+    no_search: bool,
+    as_yaml_: bool,
+    workers: int | None,
+    no_cache: bool,
+    style: str,
+    json_file: Path | None,
+    **given: Any,
+) -> None:
+    """Simulate training methods for a model on a GPU: a table of what fits, and the best configuration found, ready to
+    paste. Results are kept, so that asking again is quick.
+
+    Exit code 4: nothing fits.
+    """
+    from memprof.simulate.gpus import find_gpu
+
+    find_gpu(gpu)
+    base = settings_of(config_file, given)
+    fixed = {name for name, value in given.items() if value is not None}
+    if config_file is not None:
+        from memprof.simulate.settings import read_settings
+
+        fixed |= set(read_settings(config_file))
+    from memprof.cli.simulate import need_torch
+    from memprof.plan import make_plan
+
+    need_torch()
+    with _progress() as told:
+        plan = make_plan(
+            base, gpu, fixed=fixed, maximize=maximize, vary=_vary(vary), search=not no_search,
+            workers=workers, use_cache=not no_cache, progress=told,
+        )  # fmt: skip
+    _say(plan, style, json_file, as_yaml_)
+    if not any(row.fits for row in plan.rows) and plan.best is None:
+        sys.exit(4)
+
+
+def _vary(text: str | None) -> tuple[str, list[Any]] | None:
+    if text is None:
+        return None
+    name, _, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    parts = [v.strip() for v in values.split(",") if v.strip()]
+    if not parts:
+        raise UsageError(f"--vary {text!r}: write it like num_generations=2,4,8.")
+    return name, [_value(part) for part in parts]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Simulating", total=None)
+        yield lambda done, asked: bar.update(task, completed=done, total=asked)
+
+
+def _say(plan: Any, style: str, json_file: Path | None, as_yaml_: bool) -> None:
+    from memprof.plan import words
+    from memprof.reports.json import dumps, write_json
+
+    if (json_file is not None and str(json_file) == "-") or style == "json":
+        emit(dumps(plan.to_dict()))
+        return
+    if json_file is not None:
+        write_json(plan.to_dict(), json_file)
+        click.echo(f"JSON: {json_file}", err=True)
+    emit(words.markdown(plan) if style == "markdown" else words.text(plan))
+    if as_yaml_ and plan.best is not None:
+        emit("\n" + words.as_yaml(plan.best))

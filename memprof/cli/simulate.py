@@ -1,0 +1,117 @@
+"""``memprof simulate``: a GRPO step executed on tensors without values; no GPU, nothing downloaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.cli.options import emit, format_option, json_option, working
+from memprof.cli.simulation_options import run_options, settings_of
+from memprof.errors import UsageError
+
+__all__ = ["command", "need_torch"]
+
+
+@click.command(name="simulate", short_help="Predict a run's memory without a GPU.")
+@run_options
+@click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="Whose code paths to follow.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Snapshot (.pickle) or page (.html)."
+)
+@format_option
+@json_option
+def command(
+    config_file: Path | None,
+    gpu: str | None,
+    device: str,
+    output: Path | None,
+    style: str,
+    json_file: Path | None,
+    **given: Any,
+) -> None:
+    """Predict the memory of a GRPO run: the installed TRL's own training step, executed on fake tensors through a model
+    of CUDA's caching allocator. One warm-up step, then the measured one.
+
+    Exit code 4: it does not fit the GPU named by --gpu.
+    """
+    settings = settings_of(config_file, given, device=device)
+    to_stdout = json_file is not None and str(json_file) == "-"
+    if to_stdout and style == "markdown":
+        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+    if gpu is not None and device == "cpu":
+        raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
+    need_torch()
+    from memprof.simulate.fit import evaluate
+    from memprof.simulate.gpus import find_gpu
+
+    card = find_gpu(gpu) if gpu is not None else None
+    with working(f"Simulating {settings.model}"):
+        outcome = evaluate(settings, card)
+    report = outcome.analysis.to_dict()
+    if outcome.verdict is not None:
+        report["notes"].insert(0, outcome.verdict.sentence())
+    _save(outcome, output)
+    if json_file is not None and not to_stdout:
+        from memprof.reports.json import write_json
+
+        write_json(report, json_file)
+        click.echo(f"JSON: {json_file}", err=True)
+    _print(report, "json" if to_stdout else style)
+    if outcome.verdict is not None:
+        click.echo(outcome.verdict.sentence(), err=True)
+        if not outcome.verdict.fits:
+            sys.exit(4)
+
+
+def need_torch() -> None:
+    """Refuse, in one sentence, where what is to be executed is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"simulating needs {', '.join(missing)}: pip install 'grpo-memprof[trl]'.")
+
+
+def _save(outcome: Any, output: Path | None) -> None:
+    if output is None:
+        return
+    if output.suffix == ".html":
+        from memprof.reports.document import document_of
+        from memprof.reports.html import write_html
+
+        write_html(document_of(outcome.analysis), output)
+        click.echo(f"Page: {output}", err=True)
+        return
+    from memprof.snapshot import save_snapshot
+
+    save_snapshot(outcome.raw, output)
+    click.echo(f"Snapshot: {output}", err=True)
+
+
+def _print(report: dict[str, Any], style: str) -> None:
+    if style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(report))
+        return
+    from memprof.reports.document import build_document
+
+    document = build_document(report)
+    if style == "markdown":
+        from memprof.reports.markdown import render_markdown
+
+        emit(render_markdown(document))
+        return
+    from memprof.reports.terminal import print_document
+
+    print_document(document)

@@ -1,0 +1,78 @@
+"""The options of a simulated run, named as ``GRPOConfig``, ``LoraConfig`` and ``TrainingArguments`` name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from memprof.simulate.settings import Settings
+
+__all__ = ["run_options", "settings_of"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COUNT = click.IntRange(min=1)
+_OPTIONS = (
+    click.option("--model", help="Hub id of the packaged catalogue, folder, or config.json."),
+    click.option(
+        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
+        help="YAML or JSON with any of these settings by their own names; options given here win.",
+    ),
+    click.option("--dtype", help="Of the parameters: float32 (what TRL loads by name), bfloat16, float16."),
+    click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
+    click.option("--lora-target-modules", metavar="NAMES", help="Comma-separated; default: all-linear."),
+    click.option("--load-in-4bit", is_flag=True, default=None, help="Base weights as bitsandbytes NF4 (QLoRA)."),
+    click.option("--num-generations", type=int, metavar="G", help="Completions of one prompt."),
+    click.option("--per-device-train-batch-size", type=int, metavar="N", help="Completions in a micro-batch."),
+    click.option("--gradient-accumulation-steps", type=int, metavar="N"),
+    click.option("--steps-per-generation", type=int, metavar="N"),
+    click.option("--prompt-length", type=int, metavar="TOKENS"),
+    click.option("--completion-length", type=int, metavar="TOKENS"),
+    click.option("--gradient-checkpointing/--no-gradient-checkpointing", default=None),
+    click.option("--beta", type=float, help="KL coefficient; other than 0 needs a reference model."),
+    click.option("--optim", help="A name of transformers' optimizers, or none for no optimizer step."),
+    click.option("--attn", help="auto, flash, efficient or math."),
+    click.option("--padding", help="none, or worst: masks hold padding, which rules flash attention out."),
+    click.option("--generation", help="hf, none or vllm."),
+    click.option("--recipe", help="trl, trl-full-logits or liger."),
+    click.option("--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="Of the card, for vllm."),
+    click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
+    click.option("--gpus", type=int, metavar="N"),
+    click.option("--sharding", help="ddp, fsdp2, zero1, zero2 or zero3, with --gpus above 1."),
+    click.option("--alloc-conf", metavar="STRING", help="As PYTORCH_CUDA_ALLOC_CONF."),
+)  # fmt: skip
+
+
+def run_options(function: F) -> F:
+    """Add the options to a command; they arrive as keyword arguments, None where not given."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def settings_of(config_file: Path | None, given: dict[str, Any], *, device: str = "cuda") -> Settings:
+    """Settings from a file and from options.
+
+    Raises:
+        InputError: the file cannot be used.
+        UsageError: no model, or settings that contradict each other.
+    """
+    from memprof.errors import UsageError
+    from memprof.simulate.settings import Settings, read_settings
+
+    values = read_settings(config_file) if config_file is not None else {}
+    values.update({name: value for name, value in given.items() if value is not None})
+    targets = values.get("lora_target_modules")
+    if isinstance(targets, str):
+        values["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
+    if not values.get("model"):
+        raise UsageError("which model? Give --model, a hub id such as Qwen/Qwen2.5-1.5B-Instruct or a config.json.")
+    values["device"] = device
+    try:
+        return Settings(**values)
+    except TypeError as error:
+        raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None

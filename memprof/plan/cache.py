@@ -1,0 +1,67 @@
+"""Results of simulations on disk, by a hash of everything they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memprof._version import __version__
+
+__all__ = ["cache_folder", "key_of", "load", "store"]
+
+_SCHEMA = 1  # raised when a change of the simulator changes its figures
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+
+
+def cache_folder() -> Path:
+    """Where results are kept: ``$MEMPROF_CACHE``, else the user's cache folder."""
+    if given := os.environ.get("MEMPROF_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "memprof" / "plan"
+
+
+def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | None) -> str:
+    """A name for one simulation: its settings, the model's config, and the versions that execute it."""
+    parts = {
+        "schema": _SCHEMA,
+        "memprof": __version__,
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "settings": settings,
+        "model": model_config,
+        "gpu": gpu,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def load(key: str) -> dict[str, Any] | None:
+    """A stored result, or None; a file that cannot be used is no result."""
+    try:
+        data = json.loads((cache_folder() / f"{key}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def store(key: str, row: dict[str, Any]) -> None:
+    """Keep a result; a full or read-only disk only costs the next plan time."""
+    folder = cache_folder()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump(row, out)
+        os.replace(name, folder / f"{key}.json")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,52 @@
+"""The methods a plan compares, each a set of settings over what the user fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.simulate.settings import Settings
+
+__all__ = ["METHODS", "Method", "methods_for"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: its name and the settings that make it. The table's order is by how much is trained."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+_LORA = {"lora_r": 16, "dtype": "bfloat16", "optim": "adamw_torch_fused"}
+METHODS = (
+    Method("full", {"dtype": "float32", "optim": "adamw_torch_fused", "gradient_checkpointing": False}),
+    Method("full + 8-bit Adam", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": False}),
+    Method(
+        "full + 8-bit + checkpointing", {"dtype": "bfloat16", "optim": "adamw_8bit", "gradient_checkpointing": True}
+    ),
+    Method("LoRA", {**_LORA, "gradient_checkpointing": False}),
+    Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}),
+    Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}),
+)
+
+
+def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]]:
+    """Each method's settings, without those that contradict what the user fixed (by name, in ``fixed``)."""
+    rows: list[tuple[Method, Settings]] = []
+    seen: set[str] = set()
+    for method in METHODS:
+        against = [n for n, v in method.settings.items() if n in fixed and n not in _REFINED and getattr(base, n) != v]
+        if against or ("lora_r" in fixed and base.lora_r is not None and "lora_r" not in method.settings):
+            continue
+        changes = {name: value for name, value in method.settings.items() if name not in fixed}
+        settings = base.with_(**changes)
+        key = repr(settings)
+        if key not in seen:
+            seen.add(key)
+            rows.append((method, settings))
+    return rows
+
+
+# A value of these refines a method instead of choosing one.
+_REFINED = {"lora_r", "dtype", "optim"}

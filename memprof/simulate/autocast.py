@@ -1,0 +1,92 @@
+"""CUDA's autocast rules, on the device that fake tensors have.
+
+Fake tensors live on ``cpu`` (fake CUDA ones need a driver), and ``torch.autocast("cpu")`` casts other operations than
+``torch.autocast("cuda")`` does. The lower-precision lists agree where language models go; what CUDA runs in float32
+and the CPU does not is registered here, for as long as :func:`cuda_autocast` is open. Lists: torch's
+``aten/src/ATen/autocast_mode.h``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+__all__ = ["cuda_autocast"]
+
+# Cast to float32, then computed there.
+_FLOAT32 = [
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt"),
+    *("sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm"),
+    *("native_layer_norm", "group_norm", "rms_norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
+]
+# Told to compute and answer in float32: a reduction converts while it reads, without a copy.
+_DTYPE = [
+    *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
+    *("sum", "sum.dim_IntList"),
+]
+_WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
+
+_OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _operation(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def _cast_float32(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            args, kwargs = tree_map(lambda v: v.float() if _eligible(v) else v, (args, kwargs))
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _set_dtype(op: Any) -> Callable[..., Any]:
+    names = [a.name for a in op._schema.arguments]
+    place = names.index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if place < len(args) else kwargs.get("dtype")
+        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            if given is None and _eligible(args[0]):
+                kwargs = {**kwargs, "dtype": torch.float32}
+                args = args[:place]
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _cast_widest(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            if any(_eligible(a) and a.dtype is torch.float32 for a in args):
+                args = tuple(a.float() if _eligible(a) else a for a in args)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """While open, ``torch.autocast("cpu")`` casts what ``torch.autocast("cuda")`` would."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for names, make in ((_FLOAT32, _cast_float32), (_DTYPE, _set_dtype), (_WIDEST, _cast_widest)):
+            for name in names:
+                library.impl(name, make(_operation(name)), "AutocastCPU")
+    try:
+        yield
+    finally:
+        library._destroy()

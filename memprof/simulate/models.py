@@ -1,0 +1,55 @@
+"""The model to simulate: its config from the catalogue, a folder or a file, built without a single weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memprof.errors import InputError
+from memprof.simulate.catalogue import find_config
+from memprof.simulate.fakes import materialize
+from memprof.simulate.quantized import quantize_nf4
+
+__all__ = ["build_model", "load_config"]
+
+
+def load_config(model: str) -> Any:
+    """A transformers config for a hub id, a folder or a ``config.json``.
+
+    Raises:
+        InputError: there is none, or transformers does not know the architecture.
+    """
+    from transformers import AutoConfig
+
+    values = dict(find_config(model))
+    kind = values.pop("model_type", None)
+    try:
+        config = AutoConfig.for_model(kind, **values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{model}: transformers cannot use this config ({str(error).splitlines()[0][:100]})."
+        ) from None
+    config._name_or_path = model
+    return config
+
+
+def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool = False) -> Any:
+    """A causal language model of fake tensors; call it inside the fake world, where its tensors are counted.
+
+    Raises:
+        InputError: the architecture is not a causal language model, or its code needs real values.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+            if nf4:
+                quantize_nf4(model)
+        materialize(model)
+        model.tie_weights()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        name = getattr(config, "_name_or_path", config.model_type)
+        raise InputError(f"{name}: cannot be built without weights ({str(error).splitlines()[0][:100]}).") from None
+    return model

@@ -1,0 +1,114 @@
+"""Other ways to compute the same loss, put in place of TRL's: logits in full as older releases did, and Liger's."""
+
+from __future__ import annotations
+
+import types
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from memprof.errors import UsageError
+from memprof.simulate.settings import Settings
+
+__all__ = ["apply_recipe"]
+
+_ENTROPY_ROWS = 128
+
+
+def apply_recipe(trainer: Any, settings: Settings) -> None:
+    """Make a trainer compute its loss as ``settings.recipe`` says.
+
+    Raises:
+        UsageError: the recipe's package is not installed.
+    """
+    if settings.recipe == "trl-full-logits":
+        trainer._get_per_token_logps_and_entropies = types.MethodType(_full_logits, trainer)
+    elif settings.recipe == "liger":
+        if find_spec("liger_kernel") is None:
+            raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")
+        trainer._compute_loss = types.MethodType(_liger_loss, trainer)
+
+
+def _full_logits(
+    self: Any,
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **_: Any,
+) -> tuple[Any, Any, Any]:
+    """Log-probabilities from ``[batch, tokens, vocabulary]`` logits, as TRL computed them up to its 0.2x releases."""
+    batch_size = batch_size or input_ids.size(0)
+    logps, entropies = [], []
+    for start in range(0, input_ids.size(0), batch_size):
+        ids = input_ids[start : start + batch_size]
+        mask = attention_mask[start : start + batch_size]
+        logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1).logits
+        logits = logits[:, :-1, :]
+        logits = logits[:, -logits_to_keep:]
+        logits = logits / self.temperature
+        logps.append(_selected(logits, ids[:, -logits_to_keep:]))
+        if compute_entropy:
+            with torch.no_grad():
+                entropies.append(_entropy(logits))
+    return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
+
+
+def _selected(logits: Any, targets: Any) -> Any:
+    """Row by row, so that one row's temporaries exist at a time."""
+    if logits.dtype in (torch.float32, torch.float64):
+        chosen = torch.gather(logits, dim=-1, index=targets.unsqueeze(-1)).squeeze(-1)
+        return chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+    rows = []
+    for row, target in zip(logits, targets, strict=True):
+        logp = torch.log_softmax(row, dim=-1)
+        rows.append(logp.gather(dim=-1, index=target.unsqueeze(-1)).squeeze(-1))
+    return torch.stack(rows)
+
+
+def _entropy(logits: Any) -> Any:
+    flat = logits.reshape(-1, logits.shape[-1])
+    parts = []
+    for chunk in flat.split(_ENTROPY_ROWS):
+        logp = torch.log_softmax(chunk, dim=-1)
+        parts.append(-(torch.exp(logp) * logp).sum(-1))
+    return torch.cat(parts).reshape(logits.shape[:-1])
+
+
+def _liger_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
+    """Liger's fused linear GRPO loss, called as its users call it: hidden states of the completion, and the head."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    loss = LigerFusedLinearGRPOLoss(
+        beta=self.beta,
+        compiled=False,
+        use_ref_model=self.beta != 0.0,
+        loss_type=self.loss_type,
+        max_completion_length=self.max_completion_length,
+        temperature=self.temperature,
+    )
+    inner = self.accelerator.unwrap_model(model)
+    while hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    keep = inputs["completion_ids"].size(1)
+    with self.accelerator.autocast():
+        hidden = inner.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = hidden[:, :-1, :][:, -keep:, :]
+        head = inner.get_output_embeddings()
+        value, _ = loss(
+            _input=hidden,
+            lin_weight=head.weight,
+            selected_token_ids=inputs["completion_ids"],
+            attention_mask=inputs["completion_mask"],
+            advantages=inputs["advantages"],
+            bias=head.bias,
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+            ref_per_token_logps=inputs.get("ref_per_token_logps"),
+        )
+    return value / self.current_gradient_accumulation_steps

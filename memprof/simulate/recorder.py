@@ -1,0 +1,396 @@
+"""A recorder of fake tensors: what no device holds, handed to a model of the allocator and written as a snapshot.
+
+A dispatch mode above torch's fake mode sees every storage that an operation makes; a weak reference tells when it
+is let go. Both go to :class:`memprof.allocator.CachingAllocator`, whose events are the trace. Time is a count of
+events: nothing is executed, so there is nothing to clock, and the same simulation gives the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.allocator import CachingAllocator, OutOfMemory
+from memprof.record.frames import StackWriter, capture_function
+from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.record.scope import ModuleScope
+from memprof.record.trace_format import Born, _TagWriter
+from memprof.simulate.engine import sums_in_place
+from memprof.simulate.hidden import hidden_bytes
+from memprof.simulate.owners import FakeOwnerBook
+from memprof.simulate.plain_heap import PlainHeap
+from memprof.vocabulary import Category, History, Kind, Phase
+
+__all__ = ["FakeRecorder"]
+
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)  # frames that own no memory
+_graph_task = torch._C._current_graph_task_id
+_ADD = torch.ops.aten.add.Tensor
+_MULTIPLIES = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.mm.out,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+
+
+class _Event(NamedTuple):
+    action: str
+    address: int
+    size: int
+    time: int
+    stream: int
+    pool: int
+    captured: Any
+    tag: str
+
+
+class _Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that still knows its block."""
+
+    __slots__ = ("address", "key", "nbytes", "stream")
+    key: int
+    address: int
+    nbytes: int
+    stream: int
+
+
+class FakeRecorder:
+    """Sees fake storages come and go.
+
+    Args:
+        allocator: where blocks come from; its ``on_event`` is taken over.
+        device: what is said of the device in the snapshot.
+        cuda: whether kernels' own temporaries and the autograd engine's in-place sums are those of CUDA.
+        stacks: ``"python"`` or None.
+    """
+
+    def __init__(
+        self,
+        allocator: CachingAllocator | PlainHeap,
+        device: DeviceInfo,
+        *,
+        cuda: bool = True,
+        stacks: str | None = "python",
+    ) -> None:
+        self.kind = Kind.SIMULATED if cuda else Kind.TRACE
+        self.scope = ModuleScope()
+        self.notes: list[str] = []
+        self.bounded = False
+        self.allocator = allocator
+        self.cuda = cuda
+        allocator.on_event = self._event
+        self._device = device
+        self._capture = capture_function(stacks)
+        self._tags = Tags()
+        self._tag_writer = _TagWriter()
+        self._clock = 0
+        self._events: list[_Event] = []
+        self._live: dict[int, _Watch] = {}
+        self._origin: dict[int, tuple[Any, str]] = {}
+        self._captured: Any = None
+        self._tag = ""
+        self._optimizer_depth = 0
+        self._windows: list[list[int]] = []
+        self._handles: list[Any] = []
+        self._resize: Any = None
+        self._running = False
+        self._oom: dict[str, Any] | None = None
+        self.owners: FakeOwnerBook | None = None
+        # cuBLAS's workspace for each thread that multiplies: the caller's and the autograd engine's.
+        self.workspace = 0
+        self._workspaces: set[bool] = set()
+        self.stream_of: Callable[[], int] | None = None
+        self.paused = 0
+
+    # -- recorder ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch: module scopes, optimizers, storages that are resized."""
+        if self._running:
+            return
+        self._running = True
+        self.scope.start()
+        self._watch_optimizers()
+        self._watch_resize()
+
+    def stop(self) -> None:
+        """What is alive stays alive in the snapshot."""
+        if not self._running:
+            return
+        self._running = False
+        self.scope.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
+            del torch.UntypedStorage.resize_
+
+    def now_us(self) -> int:
+        """The count of events and marks so far."""
+        self._clock += 1
+        return self._clock
+
+    def set_tags(self, tags: Tags) -> None:
+        self._tags = tags
+
+    def watches(self, device_type: str) -> bool:
+        return True
+
+    def device(self) -> DeviceInfo:
+        return self._device
+
+    def oom(self) -> dict[str, Any] | None:
+        if self._oom is None:
+            return None
+        found = dict(self._oom)
+        frames = StackWriter(_OURS).write([found.pop("captured")])[0]
+        found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
+        return found
+
+    def open_window(self) -> None:
+        heap = self.allocator
+        self._windows.append([heap.allocated, heap.reserved, heap.active, heap.requested])
+
+    def close_window(self) -> WindowPeaks:
+        peaks = self._windows.pop()
+        if self._windows:
+            self._windows[-1] = [max(a, b) for a, b in zip(self._windows[-1], peaks, strict=True)]
+        allocated, reserved, active, requested = peaks
+        heap = self.allocator
+        return WindowPeaks(
+            allocated,
+            reserved if self.cuda else None,
+            active,
+            requested,
+            heap.allocated,
+            heap.reserved if self.cuda else None,
+        )
+
+    def dump(self) -> tuple[dict[str, Any], Recorded]:
+        stacks = StackWriter(_OURS)
+        frames = stacks.write([e.captured for e in self._events])
+        trace = [
+            {
+                "action": e.action,
+                "addr": e.address,
+                "size": e.size,
+                "stream": e.stream,
+                "segment_pool_id": (0, e.pool),
+                "time_us": e.time,
+                "compile_context": "",
+                "user_metadata": e.tag,
+                "frames": where,
+            }
+            for e, where in zip(self._events, frames, strict=True)
+        ]
+        for row in trace:
+            if row["action"] == "oom":
+                row["device_free"] = row.pop("addr")
+        segments = self.allocator.segments()
+        self._add_frames(segments, stacks)
+        settings = self.allocator.settings
+        raw = {
+            "segments": segments,
+            "device_traces": [*([] for _ in range(self._device.index)), trace],
+            "allocator_settings": {"expandable_segments": settings.expandable_segments},
+            "external_annotations": [],
+        }
+        return raw, Recorded(0, self._clock, History.COMPLETE.value, 0, None, [])
+
+    def _add_frames(self, segments: list[dict[str, Any]], stacks: StackWriter) -> None:
+        blocks = [b for s in segments for b in s["blocks"] if b["state"] != "inactive"]
+        origins = [self._origin.get(b["address"], (None, "")) for b in blocks]
+        for block, frames, (_, tag) in zip(blocks, stacks.write([c for c, _ in origins]), origins, strict=True):
+            block["frames"] = frames
+            block["user_metadata"] = tag
+
+    # -- storages ----------------------------------------------------------------------------------------------
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of blocks in use now."""
+        return self.allocator.allocated
+
+    def address_of(self, storage: Any) -> int:
+        """The simulated address of a storage; 0 if it has none."""
+        watch = self._live.get(storage._cdata)
+        return watch.address if watch is not None else 0
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Account for what an operation made, its kernel's own temporaries included."""
+        if self.workspace and func in _MULTIPLIES:
+            self._claim_workspace()
+        live = self._live
+        made = []
+        for tensor in _fakes((out,)):
+            storage = tensor.untyped_storage()
+            watch = live.get(storage._cdata)
+            if watch is None:
+                if func is _ADD and self.cuda and sums_in_place(args):
+                    self._inherit(args[0], storage)
+                else:
+                    self.birth(tensor, func)
+                made.append(tensor)
+            elif watch.nbytes != storage.nbytes() and not self.paused:
+                self._resized(storage)
+        if self.cuda:
+            self.scratch(hidden_bytes(func, args, kwargs, made), func)
+
+    def _claim_workspace(self) -> None:
+        in_engine = _graph_task() != -1
+        if in_engine not in self._workspaces:
+            self._workspaces.add(in_engine)
+            self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
+
+    def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
+        """A tensor's storage came to be, unless it is known already."""
+        if tensor.untyped_storage()._cdata not in self._live:
+            self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
+
+    def scratch(self, sizes: list[int], func: Any = None) -> None:
+        """Memory of these sizes that is asked for together and given back at once."""
+        taken = [self._malloc(nbytes, (nbytes,), torch.uint8, func)[0] for nbytes in sizes if nbytes]
+        for address in taken:
+            self.release(address)
+
+    def hold(self, nbytes: int, category: Category, owners: FakeOwnerBook | None, name: str) -> int:
+        """Memory that no tensor stands for (workspaces, engine pools) and that stays; its address."""
+        address, _ = self._malloc(nbytes, (nbytes,), torch.uint8, None)
+        if owners is not None:
+            owners.claim_address(address, category, None, name)
+        return address
+
+    def release(self, address: int) -> None:
+        """Give back what :meth:`hold` took."""
+        self._captured, self._tag = None, ""
+        self._origin.pop(address, None)
+        self.allocator.free(address)
+
+    def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
+        nbytes = storage.nbytes()
+        if not nbytes or self.paused:
+            return
+        address, stream = self._malloc(nbytes, shape, dtype, func)
+        self._remember(storage, address, nbytes, stream)
+
+    def _malloc(self, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> tuple[int, int]:
+        captured = self._capture() if self._capture is not None else None
+        running = self.scope.innermost
+        born = Born(0, 0, nbytes, None, self._tags, self._region(running is not None), running, shape, dtype, func)
+        self._captured, self._tag = captured, self._tag_writer.write(born)
+        stream = self.stream_of() if self.stream_of is not None else 0
+        try:
+            address, _ = self.allocator.malloc(nbytes, stream)
+        except OutOfMemory as error:
+            self._oom = {
+                "requested_bytes": error.requested,
+                "device_free_bytes": error.free,
+                "captured": captured,
+                "time_us": self._clock,
+            }
+            raise
+        self._origin[address] = (captured, self._tag)
+        heap = self.allocator
+        if self._windows:
+            window = self._windows[-1]
+            window[:] = (
+                max(window[0], heap.allocated),
+                max(window[1], heap.reserved),
+                max(window[2], heap.active),
+                max(window[3], heap.requested),
+            )
+        return address, stream
+
+    def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
+        watch = _Watch(storage, self._died)
+        watch.key, watch.address, watch.nbytes, watch.stream = storage._cdata, address, nbytes, stream
+        self._live[watch.key] = watch
+
+    def _died(self, watch: Any) -> None:
+        # After the end, what is alive stays alive in the snapshot.
+        known: Any = self._live.get(watch.key)
+        if not self._running or known is not watch:
+            return
+        del self._live[watch.key]
+        self.release(watch.address)
+
+    def _resized(self, storage: Any) -> None:
+        watch = self._live.pop(storage._cdata, None)
+        if watch is not None:
+            self._captured, self._tag = None, ""
+            self._origin.pop(watch.address, None)
+            self.allocator.free(watch.address)
+        if storage.nbytes():
+            self._born(storage, (storage.nbytes(),), torch.uint8, None)
+
+    def _event(self, action: str, address: int, size: int, stream: int, pool: int) -> None:
+        self._clock += 1
+        self._events.append(_Event(action, address, size, self._clock, stream, pool, self._captured, self._tag))
+
+    def _region(self, in_module: bool) -> str:
+        if self._optimizer_depth or self._tags.phase == Phase.OPTIMIZER_STEP.value:
+            return "optimizer"
+        if _graph_task() != -1:
+            return "recompute" if in_module else "backward"
+        if in_module:
+            return "forward" if torch.is_grad_enabled() else "no_grad"
+        return "outside"
+
+    # -- what no dispatch shows --------------------------------------------------------------------------------
+
+    def _inherit(self, first: FakeTensor, storage: Any) -> None:
+        old = first.untyped_storage()
+        watch = self._live.pop(old._cdata, None)
+        if watch is None or watch.nbytes != storage.nbytes():
+            if watch is not None:
+                self._live[watch.key] = watch
+            self._born(storage, tuple(first.shape), first.dtype, _ADD)
+            return
+        self._remember(storage, watch.address, watch.nbytes, watch.stream)
+
+    def _watch_optimizers(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        def before(*_: Any) -> None:
+            self._optimizer_depth += 1
+
+        def after(*_: Any) -> None:
+            self._optimizer_depth = max(0, self._optimizer_depth - 1)
+
+        self._handles += [
+            hooks.register_optimizer_step_pre_hook(before),
+            hooks.register_optimizer_step_post_hook(after),
+        ]
+
+    def _watch_resize(self) -> None:
+        original = torch.UntypedStorage.resize_
+        recorder = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            if recorder._running and not recorder.paused and storage.device.type == "meta":
+                watch = recorder._live.get(storage._cdata)
+                if (watch.nbytes if watch else 0) != storage.nbytes():
+                    recorder._resized(storage)
+            return result
+
+        self._resize = resize_
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+
+def _fakes(values: Iterable[Any]) -> list[FakeTensor]:
+    found: list[FakeTensor] = []
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value.fake_device.type != "meta" and value.layout is torch.strided:
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _fakes(value)
+    return found

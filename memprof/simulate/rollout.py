@@ -1,0 +1,110 @@
+"""Completions without values: their tokens are made up, and generation is executed where its memory is highest."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memprof.simulate.engines import ColocatedEngine
+from memprof.simulate.settings import Settings
+
+if TYPE_CHECKING:
+    from memprof.simulate.session import FakeSession
+
+__all__ = ["counted", "fake_rollout", "unfinished"]
+
+
+def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
+    prompt, completion = settings.prompt_length, settings.completion_length
+    if settings.generation == "vllm":
+        engine = ColocatedEngine(settings, session)
+        trainer.use_vllm = True  # the loss is corrected for what the engine sampled with
+
+    def tokenize(self: Any, prompts: list[Any]) -> Any:
+        return [[0] * prompt for _ in prompts], None, {}
+
+    def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
+        if settings.generation == "hf":
+            _generate(self, len(prompt_ids), settings)
+        logprobs = None
+        if settings.generation == "vllm":
+            engine.generate()
+            logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
+        return [[0] * completion for _ in prompt_ids], logprobs
+
+    trainer._tokenize_prompts = types.MethodType(tokenize, trainer)
+    trainer._generate_single_turn = types.MethodType(single_turn, trainer)
+
+
+def _generate(trainer: Any, batch: int, settings: Settings) -> None:
+    """The prompts' forward, then the step that decodes the last token over a cache of all that went before."""
+    from trl.models import unwrap_model_for_generation
+
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=False,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+    ):
+        layers = _some_tokens(trainer, model, batch, settings.prompt_length, None)
+        if settings.completion_length > _DECODED:
+            held = settings.sequence_length - 1 - _DECODED
+            _some_tokens(trainer, model, batch, held + 1, _cache(model, layers, held))
+
+
+# Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
+_DECODED = 2
+
+
+def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) -> list[tuple[Any, Any, torch.dtype]]:
+    """Generate some tokens after ``tokens``; returns shapes and dtype of each layer's keys and values."""
+    import copy
+
+    ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
+    generation = copy.copy(trainer.generation_config)
+    generation.max_new_tokens = _DECODED
+    generation.return_dict_in_generate = True
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
+    )
+    return [
+        (tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype) for layer in out.past_key_values.layers
+    ]
+
+
+def _cache(model: Any, layers: list[tuple[Any, Any, torch.dtype]], held: int) -> Any:
+    """A cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    for index, (keys, values, dtype) in enumerate(layers):
+        window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
+        length = min(held, window - 1) if window else held
+        parts = [torch.empty(*shape[:-2], length, shape[-1], dtype=dtype) for shape in (keys, values)]
+        cache.update(*parts, index)
+        del parts
+        if hasattr(cache.layers[index], "cumulative_length"):
+            cache.layers[index].cumulative_length = held
+    return cache
+
+
+def counted(sample: Any) -> Any:
+    @functools.wraps(sample)
+    def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._memprof_tokens = _DECODED
+        return sample(self, *args, **kwargs)
+
+    return limited
+
+
+def unfinished(self: Any, *_: Any, **__: Any) -> bool:
+    """Whether sampling goes on: a count, since no fake token ever ends a sequence."""
+    self._memprof_tokens -= 1
+    return bool(self._memprof_tokens >= 0)

@@ -1,0 +1,171 @@
+"""One simulation, from settings or from a function of one's own, to a snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memprof.allocator import CachingAllocator, OutOfMemory, parse_settings
+from memprof.errors import InputError
+from memprof.record.protocol import DeviceInfo
+from memprof.simulate.gpus import Gpu, workspace_bytes
+from memprof.simulate.settings import Settings
+
+if TYPE_CHECKING:
+    from memprof.simulate.session import FakeSession
+
+__all__ = ["simulate", "simulate_settings"]
+
+
+def simulate(
+    fn: Callable[[FakeSession], Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    device: str = "cuda",
+    attention: str | None = None,
+    padding: bool = False,
+    selected: Callable[[tuple[int, ...]], int] | None = None,
+    alloc_conf: str = "",
+    capacity: int | None = None,
+    gpu: Gpu | None = None,
+    world_size: int = 1,
+    stacks: bool = True,
+) -> dict[str, Any]:
+    """Run ``fn(session)`` on fake tensors and return a raw snapshot, as torch's ``_snapshot()`` would.
+
+    Everything ``fn`` makes on the default device (``cpu``: that is what fake tensors say) is taken for the device's.
+    Mark phases with :func:`memprof.phase`; tell the session of models with ``session.add_model(model, "policy")``.
+
+    Args:
+        fn: a training loop, or a step of one.
+        config: flat facts kept in the snapshot.
+        device: ``"cuda"`` follows CUDA's autocast rules, attention kernels and allocator, ``"cpu"`` the CPU's.
+        attention: ``flash``, ``efficient`` or ``math``; None chooses as CUDA does.
+        padding: whether masks are said to hold padding.
+        selected: how many entries of a boolean mask of this shape are set; all of them by default.
+        alloc_conf: as ``PYTORCH_CUDA_ALLOC_CONF``.
+        capacity: bytes the device has for this process; what needs more ends in an OOM the snapshot tells of.
+        gpu: whose workspaces and context are assumed.
+        world_size: ranks, of which this is the first.
+        stacks: keep Python stacks.
+
+    Raises:
+        UsageError: ``alloc_conf`` is malformed.
+    """
+    from memprof.simulate.fakes import fake_world
+    from memprof.simulate.plain_heap import PlainHeap
+    from memprof.simulate.recorder import FakeRecorder
+    from memprof.simulate.session import FakeSession
+    from memprof.simulate.tracking import Tracking
+
+    cuda = device == "cuda"
+    heap = CachingAllocator(parse_settings(alloc_conf), capacity) if cuda else PlainHeap()
+    name = gpu.name if gpu is not None else "no device: simulated"
+    total = gpu.total_bytes if gpu is not None else capacity
+    recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
+    if cuda:
+        recorder.workspace = workspace_bytes(gpu)
+    session = FakeSession(recorder, config or {}, world_size=world_size)
+    recorder.owners = session.book
+    session.non_torch = gpu.context_bytes if gpu is not None else None
+    with (
+        fake_world(cuda=cuda, attention=attention),
+        Tracking(recorder, not padding, selected or _all_of),
+        _recording(session),
+    ):
+        fn(session)
+    return session.to_raw()
+
+
+@contextlib.contextmanager
+def _recording(session: FakeSession) -> Iterator[None]:
+    session.start()
+    try:
+        with contextlib.suppress(OutOfMemory):  # told of in the snapshot
+            yield
+    finally:
+        session.stop()
+
+
+@contextlib.contextmanager
+def _values_wanted(model: str) -> Iterator[None]:
+    """Code that cannot go on without real values ends in one sentence."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        what = f"its code needs real values (operation {getattr(error, 'func', None)})"
+        raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
+    except RuntimeError as error:
+        what = str(error).partition("\n")[0][:160]
+        raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
+
+
+def _all_of(shape: tuple[int, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
+
+
+def simulate_settings(
+    settings: Settings, *, capacity: int | None = None, gpu: Gpu | None = None, stacks: bool = True
+) -> dict[str, Any]:
+    """Execute a GRPO step of TRL on fake tensors; the result is a raw snapshot.
+
+    Args:
+        settings: the run.
+        capacity: bytes the device has for this process.
+        gpu: whose workspaces and context are assumed.
+        world_size: ranks, of which this is the first.
+        stacks: keep Python stacks.
+
+    Raises:
+        InputError: the model cannot be found, or its code needs real values.
+        UsageError: options that cannot be satisfied.
+    """
+    import transformers.masking_utils  # noqa: F401  (loaded before the fake world opens: it makes constants)
+    import trl  # noqa: F401
+
+    from memprof.simulate.models import load_config
+    from memprof.simulate.sharded import fake_group
+    from memprof.simulate.trl_recipe import run_trl, selected_of
+
+    config = load_config(settings.model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_values_wanted(settings.model))
+        mesh = stack.enter_context(fake_group(settings.gpus)) if settings.sharding == "fsdp2" else None
+        return simulate(
+            lambda session: run_trl(settings, config, session, mesh),
+            config={**settings.to_dict(), **_facts(config)},
+            device=settings.device,
+            attention=None if settings.attn == "auto" else settings.attn,
+            padding=settings.padding == "worst",
+            selected=selected_of(settings),
+            alloc_conf=settings.alloc_conf,
+            capacity=capacity,
+            gpu=gpu,
+            world_size=settings.gpus,
+            stacks=stacks,
+        )
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    """What attribution wants to know of a model."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return {
+        "hidden_size": text.hidden_size,
+        "vocab_size": text.vocab_size,
+        "num_hidden_layers": text.num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "tie_word_embeddings": bool(text.tie_word_embeddings),
+    }

@@ -1,0 +1,51 @@
+"""A recording session over fake tensors: phases and owners as in a real one, no facts about this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.record.caches import CacheWatch
+from memprof.record.session import Session
+from memprof.simulate.owners import FakeOwnerBook
+from memprof.simulate.recorder import FakeRecorder
+
+__all__ = ["FakeSession"]
+
+
+class FakeSession(Session):
+    """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
+
+    ``non_torch``, ``managed_bytes`` (paged state) and ``pinned_bytes`` are set by what is simulated.
+    """
+
+    def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
+        super().__init__(recorder, config=config, rank=0, world_size=world_size)
+        self.fake_recorder = recorder
+        self.owners = self.book = FakeOwnerBook(recorder)
+        self.caches = CacheWatch(self.owners)
+        self.managed_bytes = 0
+        self.pinned_bytes = 0
+        self.non_torch: int | None = None
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def _ask_holders(self) -> None:
+        """Nobody to ask: fake storages have no addresses, and the simulation's own objects would answer."""
+
+    def _sample(self) -> None:
+        """Nothing to sample: this process's memory says nothing about the run's."""
+
+    def to_raw(self) -> dict[str, Any]:
+        raw = super().to_raw()
+        raw["memprof"]["host"] = {
+            # The pinned allocator rounds up to powers of two.
+            "pinned_bytes": 1 << (self.pinned_bytes - 1).bit_length() if self.pinned_bytes else 0,
+            "pinned_requested_bytes": self.pinned_bytes,
+            "managed_bytes": self.managed_bytes,
+            "rss_bytes": 0,
+        }
+        raw["memprof"]["non_torch_bytes"] = self.non_torch
+        raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
+        return raw

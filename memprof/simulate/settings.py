@@ -1,0 +1,209 @@
+"""What is simulated: the settings of one GRPO run, named as ``GRPOConfig``, ``LoraConfig`` and friends name them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import InputError, UsageError
+
+__all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("float32", "bfloat16", "float16"),
+    "attn": ("auto", "flash", "efficient", "math"),
+    "padding": ("none", "worst"),
+    "generation": ("hf", "none", "vllm"),
+    "recipe": ("trl", "trl-full-logits", "liger"),
+    "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"),
+    "device": ("cuda", "cpu"),
+    "gradient_checkpointing": ("none", "full"),
+}
+
+
+# Executed by torch and transformers, or modelled (memprof.simulate.optimizers).
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adafactor",
+    "sgd",
+    "adagrad",
+    "rmsprop",
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "none",
+)
+_UNSHARDED = tuple(n for n in OPTIMIZERS if n not in ("adamw_torch_fused", "adamw_torch", "none"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. Lengths are tokens, one sequence's; sizes are bytes.
+
+    ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
+    a model given by name in float32, and computes in bfloat16 (``mixed_precision``).
+    """
+
+    model: str
+    dtype: str = "float32"
+    mixed_precision: str = "bf16"
+    lora_r: int | None = None
+    lora_target_modules: tuple[str, ...] = ("all-linear",)
+    load_in_4bit: bool = False
+    num_generations: int = 8
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    steps_per_generation: int | None = None
+    num_iterations: int = 1
+    prompt_length: int = 512
+    completion_length: int = 256
+    gradient_checkpointing: bool = True
+    beta: float = 0.0
+    optim: str = "adamw_torch_fused"
+    max_grad_norm: float = 1.0
+    loss_type: str = "dapo"
+    attn: str = "auto"
+    padding: str = "none"
+    generation: str = "hf"
+    vllm_gpu_memory_utilization: float = 0.3
+    vllm_enable_sleep_mode: bool = False
+    recipe: str = "trl"
+    gpus: int = 1
+    sharding: str = "ddp"
+    alloc_conf: str = ""
+    device: str = "cuda"
+    gpu: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in allowed:
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
+        self._check_numbers()
+        self._check_optimizer()
+        self._check_together()
+
+    def _check_numbers(self) -> None:
+        for name in (
+            "num_generations",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "prompt_length",
+            "completion_length",
+            "gpus",
+            "num_iterations",
+        ):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+        if self.lora_r is not None and self.lora_r < 1:
+            raise UsageError("--lora-r must be at least 1.")
+
+    def _check_optimizer(self) -> None:
+        if self.optim not in OPTIMIZERS:
+            raise UsageError(f"--optim {self.optim!r} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
+
+    def _check_together(self) -> None:
+        if self.load_in_4bit and self.lora_r is None:
+            raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
+        if self.sharding == "fsdp2" and (self.lora_r is not None or self.device == "cpu" or self.optim in _UNSHARDED):
+            raise UsageError("--sharding fsdp2 is simulated for full fine-tuning with torch's own optimizers on CUDA.")
+        if self.sharding in ("zero1", "zero2", "zero3"):
+            raise UsageError(f"--sharding {self.sharding} is not simulated yet; ddp and fsdp2 are.")
+        if self.generation == "vllm" and self.sharding == "fsdp2":
+            raise UsageError("--generation vllm beside --sharding fsdp2 is not simulated yet; use --generation none.")
+        if self.generation == "vllm" and self.device == "cpu":
+            raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+        if self.num_generations < 2:
+            raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
+        batch = self.per_device_train_batch_size * self.gpus * self.generation_steps
+        if batch % self.num_generations:
+            raise UsageError(
+                f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
+                f"{self.gpus} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
+                f"--num-generations {self.num_generations}, which TRL refuses."
+            )
+
+    @property
+    def generation_steps(self) -> int:
+        """Micro-batches that share one generation; TRL's default is the accumulation's."""
+        return self.steps_per_generation or self.gradient_accumulation_steps
+
+    @property
+    def sequence_length(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_length + self.completion_length
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some settings changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as it is kept in a snapshot."""
+        plain = asdict(self)
+        plain["lora_target_modules"] = list(self.lora_target_modules)
+        return plain
+
+
+# Names that other tools' config files use for the same setting.
+_ALIASES = {
+    "model_name_or_path": "model",
+    "max_prompt_length": "prompt_length",
+    "max_completion_length": "completion_length",
+    "lora_rank": "lora_r",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "torch_dtype": "dtype",
+}
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Settings from a YAML or JSON file: those it names that memprof knows; the rest of a GRPO config is passed over.
+
+    Raises:
+        InputError: the file cannot be read or holds no mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read ({error}).") from None
+    given = _parse(file, text)
+    known = {f.name for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
+        if name not in known or value is None:
+            continue
+        if name == "lora_target_modules":
+            value = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        if name == "dtype":
+            value = str(value).removeprefix("torch.")
+        values[name] = value
+    return values
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    import json
+
+    try:
+        if file.suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml  # type: ignore[import-untyped]
+
+            data = yaml.safe_load(text)
+    except ImportError:
+        raise InputError(f"{file}: reading YAML needs PyYAML; install it or write the file as JSON.") from None
+    except ValueError as error:
+        raise InputError(f"{file}: not valid {file.suffix or 'YAML'} ({str(error)[:80]}).") from None
+    except Exception as error:  # yaml's own errors share no importable base without yaml
+        raise InputError(f"{file}: not valid YAML ({str(error)[:80]}).") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: expected names and values, like a GRPOConfig written as YAML.")
+    return data

@@ -1,0 +1,117 @@
+"""TRL, transformers and torch, told that fake tensors are on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from memprof.simulate.fakes import patched
+from memprof.simulate.models import build_model
+from memprof.simulate.rollout import counted, unfinished
+from memprof.simulate.settings import Settings
+
+__all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
+
+
+@contextlib.contextmanager
+def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
+    import trl.kernels.chunked_logprob as kernels
+    import trl.trainer.grpo_trainer as grpo
+    import trl.trainer.utils as utils
+    from transformers import masking_utils
+    from transformers.generation.utils import GenerationMixin
+
+    def reference(*_: Any, **__: Any) -> Any:
+        return build_model(config, settings.dtype, attention="sdpa")
+
+    def fast_all(mask: Any) -> Any:
+        answer = mask.sum() == mask.numel()
+        answer._memprof_scalar = settings.padding == "none"
+        return answer
+
+    changes: list[tuple[Any, str, Any]] = [
+        (grpo, "create_model_from_path", reference),
+        (masking_utils, "fast_all", fast_all),
+        (GenerationMixin, "_sample", counted(GenerationMixin._sample)),
+        (GenerationMixin, "_has_unfinished_sequences", unfinished),
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(*changes))
+        if settings.device == "cuda":
+            stack.enter_context(
+                patched(
+                    (kernels, "_use_triton", lambda device: True),
+                    (utils, "_use_triton", lambda device: True),
+                    (kernels, "_forward_kernel", _NoKernel()),
+                    (kernels, "_backward_kernel", _NoKernel()),
+                    (kernels, "_addmm_fp32", lambda acc, a, b: None),
+                )
+            )
+            if not hasattr(kernels, "triton"):
+                kernels.triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
+                stack.callback(delattr, kernels, "triton")
+            stack.enter_context(_foreach_as_on_cuda())
+        yield
+
+
+@contextlib.contextmanager
+def own_accelerate_state() -> Iterator[None]:
+    """accelerate keeps one state a process; a simulation has its own and leaves the process's as it was."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    kinds = (AcceleratorState, GradientState, PartialState)
+    saved = [dict(kind._shared_state) for kind in kinds]
+    for kind in kinds:
+        kind._shared_state.clear()
+    try:
+        yield
+    finally:
+        for kind, state in zip(kinds, saved, strict=True):
+            kind._shared_state.clear()
+            kind._shared_state.update(state)
+
+
+class _NoKernel:
+    """A Triton kernel: whatever it computes, it allocates nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *_, **__: None
+
+
+@contextlib.contextmanager
+def _foreach_as_on_cuda() -> Iterator[None]:
+    """Optimizers and gradient clipping take their multi-tensor path, which on the CPU they do not."""
+    import torch.optim.optimizer as optimizer
+    import torch.utils._foreach_utils as foreach
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    supported = lambda: ["cuda", "cpu"]  # noqa: E731
+    optimizer._foreach_supported_types.append(FakeTensor)
+    try:
+        with patched(
+            (foreach, "_get_foreach_kernels_supported_devices", supported),
+            (optimizer, "_get_foreach_kernels_supported_devices", supported),
+        ):
+            yield
+    finally:
+        optimizer._foreach_supported_types.remove(FakeTensor)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A simulation prints what it found, not what transformers has to say about a model without weights."""
+    names = ("transformers", "trl", "peft", "accelerate", "torch")
+    before = [(logging.getLogger(n), logging.getLogger(n).level) for n in names]
+    try:
+        for logger, _ in before:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)

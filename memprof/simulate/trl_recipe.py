@@ -1,0 +1,212 @@
+"""The installed TRL's own GRPO trainer, run on fake tensors: its loss, its optimizer, its loop.
+
+Replaced, because a fake tensor has no values or no device: the choice of tokens (generation runs its prefill and its
+longest decode step, both through the model's real ``generate``), the Triton kernels (they allocate nothing), loading
+of weights. Everything else is what would run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from typing import Any
+
+from memprof.integrations.seams import Seams
+from memprof.integrations.trainer_phases import TrainerPhases
+from memprof.simulate.models import build_model
+from memprof.simulate.optimizers import MODELLED, modelled_optimizer
+from memprof.simulate.recipes import apply_recipe
+from memprof.simulate.rollout import fake_rollout
+from memprof.simulate.session import FakeSession
+from memprof.simulate.settings import Settings
+from memprof.simulate.sharded import count_shards, hold_buckets, shard, shards_planned_unseen
+from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fakes
+from memprof.vocabulary import Phase
+
+__all__ = ["run_trl", "selected_of"]
+
+WARM_UP, MEASURED = 1, 1
+
+
+def selected_of(settings: Settings) -> Any:
+    """How many positions of a boolean mask are set: those of completions in ``[batch, tokens]`` masks, else all."""
+
+    def selected(shape: tuple[int, ...]) -> int:
+        total = 1
+        for extent in shape:
+            total *= extent
+        if len(shape) == 2 and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
+            return shape[0] * settings.completion_length
+        return total
+
+    return selected
+
+
+def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None) -> None:
+    """Warm-up step, then a measured one; call it inside the fake world with tracking on.
+
+    Raises:
+        InputError: the model, or an option, cannot be simulated.
+        OutOfMemory: the simulated device is full.
+    """
+    from transformers import PrinterCallback, ProgressCallback
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(own_accelerate_state())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
+        stack.enter_context(quiet())
+        load = session.enter_phase(Phase.LOAD.value)
+        stack.enter_context(trl_on_fakes(settings, config))
+        if mesh is not None:
+            stack.enter_context(shards_planned_unseen(session.fake_recorder))
+        trainer = _trainer(settings, config, folder, session, mesh)
+        if settings.gpus > 1 and mesh is None:
+            hold_buckets(trainer.model, session)
+        if load is not None:
+            session.exit_phase(load)
+        seams = Seams(session.fail, lambda error: None)
+        stack.callback(seams.restore)
+        phases = TrainerPhases(trainer, seams)
+        phases.current = session
+        for printing in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing)
+        trainer.add_callback(_steps_callback(session, phases))
+        trainer.train()
+        session.look_again()
+
+
+def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
+    from trl import GRPOTrainer
+
+    recorder = session.fake_recorder
+    if mesh is not None:
+        recorder.paused += 1
+    model = build_model(config, settings.dtype, attention="sdpa", nf4=settings.load_in_4bit)
+    session.add_model(model, "policy")
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=_reward,
+        args=_arguments(settings, folder),
+        train_dataset=_dataset(settings),
+        processing_class=_tokenizer(config),
+        peft_config=_adapter(settings),
+    )
+    if mesh is not None:
+        _shard(trainer, mesh, recorder)
+    session.owners._models.clear()
+    session.add_model(trainer.model, "policy")
+    if trainer.ref_model is not None:
+        session.add_model(trainer.ref_model, "reference")
+    session.owners.claim_models()
+    fake_rollout(trainer, settings, session)
+    _set_optimizer(trainer, settings, session)
+    apply_recipe(trainer, settings)
+    return trainer
+
+
+def _shard(trainer: Any, mesh: Any, recorder: Any) -> None:
+    """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
+    shard(trainer.model, mesh, trained=True)
+    if trainer.ref_model is not None:
+        shard(trainer.ref_model, mesh, trained=False)
+    recorder.paused -= 1
+    for model in (trainer.model, trainer.ref_model):
+        if model is not None:
+            count_shards(model, recorder)
+
+
+def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
+    def paged(nbytes: int) -> None:
+        session.managed_bytes += nbytes
+
+    made = modelled_optimizer(settings.optim, trainer.model, paged)
+    if made is not None:
+        kind, arguments = made
+        trainer.get_optimizer_cls_and_kwargs = lambda args, model=None: (kind, {"lr": args.learning_rate, **arguments})
+
+
+def _arguments(settings: Settings, folder: str) -> Any:
+    from trl import GRPOConfig
+
+    cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
+    # This process plays one of the ranks, whose share of a group may be a single completion: TRL refuses groups of
+    # one, so the batch is doubled while its config is checked.
+    share = settings.per_device_train_batch_size * settings.generation_steps
+    group = math.gcd(settings.num_generations, share)
+    double = 2 if group == 1 else 1
+    arguments = GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=settings.mixed_precision == "bf16",
+        fp16=False,
+        per_device_train_batch_size=settings.per_device_train_batch_size * double,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        steps_per_generation=settings.generation_steps,
+        num_iterations=settings.num_iterations,
+        num_generations=group * double,
+        max_completion_length=settings.completion_length,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        beta=settings.beta,
+        loss_type=settings.loss_type,
+        optim="adamw_torch" if settings.optim == "none" or settings.optim in MODELLED else settings.optim,
+        max_grad_norm=settings.max_grad_norm,
+        max_steps=(WARM_UP + MEASURED) * cycle,
+        logging_strategy="no",
+        save_strategy="no",
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        learning_rate=1e-6,
+    )
+    arguments.per_device_train_batch_size //= double
+    arguments.generation_batch_size //= double
+    arguments.num_generations //= double
+    return arguments
+
+
+def _adapter(settings: Settings) -> Any:
+    if settings.lora_r is None:
+        return None
+    from peft import LoraConfig
+
+    targets: Any = list(settings.lora_target_modules)
+    if targets == ["all-linear"]:
+        targets = "all-linear"
+    return LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def _reward(completions: list[Any], **_: Any) -> list[float]:
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def _dataset(settings: Settings) -> Any:
+    from datasets import Dataset
+
+    rows = settings.per_device_train_batch_size * settings.generation_steps * settings.gpus
+    return Dataset.from_dict({"prompt": ["a"] * max(2, rows)})
+
+
+def _tokenizer(config: Any) -> Any:
+    """A tokenizer of a handful of tokens: every text is replaced by tokens of the wanted number anyway."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def _steps_callback(session: FakeSession, phases: TrainerPhases) -> Any:
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            session.set_step(state.global_step + 1)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            phases.end_step()
+
+    return Steps()

@@ -1,0 +1,152 @@
+"""The search over simulations: with a run's memory known in advance, it ends where it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.errors import UsageError
+from memprof.plan import cache, make_plan, planner
+from memprof.plan.grid import METHODS, methods_for
+from memprof.plan.words import as_python, as_yaml, markdown, text
+from memprof.simulate.settings import Settings
+
+GB = 10**9
+
+
+class _Known:
+    """Answers as a simulation would, by a formula: bytes for the method, and bytes for each token of the batch."""
+
+    def __init__(self, gpu: str) -> None:
+        self.gpu = gpu
+        self.executed = 0
+        self.asked: list[Settings] = []
+
+    def run(self, wanted: list[Settings]) -> list[dict[str, Any]]:
+        self.asked += wanted
+        return [self._one(s) for s in wanted]
+
+    def _one(self, s: Settings) -> dict[str, Any]:
+        from memprof.simulate.fit import MARGIN
+        from memprof.simulate.gpus import find_gpu
+
+        fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
+        token = 400_000 if s.gradient_checkpointing else 4_000_000
+        need = fixed + token * s.sequence_length * s.per_device_train_batch_size
+        return {
+            "fits": need * (1 + MARGIN) <= find_gpu(self.gpu).total_bytes,
+            "peak_bytes": need,
+            "device_peak_bytes": need,
+            "host_bytes": 0,
+            "largest_category": "activations",
+            "peak_phase": "backward",
+        }
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
+    made: list[_Known] = []
+
+    @contextmanager
+    def runner(gpu: str, **_: Any) -> Iterator[_Known]:
+        made.append(_Known(gpu))
+        yield made[-1]
+
+    monkeypatch.setattr(planner, "runner", runner)
+    return made
+
+
+def _base(**changes: Any) -> Settings:
+    return Settings(**{"model": "m", "num_generations": 8, "per_device_train_batch_size": 8, **changes})
+
+
+def test_the_longest_context_is_found_and_executed(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB")
+    assert plan.best is not None
+    assert plan.best.method == "LoRA + checkpointing"
+    assert plan.best.settings in known[0].asked
+    most = (24 * GB / 1.03 - 12 * GB) / (400_000 * 8)
+    assert 0.9 * most < plan.best.settings.sequence_length <= most
+
+
+@pytest.mark.parametrize("what", ["num_generations", "batch"])
+def test_other_things_can_be_maximised(known: list[_Known], what: str) -> None:
+    plan = make_plan(_base(), "24GB", maximize=what)
+    assert plan.best is not None
+    assert plan.best.fits
+    size = plan.best.settings.per_device_train_batch_size
+    assert size > 8
+    assert size % plan.best.settings.num_generations == 0
+
+
+def test_where_nothing_fits_the_micro_batch_is_divided(known: list[_Known]) -> None:
+    base = _base(prompt_length=2000, completion_length=3000)
+    plan = make_plan(base, "12GB", fixed={"gradient_checkpointing"})
+    assert not any(row.fits for row in plan.rows)
+    assert plan.best is not None
+    best = plan.best.settings
+    assert best.per_device_train_batch_size * best.gradient_accumulation_steps == 8
+    assert best.generation_steps * best.per_device_train_batch_size == 8
+
+
+def test_nothing_is_said_to_fit_that_does_not(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "4GB")
+    assert plan.best is None
+    assert "Nothing tried fits" in text(plan)
+
+
+def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
+    plan = make_plan(_base(lora_r=64), "24GB", fixed={"lora_r"})
+    assert plan.rows
+    assert all(row.settings.lora_r == 64 for row in plan.rows)
+    plan = make_plan(_base(optim="sgd"), "24GB", fixed={"optim"})
+    assert {row.settings.optim for row in plan.rows} == {"sgd"}
+
+
+def test_methods_are_distinct() -> None:
+    rows = methods_for(_base(), set())
+    assert len(rows) == len(METHODS)
+    assert len({repr(settings) for _, settings in rows}) == len(rows)
+
+
+def test_values_are_varied(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 16]))
+    assert [row.settings.num_generations for row in plan.rows] == [2, 4, 16]
+    with pytest.raises(UsageError, match="no such setting"):
+        make_plan(_base(), "24GB", vary=("colour", [1]))
+
+
+def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB")
+    assert plan.best is not None
+    code = as_python(plan.best)
+    names: dict[str, Any] = {"GRPOConfig": dict, "LoraConfig": dict, "BitsAndBytesConfig": dict}
+    exec(code, names)
+    assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
+    assert names["peft_config"]["r"] == 16
+    assert code in markdown(plan)
+    assert code in text(plan)
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load(as_yaml(plan.best))["num_generations"] == 8
+
+
+def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "deep" / "folder"))
+    base = _base().to_dict()
+    key = cache.key_of(base, {"hidden_size": 1}, "24GB")
+    assert cache.load(key) is None
+    cache.store(key, {"fits": True})
+    assert cache.load(key) == {"fits": True}
+    others = {
+        cache.key_of({**base, "beta": 0.5}, {"hidden_size": 1}, "24GB"),
+        cache.key_of(base, {"hidden_size": 2}, "24GB"),
+        cache.key_of(base, {"hidden_size": 1}, "80GB"),
+    }
+    assert key not in others
+    assert len(others) == 3
+    (tmp_path / "deep" / "folder" / f"{key}.json").write_text("{")
+    assert cache.load(key) is None

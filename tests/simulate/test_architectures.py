@@ -1,0 +1,41 @@
+"""Other architectures go through, and what cannot ends in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.errors import InputError
+from tests.simulate.conftest import TINY
+
+MOE = {**TINY, "model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+
+
+def _simulate(settings: Any) -> dict[str, Any]:
+    from memprof.simulate.run import simulate_settings
+
+    return simulate_settings(settings, stacks=False)
+
+
+def _settings(make: Callable[..., Any], folder: Path, config: dict[str, Any], **changes: Any) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    return make(model=str(folder), generation="none", **changes)
+
+
+def test_a_mixture_of_experts_is_executed(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    raw = _simulate(_settings(settings_for, tmp_path, MOE, dtype="bfloat16"))
+    assert any("grouped_mm" in event["user_metadata"] for event in raw["device_traces"][0])
+
+
+def test_what_torch_cannot_fake_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be simulated with these settings \(.*BF16"):
+        _simulate(_settings(settings_for, tmp_path, MOE, dtype="float32"))
+
+
+def test_an_unknown_architecture_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="transformers cannot use this config"):
+        _simulate(_settings(settings_for, tmp_path, {"model_type": "nobody_knows_this"}))

@@ -1,0 +1,164 @@
+"""What the recorder of fake tensors sees, and what it makes of the autograd engine's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@contextmanager
+def _recording(cuda: bool = True) -> Iterator[Any]:
+    from memprof.allocator import CachingAllocator
+    from memprof.record.protocol import DeviceInfo
+    from memprof.simulate.fakes import fake_world
+    from memprof.simulate.plain_heap import PlainHeap
+    from memprof.simulate.recorder import FakeRecorder
+    from memprof.simulate.tracking import Tracking
+
+    heap = CachingAllocator() if cuda else PlainHeap()
+    recorder = FakeRecorder(heap, DeviceInfo(0, "cuda", "test", None), cuda=cuda, stacks=None)
+    with fake_world(cuda=cuda), Tracking(recorder, True, lambda shape: 3):
+        recorder.start()
+        try:
+            yield recorder
+        finally:
+            recorder.stop()
+
+
+def _peak_over(recorder: Any, work: Callable[[], Any]) -> int:
+    heap = recorder.allocator
+    heap.max_requested = before = heap.requested
+    work()
+    return int(heap.max_requested - before)
+
+
+def test_storages_are_counted_once_and_until_their_last_view_goes() -> None:
+    with _recording() as recorder:
+        x = torch.empty(1000)
+        view = x[:10]
+        assert recorder.allocator.requested == 4000
+        del x
+        assert recorder.allocator.requested == 4000
+        del view
+        assert recorder.allocator.requested == 0
+
+
+def test_the_engine_adds_in_place_what_it_alone_holds() -> None:
+    with _recording() as recorder:
+        w = torch.empty(64, 64)
+        x = torch.empty(64, 64, requires_grad=True)
+        h = x * 2
+        loss = (h * w).sum() + (h * w).sum()
+        events = len(recorder._events)
+        loss.backward()
+        made = [e for e in recorder._events[events:] if e.action == "alloc" and "op=aten.add.Tensor" in e.tag]
+        assert made == []
+
+
+def test_the_engine_does_not_write_into_what_others_hold() -> None:
+    with _recording() as recorder:
+        w = torch.empty(64, 64)
+        x = torch.empty(64, 64, requires_grad=True)
+        a, b = x * 2, x * 3
+        d, e = a * 1.5, b * 1.7
+        c = a + b  # its gradient goes to a and to b, as one tensor
+        loss = (c * w).sum() + (d * w).sum() + (e * w).sum()
+        events = len(recorder._events)
+        loss.backward()
+        made = [v for v in recorder._events[events:] if v.action == "alloc" and "op=aten.add.Tensor" in v.tag]
+        assert len(made) == 1
+
+
+def test_a_scalar_has_the_value_it_was_made_with_or_a_harmless_one() -> None:
+    with _recording():
+        assert torch.tensor(7).item() == 7
+        assert torch.empty(3).isnan().any().item() is False
+        assert torch.empty(3).sum().item() == 1.0
+
+
+def test_a_boolean_index_takes_what_the_policy_says() -> None:
+    with _recording():
+        x, mask = torch.empty(8, 5), torch.empty(8, dtype=torch.bool)
+        assert x[mask].shape == (3, 5)
+        assert mask.nonzero().shape == (3, 1)
+        assert torch.masked_select(x, x > 0).shape == (3,)
+
+
+def test_plain_memory_counts_bytes_as_they_are() -> None:
+    with _recording(cuda=False) as recorder:
+        x = torch.empty(3)
+        assert recorder.allocator.allocated == 12
+        del x
+        assert recorder.allocator.allocated == 0
+
+
+def test_the_world_is_left_as_it_was() -> None:
+    import gc
+
+    from torch.nn import functional
+
+    attention, apply, enabled = functional.scaled_dot_product_attention, torch.nn.Module._apply, gc.isenabled()
+    with _recording():
+        assert functional.scaled_dot_product_attention is not attention
+    assert functional.scaled_dot_product_attention is attention
+    assert torch.nn.Module._apply is apply
+    assert gc.isenabled() == enabled
+    assert "resize_" not in torch.UntypedStorage.__dict__
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.exp(torch.zeros(2, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+def test_autocast_follows_cudas_lists() -> None:
+    with _recording(), torch.autocast("cpu", dtype=torch.bfloat16):
+        half, full = torch.empty(4, 4, dtype=torch.bfloat16), torch.empty(4, 4)
+        for made in (half.exp(), half.pow(2), half.rsqrt(), half.sum(), half.softmax(-1), half.cumsum(0)):
+            assert made.dtype is torch.float32
+        for made in (half.mean(), half.sigmoid(), full @ full, torch.nn.functional.linear(full, full)):
+            assert made.dtype is torch.bfloat16
+
+
+def test_the_cpu_keeps_its_own_lists() -> None:
+    with _recording(cuda=False), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.empty(4, dtype=torch.bfloat16).exp().dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "masked", "grouped", "gqa", "wanted", "kernel"),
+    [
+        ("bfloat16", False, False, False, None, "flash"),
+        ("bfloat16", False, True, True, None, "flash"),
+        ("bfloat16", True, False, False, None, "efficient"),
+        ("bfloat16", True, True, True, None, "math"),
+        ("float32", False, False, False, None, "efficient"),
+        ("float32", False, True, True, None, "math"),
+        ("bfloat16", False, False, False, "math", "math"),
+        ("bfloat16", False, False, False, "efficient", "efficient"),
+    ],
+)
+def test_attention_is_the_kernel_cuda_would_choose(
+    kind: str, masked: bool, grouped: bool, gqa: bool, wanted: str | None, kernel: str
+) -> None:
+    from memprof.simulate.attention import sdpa_choice
+
+    query = torch.empty(1, 4, 8, 16, dtype=getattr(torch, kind), device="meta")
+    key = torch.empty(1, 2 if grouped else 4, 8, 16, dtype=getattr(torch, kind), device="meta")
+    mask = torch.empty(1, 1, 8, 8, dtype=torch.bool, device="meta") if masked else None
+    assert sdpa_choice(query, key, mask, gqa, wanted) == kernel
+
+
+def test_flash_attention_saves_no_scores() -> None:
+    from torch.nn import functional
+
+    with _recording() as recorder:
+        tokens = 512
+        q, k, v = (torch.empty(1, 2, tokens, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        flash = _peak_over(recorder, lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool)
+        masked = _peak_over(recorder, lambda: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    assert flash < 2 * tokens * tokens
+    assert masked > 2 * tokens * tokens
