@@ -186,7 +186,9 @@ def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> 
     if timeline.reserved is None or not isinstance(total, int) or total <= 0:
         return
     most = int(timeline.reserved.max())
-    if most > total:
+    if most > total and snapshot.kind is Kind.SIMULATED:
+        notes.append(f"The run would reserve {most:,} bytes, more than the device's {total:,}.")
+    elif most > total:
         notes.append(
             f"torch counts {most:,} bytes reserved at most, more than the device's {total:,}: a pluggable "
             "allocator (an engine's sleep mode) has given memory back that torch still counts"

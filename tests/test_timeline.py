@@ -20,6 +20,7 @@ from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.timeline import Timeline, build_timeline, history_of, reserved_splitter
 from memprof.vocabulary import History
 from tests.snapshot.programs import MIB, Program, programs
+from tests.synthetic import SnapshotBuilder
 
 relaxed = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -288,3 +289,12 @@ def test_the_default_device_is_the_one_with_the_highest_peak(program: Program) -
         build_timeline(snapshot, 0)
     with pytest.raises(InputError, match="no event and no segment"):
         build_timeline(snapshot_from_raw({"segments": [], "device_traces": []}))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cuda", "sleep mode"), ("simulated", "would reserve")])
+def test_more_reserved_than_there_is_is_said_and_why(tmp_path: Path, kind: str, words: str) -> None:
+    run = SnapshotBuilder()
+    run.alloc(64 << 20, "forward")
+    extra = {"schema": "memprof.snapshot/1", "kind": kind, "device": {"index": 0, "total_bytes": 32 << 20}}
+    notes = build_timeline(load_snapshot(run.save(tmp_path / "run.pickle", extra))).notes
+    assert [note for note in notes if words in note and "33,554,432" in note]
