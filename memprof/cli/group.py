@@ -19,6 +19,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "report": ("memprof.cli.report", "Say where the memory of a snapshot went: table, JSON or HTML page."),
     "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
+    "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
     "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
 }
 
