@@ -58,7 +58,7 @@ class Tracking:
     ) -> None:
         self.reporters = Reporters(trainer)
         self._trainer_state = trainer.state
-        self._device = trainer.args.device if on_device else None
+        self._on_device = on_device
         self._rank = int(getattr(trainer.accelerator, "process_index", 0))
         self._world = int(getattr(trainer.accelerator, "num_processes", 1))
         self._main = bool(trainer.state.is_world_process_zero)
@@ -90,7 +90,7 @@ class Tracking:
         """The optimizer has stepped: count, and write the line."""
         self.collect(session)
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "recorded": recorded}
-        row |= _allocator(self._device) | _host(self._device is not None)
+        row |= _host(self._on_device)
         row |= self._peaks(session)
         row["phases"], self._phases = self._phases, {}
         for name in _PEAKS:
@@ -185,8 +185,8 @@ class Tracking:
         peaks = session.peaks_since_last()
         allocated = max([*self._phases.values(), peaks.allocated_peak if peaks and peaks.allocated_peak else 0])
         found: dict[str, Any] = {"peak_allocated": allocated or None}
-        if self._device is not None:
-            found["peak_reserved"] = peaks.reserved_peak if peaks else None
+        if self._on_device:
+            found |= {"peak_reserved": peaks.reserved_peak if peaks else None, **session.allocator_state()}
             found["non_torch"] = session.non_torch_bytes()
         return found
 
@@ -227,22 +227,6 @@ def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
 
 def _known(sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: int(n) for name, n in sizes.items() if n}
-
-
-def _allocator(device: Any) -> dict[str, int]:
-    """The CUDA allocator's state now; nothing without one."""
-    if device is None:
-        return {}
-    import torch
-
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
-
-    def now(name: str) -> int:
-        return int(stats.get(name, {}).get("all", {}).get("current", 0))
-
-    allocated, reserved, split = now("allocated_bytes"), now("reserved_bytes"), now("inactive_split_bytes")
-    cached = max(0, reserved - now("active_bytes") - split)
-    return {"allocated": allocated, "reserved": reserved, "inactive_split": split, "cached": cached}
 
 
 def _host(on_device: bool) -> dict[str, int | None]:

@@ -154,6 +154,11 @@ class Session:
         self.recorder.open_window()
         return peaks
 
+    def allocator_state(self) -> dict[str, int]:
+        """The allocator's counters now, by name; nothing where there is no allocator to ask."""
+        state: Callable[[], dict[str, int]] | None = getattr(self.recorder, "state", None)
+        return {} if state is None or not self._started else state()
+
     def non_torch_bytes(self) -> int | None:
         """Bytes the process holds on the device beside what torch reserves, by the last sample (None without NVML)."""
         if not self._samples or not self._counters:
