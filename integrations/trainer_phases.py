@@ -5,6 +5,7 @@ Phases nest, the innermost counts. What lies between them (tokenising, padding, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from memprof.integrations.seams import Seams
@@ -51,7 +52,7 @@ class TrainerPhases:
         if not hasattr(trainer, "_generate") and hasattr(trainer, "_generate_and_score_completions"):
             # TRL before `_generate`: the model's own method is the only seam.
             seams.wrap(trainer.model, "generate", self._entering(Phase.GENERATE), self._leaving)
-        seams.wrap(trainer, "_prepare_inputs", None, self._claim_batch)
+        seams.wrap(trainer, "_prepare_inputs", None, self._take_batch)
         seams.wrap(trainer, "_generate_and_score_completions", None, self._claim_batch)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
@@ -107,11 +108,25 @@ class TrainerPhases:
         phase = Phase.REFERENCE_LOGPROBS if reference else Phase.OLD_LOGPROBS
         return self.current.enter_phase(phase.value)
 
+    def _take_batch(self, token: Any, batch: Any, error: BaseException | None) -> None:
+        self._claim_batch(token, batch, error)
+        if self.current is not None and self._trainer.model.training:
+            self.current.add_tokens(_tokens_in(batch))
+
     def _claim_batch(self, _token: Any, batch: Any, _error: BaseException | None) -> None:
         if self.current is None or batch is None:
             return
         self.current.owners.claim_inputs(batch)
         self.current.owners.claim_inputs(getattr(self._trainer, "_buffered_inputs", None), "rollout")
+
+
+def _tokens_in(batch: Any) -> int:
+    """Tokens of a micro-batch as it lies in memory, padding included; from shapes, so that no device is waited for."""
+    if not isinstance(batch, Mapping):
+        return 0
+    names = ("input_ids",) if "input_ids" in batch else ("prompt_ids", "completion_ids")
+    tensors = [batch[name] for name in names if hasattr(batch.get(name), "numel")]
+    return sum(int(ids.numel()) for ids in tensors)
 
 
 def _adapters_off(model: Any) -> bool:

@@ -27,13 +27,23 @@ _HOME = {
     "record": "memprof.record",
 }
 
+_EXTRA = {"torch": "torch", "transformers": "trl", "trl": "trl"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'memprof' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        home = import_module(_HOME[name])
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        command = f"pip install 'grpo-memprof[{_EXTRA[package]}]'"
+        raise ModuleNotFoundError(f"memprof.{name} needs {package}: {command}", name=package) from missing
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

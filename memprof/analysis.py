@@ -126,6 +126,16 @@ class Analysis:
         found = [ReservedGrowth(n, phase, stack) for (phase, stack), n in bytes_by.items()]
         return sorted(found, key=lambda growth: -growth.bytes)
 
+    @cached_property
+    def holders(self) -> dict[int, list[str]]:
+        """What the program held the largest unowned tensors by when the recording ended, by row."""
+        found: dict[int, list[str]] = {}
+        for address, time_us, *held in self.snapshot.extra.get("holders") or []:
+            row = self.timeline.row_at(address, self.timeline.instant_at(time_us))
+            if row is not None:
+                found[row] = held
+        return found
+
     def allocation(self, row: int) -> dict[str, Any]:
         """Everything known of one allocation, as it stands in the JSON."""
         line, found = self.timeline, self.attribution
@@ -147,6 +157,7 @@ class Analysis:
             "born_us": int(line.born_us[row]) if line.alloc_event[row] >= 0 else None,
             "died_us": None if died < 0 else died,
             "retained": bool(found.retained[row]),
+            "held_by": self.holders.get(row, []),
             "tag": self.snapshot.metadata[line.metadata[row]] or None,
             "stack": [str(frame) for frame in frames],
         }
@@ -175,7 +186,7 @@ class Analysis:
         if not found:
             seen = ", ".join(sorted({b.phase for b in self.phases})) or "none"
             raise UsageError(f"no phase {phase!r} in this run; phases seen: {seen}.")
-        return max(found, key=lambda b: b.allocated_bytes).instant
+        return max(found, key=lambda b: int(self.timeline.requested_total[b.instant])).instant
 
     def _time_instant(self, time_us: int) -> int:
         times = self.timeline.event_us

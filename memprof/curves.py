@@ -10,12 +10,19 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.model import Attribution
+from memprof.attribution.model import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline import Timeline
 from memprof.vocabulary import GROUP_OF, Category, Group
 
-__all__ = ["category_curve", "group_peaks", "own_peaks", "phase_peak_instants", "sample_categories"]
+__all__ = [
+    "category_curve",
+    "group_peaks",
+    "highest_allocated",
+    "own_peaks",
+    "phase_peak_instants",
+    "sample_categories",
+]
 
 CATEGORIES = list(Category)
 
@@ -66,16 +73,26 @@ def sample_categories(timeline: Timeline, attribution: Attribution, instants: I6
 
 
 def phase_peak_instants(timeline: Timeline, attribution: Attribution) -> I64:
-    """For each phase span, the first instant of its highest ``allocated``.
+    """For each phase span, the first instant at which the program asked for most.
 
-    Only states an event of the span led to count (what a phase inherits is its predecessor's doing);
-    a span without events stands where it began.
+    By requested bytes, not blocks: where a phase repeats itself, as an optimizer's steps do, rounding
+    alone would choose among its equal peaks. Only states an event of the span led to count (what a phase
+    inherits is its predecessor's doing); a span without events stands where it began.
     """
     instants = np.zeros(len(attribution.track.spans), dtype=np.int64)
     for i, span in enumerate(attribution.track.spans):
-        first, last = span.start_event + 1, span.end_event
-        if last < first:
-            instants[i] = span.start_event
-        else:
-            instants[i] = first + int(np.argmax(timeline.allocated[first : last + 1]))
+        first, last = _states_of(span)
+        instants[i] = first + int(np.argmax(timeline.requested_total[first : last + 1]))
     return instants
+
+
+def highest_allocated(timeline: Timeline, span: PhaseSpan) -> int:
+    """The most bytes of blocks the program held in a phase, as the allocator's own counter would say."""
+    first, last = _states_of(span)
+    return int(timeline.allocated[first : last + 1].max())
+
+
+def _states_of(span: PhaseSpan) -> tuple[int, int]:
+    if span.end_event <= span.start_event:
+        return span.start_event, span.start_event
+    return span.start_event + 1, span.end_event

@@ -31,13 +31,14 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Bytes one stack (interned id) left behind in several steps."""
+    """Bytes one stack (interned id) left behind in several steps; ``rows`` of the timeline."""
 
     stack: int
     category: int
     steps: int
     bytes: int
     bytes_per_step: float
+    rows: list[int]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,6 @@ def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
         if n_steps < 2 or stack == 0:
             continue
         total = int(timeline.size[of_stack].sum())
-        largest = of_stack[np.argmax(timeline.size[of_stack])]
-        found.append(Leftover(stack, int(attribution.category[largest]), n_steps, total, total / n_steps))
+        category = int(attribution.category[of_stack[np.argmax(timeline.size[of_stack])]])
+        found.append(Leftover(stack, category, n_steps, total, total / n_steps, of_stack.tolist()))
     return sorted(found, key=lambda leftover: -leftover.bytes)

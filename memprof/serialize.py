@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from memprof.curves import highest_allocated
 from memprof.growth import growth
 from memprof.vocabulary import Category, Kind
 
@@ -29,7 +30,7 @@ def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
         "max_requested_bytes": analysis.timeline.max_requested,
         "own_peaks": analysis.own_peaks,
         "group_own_peaks": analysis.group_own_peaks,
-        "phases": [_phase(breakdown) for breakdown in analysis.phases],
+        "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
         "host": extra.get("host"),
         "oom": _oom(analysis),
         "growth": _growth(analysis),
@@ -94,7 +95,7 @@ def _peak(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
     }
 
 
-def _phase(breakdown: Breakdown) -> dict[str, Any]:
+def _phase(analysis: Analysis, breakdown: Breakdown) -> dict[str, Any]:
     span = breakdown.span
     assert span is not None, "every entry of Analysis.phases is a phase's peak"
     return {
@@ -104,7 +105,7 @@ def _phase(breakdown: Breakdown) -> dict[str, Any]:
         "start_us": span.start_us,
         "end_us": span.end_us,
         "peak_bytes": breakdown.active_bytes,
-        "peak_allocated_bytes": breakdown.allocated_bytes,
+        "peak_allocated_bytes": highest_allocated(analysis.timeline, span),
         "peak_reserved_bytes": breakdown.reserved_bytes,
         "peak_time_us": breakdown.time_us,
         "categories": {category: n for category, n in breakdown.categories.items() if n},
@@ -177,6 +178,7 @@ def _growth(analysis: Analysis) -> dict[str, Any]:
                 "bytes_per_step": leftover.bytes_per_step,
                 "steps": leftover.steps,
                 "category": str(categories[leftover.category]),
+                "held_by": sorted({who for row in leftover.rows for who in analysis.holders.get(row, [])}),
                 "stack": [str(frame) for frame in stacks.of(leftover.stack)],
             }
             for leftover in found.leftovers[:_MAX_LEFTOVERS]

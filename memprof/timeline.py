@@ -69,6 +69,12 @@ class Timeline:
         """Rows alive (active) at ``instant``, in order of birth."""
         return np.flatnonzero((self.alloc_event < instant) & (instant <= self.free_event))
 
+    def row_at(self, address: int, instant: int) -> int | None:
+        """The row alive at ``instant`` whose block begins at ``address``."""
+        alive = (self.address == address) & (self.alloc_event < instant) & (instant <= self.free_event)
+        found = np.flatnonzero(alive)
+        return int(found[0]) if len(found) else None
+
     def time_us(self, instant: int) -> int:
         """When ``instant`` began: the time of the event that led to it (0 without events)."""
         if not self.n_events:

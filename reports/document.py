@@ -380,6 +380,7 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
             steps=x["steps"],
             category=plain(x["category"]),
             category_label=plain(category_label(x["category"])),
+            held_by=tuple(plain(who) for who in x.get("held_by") or []),
             site=call_site(x["stack"]),
             stack=shown_stack(x["stack"]),
         )

@@ -11,18 +11,20 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from memprof.reports.comparison import Comparison
 from memprof.reports.figures import axis_of, thinned, timeline_figure
 from memprof.reports.files import write_text
 from memprof.reports.json import dumps
 from memprof.reports.markup import Markup, el, join
 from memprof.reports.model import Document, Timeline
+from memprof.reports.page_compare import comparison_body
 from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, css_variables, slug
 from memprof.reports.sections import page_body
 from memprof.reports.words import category_label
 
 from memprof._version import __version__
 
-__all__ = ["render_html", "write_html"]
+__all__ = ["render_comparison", "render_html", "write_comparison", "write_html"]
 
 # Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
 _POLICY = (
@@ -46,20 +48,43 @@ def write_html(document: Document, path: Path) -> None:
     write_text(path, render_html(document))
 
 
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Write the page of a comparison, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, render_comparison(comparison))
+
+
 def render_html(document: Document) -> str:
     """The whole page as text."""
+    return _render(document.title, page_body(document), _data(document), bool(document.timeline))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The whole page of a comparison as text."""
+    drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
+    data: dict[str, Any] = {"report": comparison.data}
+    if drawn:
+        points = _MAX_POINTS * 3 // 2 // max(len(drawn), 2)
+        data["timelines"] = [_timeline_data(thinned(d.timeline, points), d) for d in drawn if d.timeline]
+    return _render(comparison.title, comparison_body(comparison), data, bool(drawn))
+
+
+def _render(title: str, body: Markup, data: dict[str, Any], charts: bool) -> str:
     scripts = [_asset("templates/report.js")]
-    if document.timeline:
+    if charts:
         scripts.insert(0, _asset("assets/plotly-basic.min.js"))
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     page = Template(_asset("templates/page.html"))
     return page.substitute(
         policy=_POLICY.format(hashes=hashes),
-        title=join(f"{document.title} · memprof"),
+        title=join(f"{title} · memprof"),
         style=_style(),
-        body=page_body(document),
-        footer=_footer(document),
-        data=_packed(_data(document)),
+        body=body,
+        footer=_footer(charts),
+        data=_packed(data),
         scripts=join(*[Markup(f"<script>{script}</script>") for script in scripts]),
     )
 
@@ -84,9 +109,9 @@ def _style() -> str:
     return css.substitute(light=css_variables(LIGHT), dark=css_variables(DARK), categories=colours, phases=phases)
 
 
-def _footer(document: Document) -> Markup:
+def _footer(charts: bool) -> Markup:
     words = f"memprof {__version__} · self-contained file, no network access"
-    words += " · plotly.js basic (MIT)" if document.timeline else ""
+    words += " · plotly.js basic (MIT)" if charts else ""
     return el("footer", {"class": "muted"}, words)
 
 

@@ -42,7 +42,7 @@ def write_json(data: dict[str, Any], path: Path) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of ``memprof.report/1`` and ``memprof.explain/1``."""
+    """The JSON Schema of ``memprof.report/1``, ``memprof.explain/1`` and ``memprof.compare/1``."""
     text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from memprof.reports.model import Allocation, Document, Row
 from memprof.reports.text import duration, gib, percent, thousands
 
-__all__ = ["render_allocations", "render_markdown"]
+__all__ = ["code", "render_allocations", "render_markdown", "table", "text"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
@@ -64,7 +64,8 @@ def _fence(lines: Iterable[str], indent: str = "") -> str:
     return "\n".join([f"{indent}{ticks}text", *body, f"{indent}{ticks}"])
 
 
-def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are markdown already; ``align`` has one letter a column, ``l`` or ``r``."""
     rule = ["---:" if a == "r" else "---" for a in align]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
 
@@ -91,7 +92,7 @@ def _rows(rows: Sequence[Row]) -> str:
         bold = "**" if row.id == "total" else ""
         lines.append([f"{bold}{text(row.label)}{bold}", f"{bold}{text(gib(row.at_peak))}{bold}", *_shares(row, total)])
         lines += [[f"&nbsp;&nbsp;{text(c.label)}", text(gib(c.at_peak)), *_shares(c, total)] for c in row.children]
-    return _table(["GiB", "At the peak", "of peak", "Own peak"], "lrrr", lines)
+    return table(["GiB", "At the peak", "of peak", "Own peak"], "lrrr", lines)
 
 
 def _shares(row: Row, total: int) -> list[str]:
@@ -109,7 +110,7 @@ def _phases(document: Document) -> str:
         ]
         for p in document.phases
     ]
-    return _table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
+    return table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
 
 
 def _largest(document: Document) -> str:
@@ -121,7 +122,7 @@ def _largest(document: Document) -> str:
             [code(name) + many, text(a.category_label), text(gib(a.bytes)), text(a.why), code(a.site) if a.site else ""]
         )
     return (
-        _table(["Largest alive at the peak", "Category", "GiB", "How it is known", "Made at"], "llrll", rows)
+        table(["Largest alive at the peak", "Category", "GiB", "How it is known", "Made at"], "llrll", rows)
         if rows
         else ""
     )

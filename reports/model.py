@@ -132,6 +132,7 @@ class Allocation:
     lives: tuple[tuple[int | None, int | None], ...]
     lifetime: str
     retained: bool
+    held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
 
@@ -248,6 +249,7 @@ class Leftover:
     steps: int
     category: str
     category_label: str
+    held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
 

@@ -7,19 +7,28 @@ from collections.abc import Sequence
 from memprof.reports.markup import Markup, el
 from memprof.reports.model import Allocation, Document, Node, Timeline
 from memprof.reports.page_parts import colour_class, section, swatch, what
-from memprof.reports.svg import timeline_svg
+from memprof.reports.svg import highest_of, timeline_svg
 from memprof.reports.text import duration, gib, percent
 
-__all__ = ["icicle_section", "timeline_section"]
+__all__ = ["icicle_section", "timeline_section", "timelines_section"]
 
 
 def timeline_section(timeline: Timeline | None, document: Document) -> Markup | None:
     """The timeline: the static picture that paints first, the chart that replaces it, and the panel."""
-    if timeline is None:
+    return timelines_section([("", document)]) if timeline else None
+
+
+def timelines_section(runs: Sequence[tuple[str, Document]]) -> Markup | None:
+    """The timelines of several runs, under their labels and on one scale; the chart shows one at a time."""
+    drawn = [(label, document, document.timeline) for label, document in runs if document.timeline]
+    if not drawn:
         return None
+    highest = max(highest_of(timeline) for _, _, timeline in drawn)
+    switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
     tools = el(
         "div",
         {"class": "tools needs-js", "role": "toolbar", "aria-label": "Timeline"},
+        switch,
         _choice("range", (("all", "Whole run"), ("peak", "Around the peak"))),
         _choice("axis", (("phase", "By phase"), ("time", "By time"))),
         el("button", {"type": "button", "id": "patterns", "aria-pressed": "false"}, "Patterns"),
@@ -36,21 +45,29 @@ def timeline_section(timeline: Timeline | None, document: Document) -> Markup | 
         "Timeline. Arrow keys move the cursor, brackets jump between phases, P goes to the peak, plus and minus zoom."
     )
     chart = el("div", {"id": "chart", "tabindex": "0", "role": "application", "aria-label": label})
-    plot = el("div", {"class": "plot"}, timeline_svg(timeline), chart, el("div", {"id": "cursor", "hidden": True}))
+    pictures = [_picture(label, timeline, highest) for label, _, timeline in drawn]
+    plot = el("div", {"class": "plot"}, *pictures, chart, el("div", {"id": "cursor", "hidden": True}))
+    dotted = any(timeline.reserved for _, _, timeline in drawn)
+    note = f"each pixel column shows its highest moment{'; dotted line is reserved memory' if dotted else ''}"
     return section(
         "timeline",
         "Timeline",
-        f"each pixel column shows its highest moment{'; dotted line is reserved memory' if timeline.reserved else ''}",
+        note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
-        el("div", {"class": "split"}, plot, _panel(document)),
-        el("p", {"class": "muted caption", "id": "axis-note"}, _axis_note(timeline)),
+        el("div", {"class": "split"}, plot, _panel(drawn[0][1])),
+        el("p", {"class": "muted caption", "id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
     )
 
 
-def _axis_note(timeline: Timeline) -> str:
-    length = duration(timeline.time_us[-1])
+def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
+    caption = el("figcaption", {}, label) if label else None
+    return el("figure", {"class": "picture"}, caption, timeline_svg(timeline, highest=highest))
+
+
+def _axis_note(timeline: Timeline | None) -> str:
+    long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline else ""
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
-    return f"Phases are drawn equally wide, what is between them narrower; the recording is {length} long. {keys}"
+    return f"Phases are drawn equally wide, what is between them narrower{long}. {keys}"
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:

@@ -12,7 +12,7 @@ from memprof.reports.text import gib, thousands
 
 __all__ = ["bar", "breakable", "colour_class", "column", "fact_list", "section", "stack_details", "swatch", "what"]
 
-_DEVICE_PARTS = {"cached", "inactive_split", "private_pools", "non_torch", "free"}
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
 
 
 def section(identifier: str, title: str, note: str, *children: Child) -> Markup:
@@ -27,8 +27,8 @@ def swatch(identifier: str) -> Markup:
 
 
 def colour_class(identifier: str) -> str:
-    """The CSS class that colours a category, or one of the parts of a device."""
-    return identifier if identifier in _DEVICE_PARTS else slug(identifier)
+    """The CSS class that colours a category, one of the parts of a device, or a published row."""
+    return identifier if identifier in _OWN_COLOUR else slug(identifier)
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:

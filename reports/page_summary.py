@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.markup import Markup, el
-from memprof.reports.model import Advice, Document, Fact, Oom, Part, Summary
+from memprof.reports.model import Advice, Fact, Oom, Part, Summary
 from memprof.reports.page_parts import bar, section, stack_details, swatch
 from memprof.reports.text import gib, percent, signed_gib
 
-__all__ = ["advice_list", "header", "oom_banner", "summary"]
+__all__ = ["advice_list", "oom_banner", "page_header", "summary"]
 
 
-def header(document: Document) -> Markup:
+def page_header(title: str, subtitle: Sequence[str]) -> Markup:
     """Title, what was recorded, and the buttons."""
     buttons = (
         el("button", {"id": "theme", "type": "button", "class": "needs-js"}, "Theme: auto"),
@@ -25,8 +25,8 @@ def header(document: Document) -> Markup:
         el(
             "div",
             {},
-            el("h1", {}, document.title),
-            el("p", {"class": "muted sub"}, " · ".join(document.subtitle)),
+            el("h1", {}, title),
+            el("p", {"class": "muted sub"}, " · ".join(subtitle)),
         ),
         el("div", {"class": "buttons"}, *buttons),
     )

@@ -106,6 +106,7 @@ def _left_behind(steps: Steps) -> Markup | None:
             el("td", {"class": "num"}, str(x.steps)),
             el("td", {"class": "num"}, size(x.bytes)),
             el("td", {"class": "num"}, size(round(x.bytes_per_step))),
+            el("td", {}, ", ".join(x.held_by) or "not known"),
         )
         for x in steps.left_behind
     ]
@@ -115,6 +116,7 @@ def _left_behind(steps: Steps) -> Markup | None:
         ("Steps", True),
         ("In all", True),
         ("A step", True),
+        ("Held by", False),
     ]
     head = el("tr", {}, *[column(name, numeric) for name, numeric in names])
     return el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows)))
@@ -199,7 +201,8 @@ def _particulars(allocation: Allocation) -> str:
         else "at "
     )
     outlives = "; outlives the step or phase that made it" if allocation.retained else ""
-    return f"{many}{allocation.address}, alive {allocation.lifetime}{outlives}"
+    held = f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
+    return f"{many}{allocation.address}, alive {allocation.lifetime}{outlives}{held}"
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:

@@ -6,7 +6,7 @@ from memprof.reports.markup import Markup, el, join
 from memprof.reports.model import Document
 from memprof.reports.page_bottom import bottom
 from memprof.reports.page_charts import icicle_section, timeline_section
-from memprof.reports.page_summary import advice_list, header, oom_banner, summary
+from memprof.reports.page_summary import advice_list, oom_banner, page_header, summary
 from memprof.reports.page_tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
 __all__ = ["page_body"]
@@ -15,7 +15,7 @@ __all__ = ["page_body"]
 def page_body(document: Document) -> Markup:
     """Everything between the page's header and its footer."""
     return join(
-        header(document),
+        page_header(document.title, document.subtitle),
         el(
             "main",
             {"id": "main"},

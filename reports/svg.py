@@ -12,17 +12,20 @@ from memprof.reports.text import gib
 
 from memprof.units import GIB
 
-__all__ = ["timeline_svg"]
+__all__ = ["highest_of", "timeline_svg"]
 
 _WIDTH, _HEIGHT = 940, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
 
 
-def timeline_svg(timeline: Timeline, axis: str = "phase") -> Markup:
-    """An inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label."""
+def timeline_svg(timeline: Timeline, axis: str = "phase", highest: int = 0) -> Markup:
+    """An inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
+
+    ``highest`` bytes fit below its top, so that several pictures can share a scale.
+    """
     x = axis_of(timeline, axis)
     held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
-    ceiling = max(max(timeline.total), max(timeline.reserved or (0,)), 1) * 1.06
+    ceiling = max(highest_of(timeline), highest, 1) * 1.06
     plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
     label = f"Memory over the run by category; the peak is {gib(timeline.total[timeline.peak_point])} GiB."
     return el(
@@ -34,6 +37,11 @@ def timeline_svg(timeline: Timeline, axis: str = "phase") -> Markup:
         _ribbon(timeline, x, plot),
         _peak_mark(timeline, x, plot),
     )
+
+
+def highest_of(timeline: Timeline) -> int:
+    """The most bytes a picture of this timeline shows."""
+    return max(max(timeline.total), max(timeline.reserved or (0,)))
 
 
 class _Plot:

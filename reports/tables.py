@@ -212,6 +212,7 @@ def _allocation(group: Sequence[Mapping[str, Any]], whole: int) -> Allocation:
         lives=tuple((a.get("born_us"), _freed(a)) for a in group),
         lifetime=_lifetime(group),
         retained=bool(first["retained"]),
+        held_by=tuple(dict.fromkeys(plain(who) for a in group for who in a.get("held_by") or [])),
         site=call_site(first.get("stack") or []),
         stack=stack,
     )

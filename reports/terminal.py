@@ -16,7 +16,21 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["print_allocations", "print_document", "render", "render_allocations", "render_terminal"]
+__all__ = [
+    "abilities",
+    "console_of",
+    "draw_bar",
+    "legend",
+    "print_allocations",
+    "print_document",
+    "render",
+    "render_allocations",
+    "render_terminal",
+    "swatch",
+    "table_of",
+    "text_of",
+    "write_to",
+]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
@@ -24,6 +38,7 @@ LETTERS = {
     "loss_logits": "L", "kv_cache": "K", "inference_engine": "E", "inputs": "I", "temporaries": "T",
     "communication": "Z", "workspace": "B", "unattributed": "?", "cached": "-", "inactive_split": "~",
     "private_pools": "=", "non_torch": "N", "free": ".",
+    "training": "M",
 }  # fmt: skip
 
 _ASCII = str.maketrans("×·–−µ█■›³⁰\u202f", "x---u##>30 ", "") | str.maketrans({"…": "..."})
@@ -32,26 +47,26 @@ _ASCII = str.maketrans("×·–−µ█■›³⁰\u202f", "x---u##>30 ", "") | 
 def print_document(document: Document, stream: TextIO | None = None) -> None:
     """Print to ``stream`` (standard output): its width, its colours, and ASCII where it knows nothing else."""
     stream = stream or sys.stdout
-    _write(stream, render_terminal(document, *_abilities(stream)))
+    write_to(stream, render_terminal(document, *abilities(stream)))
 
 
 def render(document: Document) -> str:
     """A short form for standard output as it is now: the peak, its bar and the rows; what a training run ends with."""
-    width, colour = _abilities(sys.stdout)
-    console = _console(width, colour)
+    width, colour = abilities(sys.stdout)
+    console = console_of(width, colour)
     _print_summary(console, document, colour, facts=False)
     console.print()
     console.print(_components(document, width, colour))
-    return _text_of(console)
+    return text_of(console)
 
 
 def print_allocations(allocations: Sequence[Allocation], stream: TextIO | None = None) -> None:
     """Print allocations as :func:`print_document` prints a document."""
     stream = stream or sys.stdout
-    _write(stream, render_allocations(allocations, *_abilities(stream)))
+    write_to(stream, render_allocations(allocations, *abilities(stream)))
 
 
-def _abilities(stream: TextIO) -> tuple[int, bool]:
+def abilities(stream: TextIO) -> tuple[int, bool]:
     """``(columns, colour)`` of a stream; a pipe gets 100 columns unless ``COLUMNS`` says otherwise."""
     import os
 
@@ -62,7 +77,8 @@ def _abilities(stream: TextIO) -> tuple[int, bool]:
     return width, probe.color_system is not None and not probe.no_color
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write_to(stream: TextIO, text: str) -> None:
+    """Write, with ASCII stand-ins and question marks where the stream's encoding asks for them."""
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower()
     if not encoding.startswith("utf"):
         text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
@@ -72,7 +88,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 def render_terminal(document: Document, width: int = 100, colour: bool = False) -> str:
     """The document as text of at most ``width`` columns; below 80 the bars and shares are left out."""
-    console = _console(width, colour)
+    console = console_of(width, colour)
     _print_summary(console, document, colour)
     console.print()
     console.print(_components(document, width, colour))
@@ -84,16 +100,16 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
         console.print(_allocations(document.allocations[:10], width, colour))
     console.print()
     _print_closing(console, document)
-    return _text_of(console)
+    return text_of(console)
 
 
 def render_allocations(allocations: Sequence[Allocation], width: int = 100, colour: bool = False) -> str:
     """Every allocation with its evidence and its stack: what ``memprof explain`` prints."""
     from rich.text import Text
 
-    console = _console(width, colour)
+    console = console_of(width, colour)
     for allocation in allocations:
-        head = Text.assemble(_swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
+        head = Text.assemble(swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
         label = allocation.category_label + (f" / {allocation.detail}" if allocation.detail else "")
         head.append(f"  {label}  {allocation.address}  {allocation.phase_label}, alive {allocation.lifetime}")
         console.print(head)
@@ -101,13 +117,15 @@ def render_allocations(allocations: Sequence[Allocation], width: int = 100, colo
         if what:
             console.print(Text(f"    {what}"))
         retained = "; outlives the step or phase that made it" if allocation.retained else ""
+        retained += f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
         console.print(Text(f"    {allocation.evidence}: {allocation.why}{retained}", style="dim"))
         for frame in allocation.stack:
             console.print(Text(f"      {frame}"), no_wrap=True, overflow="ellipsis")
-    return _text_of(console)
+    return text_of(console)
 
 
-def _console(width: int, colour: bool) -> Console:
+def console_of(width: int, colour: bool) -> Console:
+    """A console that collects text, ``width`` columns wide."""
     from rich.console import Console
 
     return Console(
@@ -123,7 +141,8 @@ def _console(width: int, colour: bool) -> Console:
     )
 
 
-def _text_of(console: Console) -> str:
+def text_of(console: Console) -> str:
+    """What a console of :func:`console_of` collected."""
     stream = console.file
     assert isinstance(stream, StringIO)
     return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
@@ -144,14 +163,15 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(line)
     console.print(Text(summary.cause))
     parts = (*summary.bar, *summary.rest)
-    console.print(_bar(parts, summary.scale_bytes, console.width - 1, colour))
-    for line in _legend(parts, console.width - 1, colour):
+    console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
+    for line in legend(parts, console.width - 1, colour):
         console.print(line)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
 
 
-def _swatch(identifier: str, colour: bool) -> Text:
+def swatch(identifier: str, colour: bool) -> Text:
+    """A category's square in its colour, or its letter."""
     from rich.text import Text
 
     if colour:
@@ -160,11 +180,17 @@ def _swatch(identifier: str, colour: bool) -> Text:
 
 
 def _style(identifier: str) -> str:
-    extra = {"cached": "#49525d", "inactive_split": "#8a929c", "private_pools": "#b6a5cf", "non_torch": "#6b7480"}
+    extra = {
+        "cached": "#49525d",
+        "inactive_split": "#8a929c",
+        "private_pools": "#b6a5cf",
+        "non_torch": "#6b7480",
+        "training": "#8a929c",
+    }
     return DARK.get(identifier, extra.get(identifier, "#2a3038" if identifier == "free" else FALLBACK))
 
 
-def _bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
+def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
     """Parts side by side. Ends are rounded, not widths, so the bar never grows longer than its sum."""
     from rich.text import Text
 
@@ -180,20 +206,23 @@ def _bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
     return bar
 
 
-def _legend(parts: Sequence[Part], width: int, colour: bool) -> list[Text]:
+def legend(parts: Sequence[Part], width: int, colour: bool, figures: bool = True) -> list[Text]:
     """Entries side by side, as many to a line as fit."""
     from rich.text import Text
 
     lines = [Text()]
     for part in parts:
-        entry = Text.assemble(_swatch(part.id, colour), f" {part.label} {gib(part.bytes)}")
+        entry = Text.assemble(
+            swatch(part.id, colour), f" {part.label} {gib(part.bytes)}" if figures else f" {part.label}"
+        )
         if lines[-1].cell_len and lines[-1].cell_len + 3 + entry.cell_len > width:
             lines.append(Text())
         lines[-1].append("   " if lines[-1].cell_len else "").append(entry)
     return lines
 
 
-def _table(*columns: tuple[str, str, bool]) -> Table:
+def table_of(*columns: tuple[str, str, bool]) -> Table:
+    """A table without lines; each column is ``(heading, justification, may shrink)``."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -213,7 +242,7 @@ def _components(document: Document, width: int, colour: bool) -> Table:
     columns = [("GiB", "left", False), ("At the peak", "right", False)]
     columns += [("", "left", True), ("of peak", "right", False)] if wide else []
     columns.append(("Own peak", "right", False))
-    table = _table(*columns)
+    table = table_of(*columns)
     total = document.rows[-1].at_peak
     bar_width = max(width - 70, 10)
     for row in document.rows:
@@ -226,12 +255,12 @@ def _components(document: Document, width: int, colour: bool) -> Table:
 def _add_row(table: Table, row: Row, level: int, total: int, bar_width: int, colour: bool) -> None:
     from rich.text import Text
 
-    label = Text.assemble("  ", _swatch(row.id, colour), f" {row.label}") if level else Text(row.label, style="bold")
+    label = Text.assemble("  ", swatch(row.id, colour), f" {row.label}") if level else Text(row.label, style="bold")
     cells: list[Text | str] = [label, gib(row.at_peak)]
     if bar_width:
         part = (Part(row.id, row.label, row.at_peak),)
         shown = level or row.id == "unattributed"
-        cells.append(_bar(part, total, bar_width, colour) if shown else "")
+        cells.append(draw_bar(part, total, bar_width, colour) if shown else "")
         cells.append(percent(row.at_peak, total))
     cells.append("–" if row.own_peak is None else gib(row.own_peak))
     table.add_row(*cells, style="bold" if row.id == "total" else None)
@@ -241,14 +270,14 @@ def _phases(document: Document, width: int, colour: bool) -> Table:
     wide = width >= 80
     columns = [("Phase", "left", False), ("Time", "right", False), ("Peak", "right", False)]
     columns += [("", "left", True)] if wide else []
-    table = _table(*columns)
+    table = table_of(*columns)
     scale = max(p.peak_bytes for p in document.phases)
     for phase in document.phases:
         label = phase.label + (f" ×{phase.count}" if phase.count > 1 else "")
         mark = " peak" if phase.is_peak else ""
         cells: list[Text | str] = [label + mark, duration(phase.total_us), gib(phase.peak_bytes)]
         if wide:
-            cells.append(_bar(phase.parts, scale, max(width - 52, 10), colour))
+            cells.append(draw_bar(phase.parts, scale, max(width - 52, 10), colour))
         table.add_row(*cells, style="bold" if phase.is_peak else None)
     return table
 
@@ -259,11 +288,11 @@ def _allocations(allocations: Sequence[Allocation], width: int, colour: bool) ->
     wide = width >= 80
     columns = [("Largest alive at the peak", "left", True), ("GiB", "right", False)]
     columns += [("Known by", "left", False), ("Made at", "left", True)] if wide else []
-    table = _table(*columns)
+    table = table_of(*columns)
     for allocation in allocations:
         many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
         name = allocation.name or allocation.shape or allocation.detail or allocation.category_label.lower()
-        label = Text.assemble(_swatch(allocation.category, colour), f" {name}{many}")
+        label = Text.assemble(swatch(allocation.category, colour), f" {name}{many}")
         cells: list[Text | str] = [label, gib(allocation.bytes)]
         if wide:
             cells += [allocation.evidence, Text(short_path(allocation.site, 1))]

@@ -139,3 +139,14 @@ def _run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for block in ("body", "orelse", "finalbody"):
                 yield from _run_on_import(getattr(node, block, []))
+
+
+@pytest.mark.parametrize(("missing", "name", "extra"), [("transformers", "MemProfCallback", "trl")])
+def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: str, extra: str) -> None:
+    # None in sys.modules is how Python itself marks a module that cannot be imported.
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None\nimport memprof\n"
+        f"try: memprof.{name}\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == f"memprof.{name} needs {missing}: pip install 'grpo-memprof[{extra}]'"

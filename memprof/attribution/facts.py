@@ -42,6 +42,7 @@ class Facts:
     stacks: StackIndex
     tags: Tags
     track: PhaseTrack
+    _spans: dict[tuple[Phase, ...], list[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def ghost(self) -> Bools:
@@ -123,23 +124,24 @@ class Facts:
 
     def spans_of(self, *phases: Phase) -> list[tuple[int, int]]:
         """``[start, end)`` events of the stretches of some phases, neighbours joined."""
-        wanted = {p.value for p in phases}
-        out: list[tuple[int, int]] = []
-        for span in self.track.spans:
-            if span.phase not in wanted:
-                continue
-            if out and out[-1][1] == span.start_event:
-                out[-1] = (out[-1][0], span.end_event)
-            else:
-                out.append((span.start_event, span.end_event))
-        return out
+        if phases not in self._spans:
+            wanted = {p.value for p in phases}
+            out: list[tuple[int, int]] = []
+            for span in self.track.spans:
+                if span.phase not in wanted:
+                    continue
+                if out and out[-1][1] == span.start_event:
+                    out[-1] = (out[-1][0], span.end_event)
+                else:
+                    out.append((span.start_event, span.end_event))
+            self._spans[phases] = out
+        return self._spans[phases]
 
-    def born_in(self, span: tuple[int, int]) -> Bools:
-        """Rows born in one stretch."""
+    def born_in(self, span: tuple[int, int]) -> Ints:
+        """Rows born in one stretch, in order of birth. Costs what the stretch holds, not the whole history."""
         births, rows = self._births
-        out = np.zeros(len(self.timeline), bool)
-        out[rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]] = True
-        return out
+        found: Ints = rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]
+        return found
 
     @cached_property
     def _births(self) -> tuple[Ints, Ints]:

@@ -311,9 +311,11 @@ def _whole_models(facts: Facts, draft: Draft) -> None:
     """No gradient ever seen: equal copies show in the counts of the sizes themselves.
 
     A model alone has an odd number of norms (two a layer and a final one), so an even count of the most frequent
-    small size, and of nearly all bytes, means whole copies.
+    small size, and of nearly all bytes, means whole copies. Blocks that kept the Python stack of their birth are
+    none of this: an optimizer's or a gradient's would have been known by it.
     """
-    rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= 512))
+    told = facts.stacks.has_python[facts.timeline.stack]
+    rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= 512) & ~told)
     sizes = multiset(facts.size[rows])
     small = {s: c for s, c in sizes.items() if s <= 1 << 17}
     if len(sizes) < 4 or not small:

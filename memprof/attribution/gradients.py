@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 
-from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, multiset
+from memprof.attribution.facts import WORKSPACE_BYTES, Draft, Facts, Ints, multiset
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["apply_gradients", "apply_unfinished_gradients", "trained_sizes"]
@@ -35,23 +35,23 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
     for span in facts.spans_of(Phase.BACKWARD):
         if span[1] >= t.n_events:
             continue
-        outlive = facts.born_in(span) & (t.free_event > span[1]) & ~facts.module
-        outlive &= ~first_workspaces(facts, facts.born_in(span))
-        # Allocated by the program between two calls of the engine, not by the engine.
-        draft.fill(outlive & (facts.size > 0), Category.GRADIENTS, Evidence.LIFETIME, RULE)
+        rows = facts.born_in(span)
+        outlive = (t.free_event[rows] > span[1]) & ~facts.module[rows] & (facts.size[rows] > 0)
+        rows = np.setdiff1d(rows[outlive], first_workspaces(facts, rows), assume_unique=True)
+        draft.fill(rows, Category.GRADIENTS, Evidence.LIFETIME, RULE)
 
 
-def first_workspaces(facts: Facts, among: Bools) -> Bools:
-    """The first block of a workspace's exact size on each stream that is never freed: cuBLAS keeps one per handle."""
+def first_workspaces(facts: Facts, among: Ints) -> Ints:
+    """Of some rows, those that are cuBLAS workspaces: the first of the exact size on each stream, if never freed."""
     t = facts.timeline
-    hit = np.zeros(len(among), bool)
-    rows = np.flatnonzero(among & np.isin(facts.size, WORKSPACE_BYTES) & facts.survivor)
+    rows = among[np.isin(facts.size[among], WORKSPACE_BYTES) & facts.survivor[among]]
+    first = []
     seen: set[int] = set()
     for row in rows[np.argsort(t.alloc_event[rows], kind="stable")]:
         if int(t.stream[row]) not in seen:
             seen.add(int(t.stream[row]))
-            hit[row] = True
-    return hit
+            first.append(row)
+    return np.array(first, np.int64)
 
 
 def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
@@ -60,13 +60,20 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
     rows = np.flatnonzero(draft.category == Category.GRADIENTS.code)
     # Gradients older than the history were all there when it began.
     best = multiset(facts.size[rows[facts.ghost[rows]]])
-    for span in facts.spans_of(Phase.BACKWARD):
-        # Where nothing allocates between backward and zero_grad, they are gone when the next phase begins.
-        instant = int(t.alloc_event[facts.born_in(span)].max(initial=span[0])) + 1
-        alive = rows[(t.alloc_event[rows] < instant) & (instant <= t.free_event[rows])]
-        found = multiset(facts.size[alive])
-        if sum(s * c for s, c in found.items()) > sum(s * c for s, c in best.items()):
-            best = found
+    fullest = sum(s * c for s, c in best.items())
+    # Where nothing allocates between backward and zero_grad, they are gone when the next phase begins.
+    instants = [
+        int(t.alloc_event[born].max()) + 1 for s in facts.spans_of(Phase.BACKWARD) if len(born := facts.born_in(s))
+    ]
+    order = np.argsort(t.alloc_event[rows], kind="stable")
+    births, deaths = t.alloc_event[rows][order], np.sort(t.free_event[rows])
+    born_bytes = np.r_[0, np.cumsum(facts.size[rows][order])]
+    dead_bytes = np.r_[0, np.cumsum(facts.size[rows][np.argsort(t.free_event[rows], kind="stable")])]
+    for instant in instants:
+        held = born_bytes[np.searchsorted(births, instant)] - dead_bytes[np.searchsorted(deaths, instant)]
+        if held > fullest:
+            alive = rows[(t.alloc_event[rows] < instant) & (instant <= t.free_event[rows])]
+            best, fullest = multiset(facts.size[alive]), int(held)
     return best
 
 
@@ -76,14 +83,16 @@ def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[i
     spans = facts.spans_of(Phase.BACKWARD)
     if not spans or spans[-1][1] < t.n_events or not parameters:
         return
-    rows = np.flatnonzero(facts.born_in(spans[-1]) & draft.open & ~facts.module)
+    rows = facts.born_in(spans[-1])
+    rows = rows[draft.open[rows] & ~facts.module[rows]]
     # Latest first: a sum of several contributions (tied weights) is born after them and is what stays.
     rows = rows[np.argsort(-t.alloc_event[rows], kind="stable")]
     events = np.sort(t.alloc_event[rows])
     age = np.searchsorted(events, t.free_event[rows]) - np.searchsorted(events, t.alloc_event[rows])
     ambiguous = set(np.unique(facts.size[facts.module]).tolist())
     # Where accumulation has left a gradient already, another of its size is on its way into it.
-    existing = (draft.category == Category.GRADIENTS.code) & facts.survivor & ~facts.born_in(spans[-1])
+    existing = (draft.category == Category.GRADIENTS.code) & facts.survivor
+    existing[facts.born_in(spans[-1])] = False
     seen = multiset(facts.size[existing])
     chosen = []
     for row, lived in zip(rows.tolist(), age.tolist(), strict=True):

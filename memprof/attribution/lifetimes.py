@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 
 import numpy as np
@@ -36,7 +37,12 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
     # Blocks older than the history keep their stack while recording was on: in a product, in backward.
     old = facts.ghost & draft.open & ~facts.stacks.empty[facts.timeline.stack]
     for among in (compute & ~backward, compute & backward, old & facts.module, old & ~facts.module & facts.in_autograd):
-        draft.fill(first_workspaces(facts, among), Category.WORKSPACE, Evidence.FINGERPRINT, "workspace.exact-size")
+        draft.fill(
+            first_workspaces(facts, np.flatnonzero(among)),
+            Category.WORKSPACE,
+            Evidence.FINGERPRINT,
+            "workspace.exact-size",
+        )
 
 
 def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
@@ -79,15 +85,19 @@ def draft_is(draft: Draft, category: Category) -> Bools:
 def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     """Born in an optimizer step and alive after it: state, whichever optimizer made it."""
     t = facts.timeline
+    working = facts.spans_of(Phase.FORWARD, Phase.GENERATE)
+    starts = [start for start, _ in working]
     for span in facts.spans_of(Phase.OPTIMIZER_STEP):
         if span[1] >= t.n_events:
             _unfinished_step(facts, draft, span, trained)
             continue
         # Past the next forward: what a step leaves for logging dies before.
-        later = [s for s in facts.spans_of(Phase.FORWARD, Phase.GENERATE) if s[0] >= span[1]]
-        until = later[0][1] if later else t.n_events - 1
-        kept = facts.born_in(span) & (t.free_event > until)
-        draft.fill(kept, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step")
+        later = bisect_left(starts, span[1])
+        until = working[later][1] if later < len(working) else t.n_events - 1
+        born = facts.born_in(span)
+        draft.fill(
+            born[t.free_event[born] > until], Category.OPTIMIZER_STATE, Evidence.LIFETIME, "optimizer.outlives-step"
+        )
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
@@ -97,7 +107,8 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
     """
     t = facts.timeline
     foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
-    rows = np.flatnonzero(facts.born_in(span) & draft.open & ~foreach[t.stack])
+    rows = facts.born_in(span)
+    rows = rows[draft.open[rows] & ~foreach[t.stack[rows]]]
     births = np.sort(t.alloc_event[rows])
     later = len(births) - np.searchsorted(births, t.alloc_event[rows], side="right")
     sized = np.isin(facts.size[rows], np.array(sorted(trained), np.int64))
@@ -141,16 +152,18 @@ def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
 
 def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
     t = facts.timeline
-    born = facts.born_in(span) & draft.open & ~facts.module
-    inside = facts.born_in(span) & facts.module
+    rows = facts.born_in(span)
+    inside = facts.module[rows]
     if not inside.any():
         return
-    start = int(t.alloc_event[inside].min())
+    start = int(t.alloc_event[rows[inside]].min())
     length = span[1] - start
-    held = born & (t.alloc_event < start) & (t.free_event > start + length // 2)
+    held = rows[(t.alloc_event[rows] < start) & (t.free_event[rows] > start + length // 2)]
+    held = held[draft.open[held]]
     sizes, counts = np.unique(facts.size[held], return_counts=True)
     repeated = sizes[((counts >= 2 * _LAYERS) & (sizes >= _CACHE_BYTES)) | (sizes >= _POOL_BYTES)]
-    draft.fill(held & np.isin(facts.size, repeated), Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
+    cached = held[np.isin(facts.size[held], repeated)]
+    draft.fill(cached, Category.KV_CACHE, Evidence.LIFETIME, "cache.preallocated-layers",
                alternatives=(Category.INPUTS,))  # fmt: skip
 
 

@@ -8,6 +8,7 @@ size seen before. The hidden size is excluded: embeddings, their gradients and c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from typing import Any
 
@@ -66,9 +67,9 @@ def _after_a_model_ran(facts: Facts) -> Bools:
     out = np.ones(len(t), bool)
     for span in facts.spans_of(Phase.GENERATE):
         born = facts.born_in(span)
-        ran = t.alloc_event[born & facts.module]
+        ran = np.flatnonzero(facts.module[born])
         if len(ran):
-            out[born & (t.alloc_event < ran.min())] = False
+            out[born[: ran[0]]] = False
     return out
 
 
@@ -117,9 +118,12 @@ def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
         (draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2])
     )
     out = np.zeros(len(t), bool)
+    spans = facts.spans_of(Phase.BACKWARD)
+    starts = [start for start, _ in spans]
     for row in grads:
-        end = next((s[1] for s in facts.spans_of(Phase.BACKWARD) if s[0] <= t.alloc_event[row] < s[1]), 0)
-        out |= (t.alloc_event >= end) & (t.alloc_event < t.free_event[row])
+        index = bisect_right(starts, t.alloc_event[row]) - 1
+        settled = spans[index][1] if index >= 0 and t.alloc_event[row] < spans[index][1] else 0
+        out[facts.born_in((settled, int(t.free_event[row])))] = True
     return out
 
 

@@ -34,6 +34,8 @@ _SILENT = -1  # no Python frame: the surroundings decide
 _PASS = -2  # a log-prob pass: its call site decides
 _RUN = -3  # a model runs, nothing says what for: its call site decides
 _STRAY = 4  # this many frameless allocations in the middle of a forward are no backward
+_DECODES = 5  # calls in a row without a backward, on inputs this much shorter than the longest (a prompt's)
+_PREFILL = 4
 _PARAMETER_BYTES = 4096  # smaller blocks are no evidence of a second copy of a model
 
 Codes = NDArray[np.int64]
@@ -78,7 +80,7 @@ def _from_marks(
     phase, step, within = np.full(n, _OTHER), np.full(n, -1), np.zeros(n, np.int64)
     names = [""]
     for entry in snapshot.extra.get("steps") or []:
-        if isinstance(entry, (list, tuple)) and len(entry) == 3:
+        if isinstance(entry, (list, tuple)) and len(entry) >= 3:
             first = int(np.searchsorted(timeline.event_us, entry[1]))
             last = int(np.searchsorted(timeline.event_us, entry[2], "right"))
             step[first:last] = entry[0]
@@ -213,7 +215,10 @@ def _resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, 
     runs = code == _RUN
     if not runs.any():
         return code
-    site = stacks.call_site(stacks.rules.frames.sets.get("module", ()))[trace.stack[births]]
+    of_stack, callers = stacks.caller_path(stacks.rules.frames.sets.get("module", ()))
+    site = of_stack[trace.stack[births]]
+    code = _find_decoding(code, runs, site, births, trace, stacks, callers)
+    runs = code == _RUN
     trained, order = _sites(code, site, runs)
     named = np.isin(code, (_OLD, _REFERENCE)).any()
     if trained and len(order) > len(trained) and not named and (code == _GENERATE).any():
@@ -224,6 +229,40 @@ def _resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, 
     solid = np.maximum.accumulate(np.where(code == _OTHER, -1, position))
     adopted = (code == _OTHER) & (solid >= 0) & runs[np.maximum(solid, 0)]
     return np.where(adopted, out[np.maximum(solid, 0)], out)
+
+
+def _find_decoding(
+    code: Codes,
+    runs: NDArray[np.bool_],
+    site: Codes,
+    births: Codes,
+    trace: Trace,
+    stacks: StackIndex,
+    callers: list[str],
+) -> Codes:
+    """Generation without a name: one call site runs the model again and again, on inputs far shorter than others.
+
+    All that its function allocates outside the model belongs to it too: caches made up front, sampling.
+    """
+    if (code == _GENERATE).any():
+        return code
+    out: Codes = code.copy()
+    backwards = np.cumsum(np.diff(code == _BACKWARD, prepend=False) & (code == _BACKWARD))
+    calls = {}
+    for where in np.unique(site[runs & (site >= 0)]):
+        mine = np.flatnonzero(runs & (site == where))
+        # The first stack to allocate (the embedding) does so once a call.
+        calls[where] = mine[trace.stack[births[mine]] == trace.stack[births[mine[0]]]]
+    longest = max((trace.size[births[c]].max() for c in calls.values()), default=0)
+    for where, mine in calls.items():
+        in_a_row = np.unique(backwards[mine], return_counts=True)[1].max()
+        if in_a_row < _DECODES or longest < _PREFILL * np.median(trace.size[births[mine]]):
+            continue
+        mine = np.flatnonzero(runs & (site == where))
+        own = stacks.with_function(callers[int(where)])[trace.stack[births]]
+        out[mine] = _GENERATE
+        out[own & np.isin(code, (_OTHER, _RUN))] = _GENERATE
+    return out
 
 
 def _settle(

@@ -445,6 +445,26 @@ class StackIndex:
             out[i] = next((f for f in stack[last + 1 :] if telling[f]), -1)
         return out
 
+    def caller_path(self, patterns: tuple[str, ...]) -> tuple[NDArray[np.int64], list[str]]:
+        """A number for all the frames that called the outermost match (-1 without one), and for each number the
+        file and function of the nearest of them."""
+        hits = self._matcher.matches(patterns)
+        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
+        ids: dict[tuple[int, ...], int] = {}
+        out = np.full(self.n, -1, np.int64)
+        for i in np.flatnonzero(self._any(hits)):
+            stack = self.table.stacks[i]
+            last = max(k for k, f in enumerate(stack) if hits[f])
+            path = tuple(f for f in stack[last + 1 :] if telling[f])
+            out[i] = ids.setdefault(path, len(ids)) if path else -1
+        frames = self.table.frames
+        return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
+
+    def with_function(self, function: str) -> Bools:
+        """Stacks with a frame in this ``file:function``, at any line."""
+        hits = np.array([f"{f.file}:{f.function}" == function for f in self.table.frames] + [False], bool)
+        return self._any(hits)
+
     def frames_matching(self, patterns: tuple[str, ...]) -> Bools:
         """Frame ids that match any of ``patterns``."""
         return self._matcher.matches(patterns)

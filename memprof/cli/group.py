@@ -18,6 +18,7 @@ __all__ = ["main"]
 # name -> (module, one line of help). The line is here so that listing the commands loads none of them.
 _COMMANDS = {
     "report": ("memprof.cli.report", "Say where the memory of a snapshot went: table, JSON or HTML page."),
+    "compare": ("memprof.cli.compare", "Put runs side by side: what differs, in the rows of the published table."),
     "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
     "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
     "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
@@ -92,5 +93,6 @@ def _quiet_pipe() -> NoReturn:
 def main() -> None:
     """Where every byte of a GRPO run's GPU memory went, and how that is known.
 
-    Exit codes: 0 done, 2 wrong usage, 3 a file cannot be used, 4 it does not fit.
+    Exit codes: 0 done, 1 a gate did not hold (compare --fail-above), 2 wrong usage, 3 a file cannot be used, 4 it does
+    not fit.
     """

@@ -119,14 +119,17 @@ class OwnerBook:
     def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
         """Note that ``tensor``'s memory is ``category``, unless its storage has an owner already."""
         for storage in storages_of(tensor):
-            key = storage._cdata
-            known = self._claimed.get(key)
-            if known is not None and known() is storage:
+            if self.owns(storage):
                 continue
             if not self._watches(storage.device.type) or not storage.nbytes() or not (address := storage.data_ptr()):
                 continue
-            self._claimed[key] = weakref.ref(storage)
+            self._claimed[storage._cdata] = weakref.ref(storage)
             self._rows.append((address, self._now(), category.value, detail, name))
+
+    def owns(self, storage: Any) -> bool:
+        """Whether this storage has been claimed."""
+        known = self._claimed.get(storage._cdata)
+        return known is not None and known() is storage
 
     def rows(self, since_us: int = 0) -> list[list[Any]]:
         """Owner rows not older than ``since_us``, oldest first."""

@@ -20,12 +20,15 @@ from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
 from memprof.record.redact import redact
+from memprof.record.referrers import holders_of, largest_tensors
 from memprof.vocabulary import Kind, Phase
 
 __all__ = ["Session"]
 
 SCHEMA = "memprof.snapshot/1"
 _KEEP = 20_000
+_MOST_HELD = 5
+_WORTH_ASKING = 1 << 20  # bytes
 # Where gradients are in place, and where optimizer state is.
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
 
@@ -70,6 +73,7 @@ class Session:
         self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
         self._counted = 0
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._holders: list[list[Any]] = []
         self._handles: list[Any] = []
         self._started = False
 
@@ -175,8 +179,13 @@ class Session:
             self._steps[-1][2] = now
         self._step = step
         if step is not None:
-            self._steps.append([step, now, None])
+            self._steps.append([step, now, None, None])
         self._tag()
+
+    def add_tokens(self, count: int) -> None:
+        """The current step trains on that many more tokens, padding included: memory follows what is there."""
+        if self._steps:
+            self._steps[-1][3] = (self._steps[-1][3] or 0) + count
 
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
         """Open a phase; None if memprof failed before."""
@@ -233,6 +242,18 @@ class Session:
         if self.recorder.bounded:
             self.owners.renew()
         self._look_again()
+        if self.recorder.oom() is None:  # no time for questions when memory has run out
+            self._ask_holders()
+
+    def _ask_holders(self) -> None:
+        """Who holds the largest tensors that nobody owns."""
+        now = self.recorder.now_us()
+        tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
+        self._holders = []
+        for tensor in tensors:
+            held = holders_of(tensor, tensors)
+            if held:
+                self._holders.append([tensor.untyped_storage().data_ptr(), now, *held])
 
     def _look_again(self) -> None:
         self.owners.claim_models()
@@ -299,8 +320,9 @@ class Session:
             "config": _plain(self.config) if self.config else None,
             "recorded": dict(vars(recorded)),
             "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
-            "steps": [[s, a, recorded.stop_us if b is None else b] for s, a, b in self._steps],
+            "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
             "owners": self.owners.rows(recorded.start_us),
+            "holders": self._holders,
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
             "samples": [list(s) for s in self._samples],
             "host": host_section(),

@@ -25,6 +25,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "phases": (list,),
     "steps": (list,),
     "owners": (list,),
+    "holders": (list,),
     "counters": (list,),
     "samples": (list,),
     "host": (dict,),
@@ -61,6 +62,7 @@ _RECORDS: dict[str, dict[str, _Kinds]] = {
 _ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last kind holds for all that follow
     "steps": ((int,), (int,), (int,), _WHOLE),
     "owners": ((int,), (int,), (str,), _TEXT),
+    "holders": ((int,), (int,), (str,)),
     "samples": ((int,), _WHOLE),
 }
 _FIELDS: dict[str, dict[str, _Kinds]] = {

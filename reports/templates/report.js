@@ -33,7 +33,7 @@
     const url = URL.createObjectURL(new Blob([JSON.stringify(report, null, 1)], { type: "application/json" }));
     const link = document.createElement("a");
     link.href = url;
-    link.download = "memprof-report.json";
+    link.download = report.schema.replace(/^memprof\.(\w+).*/, "memprof-$1.json");
     link.click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   });
@@ -97,8 +97,8 @@
   }
 
   // ---- timeline -------------------------------------------------------------------------------------------------
-  const { timeline } = await loaded;
-  if (!timeline || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
+  const { timeline: single, timelines = single ? [single] : [] } = await loaded;
+  if (!timelines.length || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
   const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
   const unpack = (column) => {
     if (Array.isArray(column)) return column;
@@ -106,11 +106,17 @@
     return { f8: () => new Float64Array(raw), f4: () => new Float32Array(raw), i1: () => new Int8Array(raw),
       u1: () => new Uint8Array(raw), i2: () => new Int16Array(raw), i4: () => new Int32Array(raw) }[column.dtype]();
   };
-  const traces = timeline.figure.data.map((trace) => ({ ...trace, y: unpack(trace.y) }));
-  const stacked = traces.filter((trace) => trace.stackgroup);
-  const nPoints = timeline.axes.time.length;
-  const total = new Float64Array(nPoints);
-  for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
+  const prepared = timelines.map((timeline) => {
+    const traces = timeline.figure.data.map((trace) => ({ ...trace, y: unpack(trace.y) }));
+    const stacked = traces.filter((trace) => trace.stackgroup), lines = traces.filter((trace) => !trace.stackgroup);
+    const nPoints = timeline.axes.time.length, total = new Float64Array(nPoints);
+    for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
+    const highest = [total, ...lines.map((trace) => trace.y)].reduce((top, ys) => ys.reduce((a, b) => Math.max(a, b), top), 0);
+    return { timeline, traces, stacked, nPoints, total, highest };
+  });
+  let { timeline, traces, stacked, nPoints, total } = prepared[0];
+  // Several runs are drawn on one scale.
+  const ceiling = prepared.length > 1 ? Math.max(...prepared.map((run) => run.highest)) * 1.06 || 1 : null;
   let axis = "phase", patterns = false, point = timeline.peak_point, held = false, view = null;
   const xs = () => timeline.axes[axis];
   const extent = () => { const x = xs(); return [x[0], x[nPoints - 1] > x[0] ? x[nPoints - 1] : x[0] + 1]; };
@@ -185,7 +191,7 @@
     const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), height: chart.clientHeight, autosize: true,
       font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
     layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" ? " s" : "" };
-    layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), autorange: true };
+    layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
     return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, responsive: true, doubleClick: false })
       .then(placeCursor);
   };
@@ -295,7 +301,14 @@
     if (event.key !== "Escape") held = true;
     action();
   });
-  const choose = { axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
+  const show = (index) => {
+    ({ timeline, traces, stacked, nPoints, total } = prepared[index]);
+    point = timeline.peak_point;
+    held = false;
+    zoom(null);
+    showPanel();
+  };
+  const choose = { run: (value) => show(Number(value)), axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
   for (const button of all("[data-choice]"))
     button.addEventListener("click", () => {
       all(`[data-choice="${button.dataset.choice}"]`).forEach((b) => b.setAttribute("aria-pressed", String(b === button)));

@@ -291,3 +291,43 @@ def test_every_row_gets_exactly_one_category(
     assert all(said.rules[r] for r in said.rule[~unexplained])
     assert len(said.track.phase) == result.timeline.n_events
     assert sum(s.end_event - s.start_event for s in said.track.spans) == result.timeline.n_events
+
+
+def test_adapters_and_a_reward_model_recorded_after_load() -> None:
+    """Base model, then reward model, then adapters, all older than the recording; only adapters have gradients."""
+    run = Run()
+    base = [s for _ in range(4) for s in (2_000_000, 2_000_000, 8_000_000, 6_144)]
+    judge = [s for _ in range(4) for s in (3_000_000, 3_000_000, 5_000_000, 4_608)]
+    for size in [40_000_000, *base, 6_144]:
+        run.ghost(size, Category.WEIGHTS)
+    for size in [50_000_000, *judge, 4_608]:
+        run.ghost(size, Category.REWARD_MODEL)
+    adapters = [65_536, 131_072] * 4
+    for size in adapters:
+        run.ghost(size, Category.ADAPTERS)
+    run.free(run.alloc(1 << 20, [*LAYER, "train.py:10 generate", *MAIN]))
+    run.free(run.alloc(1 << 20, [*LAYER, "train.py:15 compute_rewards", *MAIN]))
+    saved = run.alloc(1 << 20, [*LAYER, *LOSS, *MAIN])
+    gradients = [run.alloc(size, [], Category.GRADIENTS) for size in adapters]
+    run.free(saved)
+    run.alloc(4, ["torch/nn/utils/clip_grad.py:95 _get_total_norm", *MAIN])
+    for address in gradients:
+        run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+    run.alloc(64, MAIN)
+    result = run.attribute()
+    assert not wrong(run, result, result.timeline.peak_instant)
+
+
+def test_a_reward_model_of_other_sizes_recorded_after_load() -> None:
+    run = Run()
+    for size in PARAMETERS:
+        run.ghost(size, Category.WEIGHTS)
+    for size in (30_000_000, 7_000_000, 7_000_000):
+        run.ghost(size, Category.REWARD_MODEL)
+    run.free(run.alloc(1 << 20, [*LAYER, "train.py:15 compute_rewards", *MAIN]))
+    gradients = run.backward(run.forward())
+    run.step(first=True)
+    for address in gradients:
+        run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
+    run.alloc(64, MAIN)
+    check(run, run.attribute())

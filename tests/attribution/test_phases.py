@@ -110,3 +110,21 @@ def test_evaluation_is_said_beside_the_phase() -> None:
     run.alloc(8, evaluation)
     spans = run.attribute().said.track.spans
     assert [(s.phase, s.within) for s in spans] == [("generate", "evaluate"), ("evaluate", None)]
+
+
+def test_generation_without_a_name_is_known_by_its_decoding() -> None:
+    run = Run()
+    rollout, prompt, train_line = ["loop.py:7 do_it", *MAIN], ["loop.py:6 do_it", *MAIN], ["loop.py:30 main", MAIN[1]]
+    embed, model = "torch/nn/modules/sparse.py:189 forward", [CALL, "model.py:60 forward", CALL]
+    for _ in range(2):
+        cache = run.alloc(1 << 20, ["loop.py:5 do_it", *MAIN])
+        run.free(run.alloc(1 << 16, [embed, *model, *prompt]))
+        for _ in range(6):
+            run.free(run.alloc(1 << 10, [embed, *model, *rollout]))
+            run.alloc(64, ["loop.py:8 do_it", *MAIN])
+        run.free(cache)
+        run.alloc(1 << 18, [embed, *model, *train_line])
+        run.alloc(8, [*MAKE_GRADS, *MAIN])
+        for _ in range(5):
+            run.alloc(64, [])
+    assert run.attribute().phases() == ["generate", "forward", "backward"] * 2

@@ -144,6 +144,7 @@ def test_the_cache_at_its_peak_is_the_closed_form_and_the_one_being_copied(model
     tokens = batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1] - 1
     per_token = config.num_key_value_heads * (config.hidden_size // config.num_attention_heads) * 4 * 4
     held = 2 * config.num_hidden_layers * per_token * tokens
+    assert seen.extra["steps"][0][3] == batch["prompt_ids"].numel() + batch["completion_ids"].numel()
     # While the last layer's values are concatenated, those they replace (a token shorter) are still there.
     (span,) = (p for p in seen.extra["phases"] if p["phase"] == "generate")
     first, last = seen.line.instant_at(span["start_us"]), seen.line.instant_at(span["end_us"])
@@ -163,6 +164,8 @@ def test_phases_steps_and_inputs_with_accumulation_and_several_iterations(model:
     assert snapshots(tmp_path / "r") == ["step-000005.rank-0.pickle"]
     seen = Recorded(tmp_path / "r" / "step-000005.rank-0.pickle")
     assert [s[0] for s in seen.extra["steps"]] == [5, 6, 7, 8]
+    slices = [b["prompt_ids"].numel() + b["completion_ids"].numel() for b in trainer._buffered_inputs]
+    assert sum(s[3] for s in seen.extra["steps"]) == 2 * sum(slices)  # each slice twice: two iterations
     step = ["forward", "backward", "forward", "backward", "optimizer_step"]
     assert seen.phases() == ["generate", "old_logprobs", "reference_logprobs", "reward", *step * 4]
     spans = [p for p in seen.extra["phases"] if p["phase"] == "optimizer_step"]

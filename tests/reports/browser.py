@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHROMIUM", "chromium", "open_page"]
+__all__ = ["CHROMIUM", "chromium", "open_page", "violations"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = [
@@ -51,3 +52,14 @@ def open_page(browser: Any, path: Path, **context: Any) -> Iterator[Any]:
         yield page
     finally:
         view.close()
+
+
+def violations(page: Any, *without: str) -> list[str]:
+    """What axe-core has against the page as it is: rule, impact and the first elements, one line each."""
+    page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    rules = {rule: {"enabled": False} for rule in without}
+    found = page.evaluate("(rules) => axe.run(document, { rules, resultTypes: ['violations'] })", rules)
+    return [
+        f"{v['id']} ({v['impact']}): {[n['target'] for n in v['nodes'][:3]]} {v['nodes'][0]['failureSummary'][:300]}"
+        for v in found["violations"]
+    ]

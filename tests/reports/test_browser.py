@@ -137,8 +137,11 @@ def test_dragging_zooms_and_double_click_resets(page: Any) -> None:
     page.wait_for_timeout(300)
     low, high = page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range")
     assert high - low < (whole[1] - whole[0]) / 2
-    page.mouse.dblclick(box["x"] + 300, box["y"] + 150)
-    page.wait_for_timeout(500)
+    for _ in range(4):  # on a busy machine the two clicks can come too far apart to be one double click
+        page.mouse.dblclick(box["x"] + 300, box["y"] + 150)
+        page.wait_for_timeout(500)
+        if page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range") == whole:
+            break
     assert page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range") == whole
     assert page.problems == []
 

@@ -1,0 +1,116 @@
+"""Pages of large runs: how many bytes, and how soon a reader can use them.
+
+Replays a recorded snapshot to 200k and 1M events (see ``large_files.py``), writes the page of each and of the two side
+by side, and opens them in headless Chromium from a file: first paint, ready (the chart answers), and one zoom. Times
+are the machine's; the limits they are held to are 1 s to ready, 2 MB a page at 200k events and 3 MB at 1M.
+
+    python -m benchmarks.page demo/full.pickle
+    python -m benchmarks.page run.pickle --json benchmarks/results/cpu/page.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from memprof.reports.comparison import build_comparison
+from memprof.reports.document import document_of
+from memprof.reports.html import write_comparison, write_html
+
+from benchmarks.large_files import replay
+from benchmarks.measure import write_result
+from memprof.analysis import Analysis, analyze
+from memprof.diff import Run, compare
+from memprof.holdings import holdings_of_analysis
+from memprof.snapshot import load_snapshot
+from memprof.snapshot.unpickle import read_plain
+from memprof.snapshot.writer import save_snapshot
+from tests.reports.browser import chromium
+
+# Pages and the bytes they may have.
+SIZES = {"200k events": (200_000, 2_000_000), "1M events": (1_000_000, 3_000_000)}
+READY_MS = 1000
+
+# Runs before the page's own scripts: notes the moment the page says that it is ready.
+_WATCH = """new MutationObserver(() => {
+  if (document.documentElement && document.documentElement.dataset.ready) window.readyAt ??= performance.now();
+}).observe(document, { attributes: true, subtree: true });"""
+
+_ZOOM = """async () => { const start = performance.now();
+  document.querySelector("[data-value=peak]").click();
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  return performance.now() - start; }"""
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("source", type=Path, help="a recorded snapshot")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pages = _pages(options.source, Path(folder))
+        with chromium() as browser:
+            opened = {name: [_open(browser, path) for _ in range(options.rounds)] for name, path in pages.items()}
+        found = {name: _summary(name, path, opened[name]) for name, path in pages.items()}
+    write_result({"pages": found}, options.json)
+
+
+def _pages(source: Path, folder: Path) -> dict[str, Path]:
+    """One page a size, and one of both side by side."""
+    pages, runs, documents = {}, [], []
+    for name, (events, _) in SIZES.items():
+        analysis = _analysis(source, events, folder)
+        document = document_of(analysis)
+        pages[name] = folder / f"{events}.html"
+        write_html(document, pages[name])
+        runs.append(Run(name, "measured", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        documents.append(document)
+    pages["both compared"] = folder / "compared.html"
+    write_comparison(build_comparison(compare(runs), documents), pages["both compared"])
+    return pages
+
+
+def _analysis(source: Path, events: int, folder: Path) -> Analysis:
+    file = folder / f"{events}.pickle"
+    save_snapshot(replay(read_plain(source), events), file)
+    analysis = analyze(load_snapshot(file))
+    file.unlink()
+    return analysis
+
+
+def _open(browser: Any, path: Path) -> dict[str, float]:
+    """Milliseconds from navigation to first paint and to ready, and of one zoom."""
+    view = browser.new_context(viewport={"width": 1360, "height": 900})
+    try:
+        page = view.new_page()
+        page.add_init_script(_WATCH)
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=60_000)
+        paint = "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)[0] ?? null"
+        ready = page.evaluate("window.readyAt")
+        return {"paint_ms": page.evaluate(paint) or ready, "ready_ms": ready, "zoom_ms": page.evaluate(_ZOOM)}
+    finally:
+        view.close()
+
+
+def _summary(name: str, path: Path, opened: list[dict[str, float]]) -> dict[str, Any]:
+    """Size, medians and the best ready time, with whether the limits hold."""
+    size = path.stat().st_size
+    limit = SIZES.get(name, (0, 3_000_000))[1]
+    best = min(o["ready_ms"] for o in opened)
+    return {
+        "bytes": size,
+        "bytes_ok": size < limit,
+        **{f"median_{key}": round(statistics.median(o[key] for o in opened)) for key in opened[0]},
+        "best_ready_ms": round(best),
+        "ready_ok": best < READY_MS,
+    }
+
+
+if __name__ == "__main__":
+    main()

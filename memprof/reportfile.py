@@ -1,0 +1,65 @@
+"""Reading memprof's own JSON back: reports and comparisons."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import InputError
+
+__all__ = ["read_memprof_json"]
+
+_GZIP = b"\x1f\x8b"
+_MARK = b'"memprof.'
+# A report with every one of a million allocations listed stays below this.
+_MAX_BYTES = 2**31
+
+
+def read_memprof_json(path: Path) -> dict[str, Any] | None:
+    """What memprof wrote to ``path`` as JSON (gzip'd or not); ``None`` where the file is something else.
+
+    Only the file's own claim is looked at (its ``schema``); hold the result against the schema before using it.
+
+    Raises:
+        InputError: the file cannot be read, is a page, or starts as memprof's JSON and is broken.
+    """
+    text = _text(path)
+    if text is None or _MARK not in text:
+        return None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}: JSON that ends early or is damaged ({type(error).__name__}); write it again."
+        ) from None
+    return data if isinstance(data, dict) and str(data.get("schema", "")).startswith("memprof.") else None
+
+
+def _text(path: Path) -> bytes | None:
+    """The whole file where it may be JSON, ``None`` where its first character says it is not."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP
+        with gzip.open(path) if packed else path.open("rb") as file:
+            start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+            if start[:9].lower() in (b"<!doctype", b"<html"):
+                raise InputError(f"{path}: a page; give the snapshot or the JSON it was made from.")
+            if not start.startswith(b"{"):
+                return None
+            text = start + file.read(_MAX_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        if _damaged(error):
+            return None
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise InputError(f"{path}: cannot be read ({reason}).") from None
+    if len(text) > _MAX_BYTES:
+        raise InputError(f"{path}: more than {_MAX_BYTES >> 30} GiB of JSON; write it with fewer allocations listed.")
+    return text
+
+
+def _damaged(error: Exception) -> bool:
+    """Damage in a gzip'd file: the reader of snapshots says it better."""
+    return isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))

@@ -1,0 +1,194 @@
+"""What is shown of a comparison: words, terminal line by line, markdown, the page as text. MEMPROF_UPDATE_SNAPSHOTS=1
+rewrites what is expected; then look at the difference."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from memprof.reports.comparison import build_comparison, change_words, ratio_words
+from memprof.reports.html import render_comparison as render_page
+from memprof.reports.markdown_compare import render_comparison as render_markdown
+from memprof.reports.terminal_compare import print_comparison, render_comparison
+from memprof.reports.text import gib, plain
+
+from memprof.diff import compare
+from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
+from tests.reports.sample import HOSTILE, sample
+from tests.reports.test_html import Page, packed
+from tests.reports.test_terminal import same
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "words"),
+    [
+        (100, 10, "90 % less"),
+        (5108, 543, "89 % less"),
+        (100, 95, "5.0 % less"),
+        (100, 100, "same"),
+        (100, 0, "gone"),
+        (0, 100, "new"),
+        (0, 0, "same"),
+        (100, 112, "12 % more"),
+        (100, 940, "9.4× as much"),
+        (1000, 1, ">99 % less"),
+        (10**6, 10**6 + 1, "<0.1 % more"),
+        (None, 5, "–"),
+        (5, None, "–"),
+    ],
+)
+def test_changes_in_words(first: int | None, other: int | None, words: str) -> None:
+    assert change_words(first, other) == words
+
+
+def test_ratios_in_words() -> None:
+    assert [ratio_words(r) for r in (None, 0.0, 0.001, 0.106, 1.0, 9.41, 12.34)] == [
+        *("–", "0.00×", "<0.01×", "0.11×", "1.00×", "9.41×", "12.3×")
+    ]
+
+
+def test_headline_says_who_needs_how_much_and_why() -> None:
+    (sentence,) = build_comparison(*sample_comparison()).headlines
+    saved = 2 * 1220 * 7 // 8 / 1024
+    assert sentence.startswith("lean holds at its peak 4.70 GiB, 31 % less than trl (6.78 GiB).")
+    assert sentence.endswith(f"Largest difference: loss logits, −{saved:.2f} GiB.")
+
+
+def test_against_published_rows_the_largest_difference_is_one_that_is_known() -> None:
+    first, second = build_comparison(published_comparison()).headlines
+    assert "Unsloth (published) comes to 54.30 GiB" in first
+    assert "Largest difference: training memory, +409.6" in second
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("colour", [False, True])
+def test_terminal_snapshot(width: int, colour: bool) -> None:
+    text = render_comparison(build_comparison(*sample_comparison()), width, colour)
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(len(line) for line in bare.split("\n")) <= width
+    assert ("\x1b" in text) is colour
+    same(f"compare-{width}{'-colour' if colour else ''}.txt", text)
+
+
+def test_terminal_snapshot_beside_published_rows() -> None:
+    same("compare-published-80.txt", render_comparison(build_comparison(published_comparison()), 80))
+
+
+@pytest.mark.parametrize("width", [40, 60, 70, 80, 100, 120, 160, 200])
+@pytest.mark.parametrize("n_runs", [2, 3, 6])
+def test_figures_are_never_cut_short_and_every_run_is_shown(width: int, n_runs: int) -> None:
+    reports = [leaner() if i % 2 else sample()[0] for i in range(n_runs)]
+    labels = [f"run number {i}" for i in range(n_runs)]
+    data = compare([as_run(r, label) for r, label in zip(reports, labels, strict=True)], 8 * 2**30)
+    text = render_comparison(build_comparison(data), width)
+    assert max(len(line) for line in text.split("\n")) <= width
+    table = text[text.index("GiB at the peak") :]
+    assert not re.search(r"\d\.?\d?…", table)
+    totals = re.findall(r"^Total .*$", table, re.MULTILINE)
+    shown = [figure for line in totals for figure in re.findall(r"(?<![−+.\d])\d+\.\d\d(?![\d×])", line)]
+    assert {gib(r["peak"]["active_bytes"]) for r in reports} <= set(shown)
+    heads = re.findall(r"^GiB at the peak.*$", table, re.MULTILINE)
+    assert len(heads) == len(totals)
+
+
+def test_ascii_terminals() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_comparison(build_comparison(*sample_comparison()), stream)
+    text = raw.getvalue().decode("ascii")
+    assert "31 % less" in text
+
+
+def test_markdown_snapshot() -> None:
+    same("compare.md", render_markdown(build_comparison(*sample_comparison())))
+
+
+def test_hostile_names_are_text_everywhere() -> None:
+    shown = build_comparison(*hostile_comparison())
+    harmful = {"\x1b", "\x07", "\x00", "\r", "\u202e", "\u2028", "\ud800"}
+    terminal, markdown, page = render_comparison(shown, 100), render_markdown(shown), render_page(shown)
+    assert not set(terminal + markdown + page) & harmful
+    outside_code = re.sub(r"(`+) ?.*?\1", "", markdown)
+    assert "<script>alert" not in outside_code
+    assert "@everyone" not in outside_code.replace("\\@everyone", "")
+    parsed = Page(page)
+    assert parsed.open == []
+    assert [tag for tag, _ in parsed.tags].count("script") == 3
+    assert "img" not in [tag for tag, _ in parsed.tags]
+    assert not [name for _, attributes in parsed.tags for name in attributes if name.startswith("on")]
+    words = "".join(parsed.words)
+    for name in HOSTILE:
+        assert plain(name)[1:] in words
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_page(build_comparison(*sample_comparison()))
+
+
+def test_page_reads_without_scripts(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.open == []
+    words = "".join(parsed.words)
+    for expected in (
+        "6.78",
+        "4.70",
+        "31 % less",
+        "use_liger_kernel",
+        "Fits in 7.00 GiB",
+        "Loss logits",
+    ):
+        assert expected in words
+    pictures = [a for tag, a in parsed.tags if tag == "svg"]
+    assert len(pictures) == 2
+
+
+def test_page_asks_the_network_for_nothing_and_is_small(page: str) -> None:
+    for _, attributes in Page(page).tags:
+        assert not {"src", "srcset", "data", "action", "poster"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert len(page.encode()) < 2_000_000
+
+
+def test_page_holds_the_comparison_and_both_timelines(page: str) -> None:
+    data, _ = sample_comparison()
+    held = packed(page)
+    assert held["report"] == json.loads(json.dumps(data))
+    assert len(held["timelines"]) == 2
+
+
+def bars(page: str, path: str) -> list[tuple[str, float]]:
+    """``(colour, percent)`` of each segment in the row of ``path``."""
+    found = re.search(rf'<tr [^>]*data-path="{path}".*?</tr>', page, re.DOTALL)
+    assert found is not None
+    return [(c, float(w)) for c, w in re.findall(r'class="seg c-([a-z_]+)" style="width:([\d.]+)%"', found.group())]
+
+
+def test_bars_share_one_scale_and_groups_are_their_categories(page: str) -> None:
+    data, _ = sample_comparison()
+    rows: dict[str, Any] = {r["id"]: r for r in data["rows"]}
+    scale = max(*(line["values"][0] for line in data["beside"] if line["id"] == "device_peak"), 7 * 2**30)
+    for i, (_, width) in enumerate(bars(page, "total")):
+        assert width == pytest.approx(100 * rows["total"]["at_peak"][i] / scale, abs=1e-3)
+    both = sum(width for _, width in bars(page, "training"))
+    assert both == pytest.approx(100 * sum(rows["training"]["at_peak"]) / scale, abs=0.01)
+    assert len(bars(page, "training")) > 4
+
+
+def test_capacity_is_a_dashed_line_where_it_belongs(page: str) -> None:
+    line = re.search(r'<tr class="level0 total".*?</tr>', page, re.DOTALL)
+    assert line is not None
+    data, _ = sample_comparison()
+    scale = next(n for row in data["beside"] if row["id"] == "device_peak" for n in row["values"])
+    places = [float(x) for x in re.findall(r'class="cap" style="left:([\d.]+)%"', line.group())]
+    assert places == [pytest.approx(100 * 7 * 2**30 / scale, abs=1e-2)] * 2
+
+
+def test_page_without_timelines_needs_no_plotly() -> None:
+    text = render_page(build_comparison(published_comparison()))
+    assert "Plotly, Inc" not in text
+    assert "not a peak" in text
+    assert len(text) < 300_000
