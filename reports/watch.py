@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from memprof.reports.palette import DARK, FALLBACK
 from memprof.reports.terminal import LETTERS
 from memprof.reports.text import gib, percent, plain
 from memprof.reports.words import category_label, phase_label
@@ -14,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memprof.counters import Counters
-from memprof.reports.palette import DARK, FALLBACK
 
 __all__ = ["frame"]
 
@@ -141,7 +141,9 @@ def _curve(values: Sequence[int | None], width: int, ascii_only: bool) -> str:
     """The newest values as blocks, the highest of each group of neighbours."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     group = -(-len(values) // width)
-    heights = [max((v for v in values[i : i + group] if v is not None), default=None) for i in range(0, len(values), group)]
+    heights = [
+        max((v for v in values[i : i + group] if v is not None), default=None) for i in range(0, len(values), group)
+    ]
     known = [h for h in heights if h is not None]
     low, high = min(known), max(known)
     span = max(high - low, 1)

@@ -76,7 +76,8 @@ def _made(recordings: list[Recording]) -> Page:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "memprof", *_arguments(recordings), "-o", str(target)],
-                cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS,
+                cwd=folder, timeout=_SECONDS,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return _sorry(f"Reading {_names(recordings)} took more than {_SECONDS} seconds; it was given up.")

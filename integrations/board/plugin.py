@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["MemoryTab"]
 
 
+def _app(answer: Any) -> Any:
+    """A WSGI application of a method that answers one request."""
+    return wrappers.Request.application(answer)
+
+
 class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
     """TensorBoard's plugin ``memprof``; it reads memprof's own files below the log directory and nothing else."""
 
@@ -48,12 +53,12 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         """How TensorBoard shows the tab."""
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
-    @wrappers.Request.application  # type: ignore[untyped-decorator, unused-ignore]
+    @_app
     def _script(self, request: Any) -> Any:
         text = files("memprof.integrations.board").joinpath("static/index.js").read_text(encoding="utf-8")
         return http_util.Respond(request, text, "text/javascript")
 
-    @wrappers.Request.application  # type: ignore[untyped-decorator, unused-ignore]
+    @_app
     def _list(self, request: Any) -> Any:
         try:
             found = [
@@ -64,11 +69,11 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
             return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
         return http_util.Respond(request, {"recordings": found}, "application/json")
 
-    @wrappers.Request.application  # type: ignore[untyped-decorator, unused-ignore]
+    @_app
     def _report(self, request: Any) -> Any:
         return self._answer(request, ("",), lambda found: self._pages.report(found[0]))
 
-    @wrappers.Request.application  # type: ignore[untyped-decorator, unused-ignore]
+    @_app
     def _comparison(self, request: Any) -> Any:
         return self._answer(request, ("a_", "b_"), lambda found: self._pages.comparison(found[0], found[1]))
 

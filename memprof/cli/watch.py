@@ -58,8 +58,9 @@ def _print_json(ranks: list[Counters]) -> None:
 def _print(ranks: list[Counters]) -> None:
     import os
 
-    from memprof.reports.watch import frame
     from rich.console import Console
+
+    from memprof.reports.watch import frame
 
     console = Console(highlight=False, emoji=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -70,9 +71,10 @@ def _print(ranks: list[Counters]) -> None:
 
 
 def _live(folder: Path, interval: float) -> None:
-    from memprof.reports.watch import frame
     from rich.console import Console
     from rich.live import Live
+
+    from memprof.reports.watch import frame
 
     console = Console(highlight=False, emoji=False, markup=False)
     colour = console.color_system is not None and not console.no_color

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from memprof.integrations.board.recordings import Recordings
 
 
@@ -25,7 +24,8 @@ def found(*places: tuple[str, Path]) -> list[tuple[str, int, int]]:
 def test_runs_are_named_as_tensorboard_names_them(tmp_path: Path) -> None:
     touch(
         tmp_path,
-        "a/_memprof/step-000002.rank-0.pickle", "a/_memprof/step-000002.rank-1.pickle", "b/c/_memprof/step-9.rank-0.pickle",
+        "a/_memprof/step-000002.rank-0.pickle", "a/_memprof/step-000002.rank-1.pickle",
+        "b/c/_memprof/step-9.rank-0.pickle",
         "own/step-000007.rank-0.pickle", "a/_memprof/report.html", "a/_memprof/step-000003.rank-0.json",
         ".hidden/_memprof/step-1.rank-0.pickle", "a/checkpoint-5/_memprof/step-1.rank-0.pickle", "a/other.pickle",
     )  # fmt: skip
