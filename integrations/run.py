@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -237,9 +236,8 @@ class TrainingRun:
             return
         try:
             report = add_report(self.result, self.snapshots[-1], self.folder)
-        except Exception as error:
-            warnings.warn(f"memprof could not analyse {self.snapshots[-1].name} ({error!r}).", stacklevel=2)
-            return
+        except Exception:
+            return  # tried again, and said, when training ends
         self._tracking.reported(trainer, report)
 
     def _new_session(self, trainer: Any) -> Session:
