@@ -99,7 +99,7 @@ def _places(context: Any) -> list[tuple[str, Path]]:
     """The folders TensorBoard was started on: ``--logdir``, or each of ``--logdir_spec`` with its name."""
     spec = getattr(context.flags, "logdir_spec", "") or "" if context.flags is not None else ""
     if context.logdir or not spec:
-        return [("", Path(context.logdir))] if context.logdir and "://" not in context.logdir else []
+        return [("", Path(context.logdir).expanduser())] if context.logdir and "://" not in context.logdir else []
     places = []
     for part in spec.split(","):
         name, colon, folder = part.partition(":")

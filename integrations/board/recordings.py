@@ -49,16 +49,19 @@ class Recordings:
         self._places = places
         self._lock = Lock()
         self._found: dict[tuple[str, int, int], Recording] = {}
-        self._looked = float("-inf")
+        self._believed_until = float("-inf")
 
     def all(self) -> list[Recording]:
         """Every recording, by run, step and rank."""
         with self._lock:
-            if time.monotonic() - self._looked > _FRESH_SECONDS:
+            begun = time.monotonic()
+            if begun > self._believed_until:
                 self._found = {}
                 for prefix, place in self._places:
                     self._look(prefix, place)
-                self._looked = time.monotonic()
+                # Looking through a slow disk is done more rarely.
+                now = time.monotonic()
+                self._believed_until = now + max(_FRESH_SECONDS, 10 * (now - begun))
             return [self._found[key] for key in sorted(self._found)]
 
     def get(self, run: str, step: int, rank: int) -> Recording | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import warnings
@@ -321,3 +322,27 @@ def test_wandb_offline_gets_scalars_and_the_page(model: Path, tmp_path: Path) ->
     assert {"train/memory/host_rss", "train/memory/category/weights"} <= set(keys)
     assert artifacts == [["memprof-report", ["report.html"]]]
     assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_trackio_gets_scalars_and_the_page(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    script = (
+        "import sys, torch\nfrom pathlib import Path\ntorch.set_num_threads(1)\n"
+        "from memprof import MemProfCallback\nfrom tests.integrations.runs import plain\n"
+        "callbacks = [MemProfCallback()]\n"
+        "plain(Path(sys.argv[1]), Path('run'), callbacks, report_to=['trackio'], project='memprof').train()\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    settings = {"TRACKIO_DIR": str(tmp_path / "store"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(model)],
+        capture_output=True, text=True, cwd=tmp_path, env={**environment(), **settings}, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "memprof could not" not in done.stderr
+    with sqlite3.connect(tmp_path / "store" / "memprof.db") as store:
+        stored = " ".join(str(row) for row in store.execute("select metrics from metrics"))
+    assert "train/memory/host_rss" in stored
+    assert "train/memory/category/weights" in stored
+    blobs = [p.read_bytes() for p in (tmp_path / "store" / "artifacts").rglob("*") if p.is_file()]
+    assert (tmp_path / "run" / "_memprof" / "report.html").read_bytes() in blobs
