@@ -12,6 +12,9 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-inp
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 
+# torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: setup demo test lint types browser clean
 
 setup: $(READY) $(DEMO_READY)

@@ -363,8 +363,10 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for note in (run.published or {}).get("notes", []):
             notes.append(f"{run.label}: {note}")
-        if run.report is not None and not run.report["source"]["config"]:
-            notes.append(f"{run.label} carries no configuration, so what was set differently is not known.")
+    silent = [run.label for run in runs if run.report is not None and not run.report["source"]["config"]]
+    if silent:
+        verb = "carries" if len(silent) == 1 else "carry"
+        notes.append(f"{', '.join(silent)} {verb} no configuration, so what was set differently is not known.")
     kinds = {run.report["source"]["kind"] for run in runs if run.report is not None}
     if "trace" in kinds and len(kinds) > 1:
         notes.append(

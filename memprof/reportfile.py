@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ _GZIP = b"\x1f\x8b"
 _MARK = b'"memprof.'
 # A report with every one of a million allocations listed stays below this.
 _MAX_BYTES = 2**31
+_MAX_DEPTH = 50
 
 
 def read_memprof_json(path: Path) -> dict[str, Any] | None:
@@ -30,12 +32,37 @@ def read_memprof_json(path: Path) -> dict[str, Any] | None:
     if text is None or _MARK not in text:
         return None
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}: JSON that ends early or is damaged ({type(error).__name__}); write it again."
         ) from None
+    if _deeper(data, _MAX_DEPTH):
+        raise InputError(f"{path}: JSON nested deeper than any report is; write it again.")
     return data if isinstance(data, dict) and str(data.get("schema", "")).startswith("memprof.") else None
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and records stand more than ``levels`` deep in each other."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return levels == 0 or any(_deeper(item, levels - 1) for item in value)
+
+
+def _whole(digits: str) -> int:
+    """An integer a machine could have counted: what is larger would overflow wherever it is shown."""
+    if len(digits) > 20:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number without end")
+    return number
 
 
 def _text(path: Path) -> bytes | None:

@@ -343,6 +343,12 @@ def _only_in(entry: Mapping[str, Any], labels: Sequence[str]) -> OnlyIn:
     return OnlyIn(f"At the peak of {here}, not of {there}", note, tuple(_missing(a) for a in entry["allocations"]))
 
 
+def _named(allocation: Mapping[str, Any], count: int) -> str:
+    """The tensor's name where no stack says where it was made; of several like it, with stars for the digits."""
+    name = plain(allocation.get("name") or "")
+    return re.sub(r"\d+", "*", name) if count > 1 else name
+
+
 def _missing(allocation: Mapping[str, Any]) -> Missing:
     n_more = allocation["count_in"] - allocation["count_not_in"]
     many = f"{n_more} × {size(allocation['each_bytes'])}" if n_more > 1 else size(allocation["each_bytes"])
@@ -355,6 +361,6 @@ def _missing(allocation: Mapping[str, Any]) -> Missing:
         category=plain(allocation["category"]),
         category_label=plain(category_label(allocation["category"]) + detail),
         phase_label=plain(phase_label(allocation["phase"])) if allocation.get("phase") else "",
-        site=call_site(allocation["stack"]) or "no stack recorded",
+        site=call_site(allocation["stack"]) or _named(allocation, n_more) or "no stack recorded",
         stack=shown_stack(allocation["stack"]),
     )

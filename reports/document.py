@@ -49,13 +49,21 @@ _MAX_ALLOCATIONS = 5000
 _MAX_ROWS = 60
 
 
-def document_of(analysis: Analysis, label: str | None = None, redact: bool = False) -> Document:
+# Up to so many events a document's timeline has every one; beyond, about so many points, no peak missing.
+_EXACT_EVENTS = 250_000
+_MAX_POINTS = 60_000
+
+
+def document_of(
+    analysis: Analysis, label: str | None = None, redact: bool = False, exact: int = _EXACT_EVENTS
+) -> Document:
     """The document of an analysis, with its timeline and every allocation worth drawing.
 
     Args:
         analysis: what :func:`memprof.analyze` returned.
         label: a title; see :func:`build_document`.
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
+        exact: up to how many events the timeline has every one.
     """
     report = analysis.to_dict()
     allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
@@ -63,7 +71,8 @@ def document_of(analysis: Analysis, label: str | None = None, redact: bool = Fal
         from memprof.redact import redact as redacted
 
         report, allocations = redacted(report), redacted(allocations)
-    return build_document(report, analysis.series(), label, allocations)
+    points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
+    return build_document(report, analysis.series(points), label, allocations)
 
 
 def build_document(

@@ -6,13 +6,16 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
 from memprof.reports.comparison import Comparison
-from memprof.reports.figures import axis_of, thinned, timeline_figure
+from memprof.reports.figures import thinned, timeline_figure
 from memprof.reports.files import write_text
 from memprof.reports.json import dumps
 from memprof.reports.markup import Markup, el, join
@@ -24,7 +27,7 @@ from memprof.reports.words import category_label
 
 from memprof._version import __version__
 
-__all__ = ["render_comparison", "render_html", "write_comparison", "write_html"]
+__all__ = ["PHASE_UNIT", "pack_columns", "render_comparison", "render_html", "write_comparison", "write_html"]
 
 # Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
 _POLICY = (
@@ -33,8 +36,11 @@ _POLICY = (
 )
 
 
-# Keeps the page under 2 MB beside plotly's 1.2: about 35 bytes a point, packed, with a dozen categories.
-_MAX_POINTS = 4000
+# Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
+# keeps the page below 2 MB beside plotly's 1.2.
+_MAX_PACKED = 650_000
+# The phase axis travels in whole numbers, this many to a unit.
+PHASE_UNIT = 1_000_000
 # More are in the JSON file for those who ask for them.
 _MAX_ALLOCATIONS = 200
 
@@ -67,8 +73,7 @@ def render_comparison(comparison: Comparison) -> str:
     drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
     data: dict[str, Any] = {"report": comparison.data}
     if drawn:
-        points = _MAX_POINTS * 3 // 2 // max(len(drawn), 2)
-        data["timelines"] = [_timeline_data(thinned(d.timeline, points), d) for d in drawn if d.timeline]
+        data["timelines"] = [_timeline_data(d.timeline, d, _MAX_PACKED // len(drawn)) for d in drawn if d.timeline]
     return _render(comparison.title, comparison_body(comparison), data, bool(drawn))
 
 
@@ -121,18 +126,68 @@ def _data(document: Document) -> dict[str, Any]:
     peak = {**peak, "allocations": peak["allocations"][:_MAX_ALLOCATIONS]}
     data: dict[str, Any] = {"report": {**document.report, "peak": peak}}
     if document.timeline:
-        data["timeline"] = _timeline_data(thinned(document.timeline, _MAX_POINTS), document)
+        data["timeline"] = _timeline_data(document.timeline, document, _MAX_PACKED)
     return data
 
 
-def _timeline_data(timeline: Timeline, document: Document) -> dict[str, Any]:
-    figure = json.loads(timeline_figure(timeline).to_json())
+def _unfilled(timeline: Timeline) -> Timeline:
+    """The same traces with one point each: what they look like."""
+    return replace(
+        timeline,
+        time_us=(0,),
+        phase_x=(0.0,),
+        spans=(),
+        categories=dict.fromkeys(timeline.categories, (0,)),
+        reserved=None if timeline.reserved is None else (0,),
+        total=(0,),
+        peak_point=0,
+    )
+
+
+def pack_columns(columns: Iterable[Sequence[int]]) -> str:
+    """Whole numbers as differences, their bytes of equal weight side by side, gzip'd, in base64.
+
+    An event changes one category: nearly every difference is zero, and 200k events take some hundred kilobytes.
+    """
+    planes = []
+    for column in columns:
+        steps = np.diff(np.asarray(column, dtype=np.int64), prepend=0).astype("<i8")
+        planes.append(steps.view(np.uint8).reshape(-1, 8).T.tobytes())
+    return base64.b64encode(gzip.compress(b"".join(planes), 6, mtime=0)).decode()
+
+
+def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
+    """Everything drawn, by name, in whole numbers: microseconds, parts of the phase axis, bytes."""
+    columns: dict[str, Sequence[int]] = {
+        "time": timeline.time_us,
+        "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
+        **timeline.categories,
+    }
+    if timeline.reserved is not None:
+        columns["reserved"] = timeline.reserved
+    return columns
+
+
+def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
+    """The timeline and its packed points, thinned where they would take more than ``most`` bytes."""
+    points = pack_columns(_columns(timeline).values())
+    while len(points) > most and len(timeline.time_us) > 5000:
+        timeline = thinned(timeline, len(timeline.time_us) // 2)
+        points = pack_columns(_columns(timeline).values())
+    return timeline, points
+
+
+def _timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, Any]:
+    timeline, points = _fitted(whole, most)
+    figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
     figure["layout"].pop("template", None)
     for trace in figure["data"]:
-        trace.pop("x")  # every trace has the same one: sent once, below
+        del trace["x"], trace["y"]  # sent once and packed: "points"
     return {
         "figure": figure,
-        "axes": {"phase": [round(x, 4) for x in timeline.phase_x], "time": list(axis_of(timeline, "time"))},
+        "n_points": len(timeline.time_us),
+        "columns": list(_columns(timeline)),
+        "points": points,
         "spans": [
             [slug(s.phase), s.label, s.step, s.start_point, min(s.end_point, len(timeline.time_us) - 1), s.short]
             for s in timeline.spans

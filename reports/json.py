@@ -41,6 +41,9 @@ def write_json(data: dict[str, Any], path: Path) -> None:
     write_text(path, dumps(data))
 
 
+_KINDS = {"memprof.report/1": "report", "memprof.explain/1": "explain", "memprof.compare/1": "compare"}
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema of ``memprof.report/1``, ``memprof.explain/1`` and ``memprof.compare/1``."""
     text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
@@ -56,7 +59,11 @@ def validate(data: dict[str, Any]) -> None:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
-    found = best_match(Draft202012Validator(schema()).iter_errors(data))
+    whole = schema()
+    kind = _KINDS.get(str(data.get("schema")))
+    # Held against its own kind, the message names what is wrong in it, not that it is none of several kinds.
+    wanted = {"$defs": whole["$defs"], "$ref": f"#/$defs/{kind}"} if kind else whole
+    found = best_match(Draft202012Validator(wanted).iter_errors(data))
     if found is not None:
         where = "/".join(str(part) for part in found.absolute_path) or "the top level"
         raise InputError(f"not a report that memprof understands: {plain(found.message[:300])} (at {plain(where)}).")

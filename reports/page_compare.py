@@ -268,7 +268,23 @@ def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
         "only-in",
         "Held by one and not by the other",
         "blocks alive at the peak, by stack and size, counted",
-        el("div", {"class": "columns even"}, *[_only_in_table(entry) for entry in entries]),
+        el(
+            "div",
+            {"class": "columns even"},
+            *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)],
+        ),
+    )
+
+
+def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
+    """One direction of one pair; of several pairs only the first is open."""
+    if n_entries <= 2:
+        return el("div", {}, el("h3", {}, entry.title), _only_in_table(entry))
+    return el(
+        "details",
+        {"class": "only-in", "open": index < 2},
+        el("summary", {}, entry.title),
+        _only_in_table(entry),
     )
 
 
@@ -285,13 +301,8 @@ def _only_in_table(entry: OnlyIn) -> Markup:
         for a in entry.allocations[:12]
     ]
     table = el("table", {"class": "only-in"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return el(
-        "div",
-        {},
-        el("h3", {}, entry.title),
-        el("p", {"class": "muted fine"}, entry.note),
-        el("div", {"class": "scroll", "tabindex": "0"}, table),
-    )
+    note = el("p", {"class": "muted fine"}, entry.note)
+    return join(note, el("div", {"class": "scroll", "tabindex": "0"}, table))
 
 
 def _made_at(site: str, stack: Sequence[str]) -> Markup:

@@ -48,7 +48,7 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     _print_rows(console, comparison, colour)
     for entry in comparison.only_in:
         console.print()
-        _print_only_in(console, entry, colour)
+        _print_only_in(console, entry, 6 if len(comparison.columns) == 2 else 3, colour)
     if comparison.notes:
         console.print()
     for note in comparison.notes:
@@ -59,18 +59,35 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
 def _print_settings(console: Console, comparison: Comparison) -> None:
     from rich.text import Text
 
-    shown = [s for s in comparison.settings if s.matters] or list(comparison.settings[:6])
-    if not shown:
+    if not comparison.settings:
         return
+    shown = [s for s in comparison.settings if s.matters]
+    if not shown and len(comparison.columns) <= 3:
+        shown = list(comparison.settings[:6])
     console.print()
-    heads = [("What changed", "left", False)]
-    table = table_of(*heads, *[(column.label, "left", True) for column in comparison.columns])
-    for setting in shown:
-        table.add_row(Text(setting.name), *[Text(value) for value in setting.values])
+    if not shown:
+        words = f"{len(comparison.settings)} circumstances differ, see --json or the page"
+        console.print(Text(words, style="dim"))
+        return
+    names = [_cut(setting.name, console.width // 3) for setting in shown]
+    columns = [[c.label, *(s.values[i] for s in shown)] for i, c in enumerate(comparison.columns)]
+    room = console.width - max(12, *map(len, names)) - 2 * (1 + len(columns))
+    head, *values = zip(*_fitted(columns, room), strict=True)
+    table = table_of(("What changed", "left", False), *[(label, "left", False) for label in head])
+    for name, line in zip(names, values, strict=True):
+        table.add_row(Text(name), *[Text(value) for value in line])
     console.print(table)
     rest = len(comparison.settings) - len(shown)
     if rest:
         console.print(Text(f"… and {rest} other settings, see --json or the page", style="dim"))
+
+
+def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
+    """Columns of words cut to ``room`` in all: the widest give way first."""
+    widths = [max(6, *map(len, column)) for column in columns]
+    while sum(widths) > room and max(widths) > 6:
+        widths[widths.index(max(widths))] -= 1
+    return [[_cut(word, width) for word in column] for column, width in zip(columns, widths, strict=True)]
 
 
 def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
@@ -219,7 +236,7 @@ def _short_labels(labels: list[str], room: int) -> list[str]:
     ]
 
 
-def _print_only_in(console: Console, entry: OnlyIn, colour: bool) -> None:
+def _print_only_in(console: Console, entry: OnlyIn, most: int, colour: bool) -> None:
     from rich.text import Text
 
     console.print(Text.assemble((entry.title, "bold"), (f"  {entry.note}", "dim")))
@@ -227,7 +244,7 @@ def _print_only_in(console: Console, entry: OnlyIn, colour: bool) -> None:
     heads = [("GiB", "right", False), ("Blocks", "left", False)]
     heads += [("Category", "left", False), ("Made at", "left", True)] if wide else [("Category", "left", True)]
     table = table_of(*heads)
-    for a in entry.allocations[:6]:
+    for a in entry.allocations[:most]:
         label = Text.assemble(swatch(a.category, colour), f" {a.category_label}")
         table.add_row(gib(a.bytes), a.words, label, *([Text(short_path(a.site, 1))] if wide else []))
     console.print(table)

@@ -281,8 +281,9 @@ def test_gate_names_the_run_and_skips_published_columns() -> None:
 
 def test_labels_are_as_short_as_they_can_be() -> None:
     paths = [Path("/r/a/_memprof/step-2.rank-0.pickle"), Path("/r/b/_memprof/step-2.rank-0.pickle"), Path("lean.json")]
-    assert short_names(paths) == ["a/step-2", "b/step-2", "lean"]
-    assert short_names([Path("x/run.1.json"), Path("x/run.2.json")]) == ["run.1.json", "run.2.json"]
+    assert short_names(paths) == ["a/step-2.rank-0", "b/step-2.rank-0", "lean"]
+    assert short_names([Path("x/llama-2.7b.json"), Path("x/llama-7b.pickle.gz")]) == ["llama-2.7b", "llama-7b"]
+    assert short_names([Path("x/run.json"), Path("x/run.pickle")]) == ["run.json", "run.pickle"]
     assert short_names([Path("run.pickle")] * 2) == ["run.pickle"] * 2
     assert distinct(["a", "b", "a", "a"]) == ["a", "b", "a (2)", "a (3)"]
 

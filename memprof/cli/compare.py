@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+# Fewer than in a page of one run: several timelines share a page.
+_EXACT_EVENTS = 100_000
+
+
 @dataclass(frozen=True)
 class _Column:
     """One run as it was read; ``label`` is empty where the file brings none, ``document`` has its timeline."""
@@ -84,8 +88,7 @@ def command(
     size, limit = _capacity(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output is not None)]
     columns += _published(published)
-    runs = _labelled(columns, labels, redact)
-    answer = compare(runs, size)
+    answer = compare(_labelled(columns, labels, redact), size)
     if redact:
         from memprof.redact import redact as redacted
 
@@ -147,7 +150,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     if page:
         from memprof.reports.document import document_of
 
-        document = document_of(analysis, redact=redact)
+        document = document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
 

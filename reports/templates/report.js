@@ -9,12 +9,12 @@
   const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
   const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
 
-  /** The report and the timeline: JSON, gzip'd, base64. */
-  const unzip = async (text) => {
+  const unzip = (text) => {
     const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
-    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
   };
-  const loaded = unzip($$("memprof-data").textContent);
+  /** The report and the timeline: JSON, gzip'd, base64. */
+  const loaded = unzip($$("memprof-data").textContent).json();
 
   // ---- header ---------------------------------------------------------------------------------------------------
   const themes = ["auto", "light", "dark"];
@@ -100,20 +100,31 @@
   const { timeline: single, timelines = single ? [single] : [] } = await loaded;
   if (!timelines.length || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
   const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
-  const unpack = (column) => {
-    if (Array.isArray(column)) return column;
-    const raw = Uint8Array.from(atob(column.bdata), (c) => c.charCodeAt(0)).buffer;
-    return { f8: () => new Float64Array(raw), f4: () => new Float32Array(raw), i1: () => new Int8Array(raw),
-      u1: () => new Uint8Array(raw), i2: () => new Int16Array(raw), i4: () => new Int32Array(raw) }[column.dtype]();
+  /** Columns of whole numbers: differences, eight planes of bytes each; scaled. */
+  const unpack = async ({ points, n_points: n, columns }) => {
+    const raw = new Uint8Array(await unzip(points).arrayBuffer()), found = {};
+    columns.forEach((name, c) => {
+      const [p0, p1, p2, p3, p4, p5, p6, p7] = Array.from({ length: 8 }, (_, b) => raw.subarray((8 * c + b) * n, (8 * c + b + 1) * n));
+      const scale = { time: 1e6, phase: 1e6 }[name] || GIB, values = new Float64Array(n);
+      for (let i = 0, sum = 0; i < n; i++) {
+        const low = (p0[i] | (p1[i] << 8) | (p2[i] << 16) | (p3[i] << 24)) >>> 0;
+        sum += low + (p4[i] | (p5[i] << 8) | (p6[i] << 16) | (p7[i] << 24)) * 4294967296;
+        values[i] = sum / scale;
+      }
+      found[name] = values;
+    });
+    return found;
   };
-  const prepared = timelines.map((timeline) => {
-    const traces = timeline.figure.data.map((trace) => ({ ...trace, y: unpack(trace.y) }));
+  const prepared = await Promise.all(timelines.map(async (timeline) => {
+    const columns = await unpack(timeline);
+    timeline.axes = { time: columns.time, phase: columns.phase };
+    const traces = timeline.figure.data.map((trace) => ({ ...trace, y: columns[trace.meta] }));
     const stacked = traces.filter((trace) => trace.stackgroup), lines = traces.filter((trace) => !trace.stackgroup);
     const nPoints = timeline.axes.time.length, total = new Float64Array(nPoints);
     for (const trace of stacked) for (let i = 0; i < nPoints; i++) total[i] += trace.y[i];
     const highest = [total, ...lines.map((trace) => trace.y)].reduce((top, ys) => ys.reduce((a, b) => Math.max(a, b), top), 0);
     return { timeline, traces, stacked, nPoints, total, highest };
-  });
+  }));
   let { timeline, traces, stacked, nPoints, total } = prepared[0];
   // Several runs are drawn on one scale.
   const ceiling = prepared.length > 1 ? Math.max(...prepared.map((run) => run.highest)) * 1.06 || 1 : null;
@@ -289,7 +300,9 @@
       const next = direction > 0 ? starts.find((s) => s > point) : starts.reverse().find((s) => s < point);
       if (next !== undefined) go(next);
     };
-    const stride = event.shiftKey ? 20 : 1;
+    // A step that can be seen: about a pixel's worth of points.
+    const [left, right] = view || extent(), seen = from(right) - from(left);
+    const stride = Math.max(1, Math.round(seen / 800)) * (event.shiftKey ? 20 : 1);
     const actions = {
       ArrowLeft: () => go(point - stride), ArrowRight: () => go(point + stride), "[": () => jump(-1), "]": () => jump(1),
       p: () => go(timeline.peak_point), P: () => go(timeline.peak_point), "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2),

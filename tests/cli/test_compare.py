@@ -155,9 +155,13 @@ def test_gate_in_a_real_process(files: dict[str, Path]) -> None:
         (["small", "broken.json"], 3, "broken.json"),
         (["small", "explain.json"], 3, "memprof.explain/1"),
         (["small", "newer.json"], 3, "memprof.report/9"),
-        (["small", "lacking.json"], 3, "lacking.json"),
+        (["small", "lacking.json"], 3, "'source' is a required property"),
         (["small", "wrong.json"], 3, "categories"),
         (["small", "noise.bin"], 3, "noise.bin"),
+        (["small", "huge.json"], 3, "huge.json"),
+        (["small", "endless.json"], 3, "endless.json"),
+        (["small", "deep.json", "--redact"], 3, "deeper"),
+        (["small", "cut.json.gz"], 3, "cut.json.gz"),
         (["small", "."], 3, "directory"),
         (["small", "large", "--label", "one"], 2, "--label"),
         (["small", "large", "--capacity", "much"], 2, "much"),
@@ -182,6 +186,12 @@ def test_mistakes_are_one_sentence(
     wrong = sample()[0]
     wrong["peak"]["categories"]["weights"] += 1
     (tmp_path / "wrong.json").write_text(dumps(wrong))
+    text = dumps(sample()[0])
+    (tmp_path / "huge.json").write_text(text.replace('"max_requested_bytes": ', f'"max_requested_bytes": {"9" * 400}'))
+    (tmp_path / "endless.json").write_text(text.replace('"beta": 0.0', '"beta": 1e999'))
+    deep = "[" * 800 + "]" * 800
+    (tmp_path / "deep.json").write_text(text.replace('"beta": 0.0', f'"beta": {deep}'))
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(text.encode())[:-200])
     (tmp_path / "noise.bin").write_bytes(bytes(range(256)))
     named = [files.get(a, a) for a in arguments]
     result = call("compare", *named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import re
 import stat
@@ -12,15 +13,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from memprof.reports.document import build_document
 from memprof.reports.files import write_text
-from memprof.reports.html import render_html, write_html
+from memprof.reports.html import pack_columns, render_html, write_html
 from memprof.reports.markup import el, join
 from memprof.reports.text import plain
 
 from memprof.errors import InputError
-from memprof.units import GIB
 from tests.reports.sample import HOSTILE, hostile, sample
 
 VOID = {"meta", "input", "br", "hr", "wbr"}
@@ -55,6 +56,18 @@ def packed(page: str) -> dict[str, Any]:
     assert found is not None
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found.group(1))))
     return data
+
+
+def unpacked(timeline: dict[str, Any]) -> dict[str, list[int]]:
+    """The columns as the page's script reads them."""
+    raw = gzip.decompress(base64.b64decode(timeline["points"]))
+    n = timeline["n_points"]
+    found = {}
+    for c, name in enumerate(timeline["columns"]):
+        planes = [raw[(8 * c + b) * n : (8 * c + b + 1) * n] for b in range(8)]
+        steps = [int.from_bytes(bytes(p[i] for p in planes), "little", signed=True) for i in range(n)]
+        found[name] = list(itertools.accumulate(steps))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +110,47 @@ def test_data_holds_the_report_and_its_peak(page: str) -> None:
     data = packed(page)
     assert data["report"] == json.loads(json.dumps(report))
     timeline = data["timeline"]
-    at_peak = 0.0
-    for trace in timeline["figure"]["data"]:
-        if trace.get("stackgroup"):
-            column = trace["y"]
-            values = column if isinstance(column, list) else memoryview(base64.b64decode(column["bdata"])).cast("d")
-            at_peak += values[timeline["peak_point"]]
-    assert at_peak * GIB == report["peak"]["allocated_bytes"]
+    held = unpacked(timeline)
+    stacked = [t["meta"] for t in timeline["figure"]["data"] if t.get("stackgroup")]
+    assert sum(held[c][timeline["peak_point"]] for c in stacked) == report["peak"]["active_bytes"]
+    assert stacked == [c for c in held if c not in ("time", "phase", "reserved")]
+
+
+def test_timelines_that_do_not_pack_are_thinned_until_the_page_is_small() -> None:
+    """Nothing repeats in it: sizes and categories at random, so every event is news."""
+    rng = np.random.default_rng(4)
+    report, series = sample()
+    n_points = 60_000
+    steps = np.zeros((8, n_points), dtype=np.int64)
+    steps[rng.integers(0, 8, n_points), np.arange(n_points)] = rng.integers(1, 2**40, n_points)
+    columns = np.cumsum(steps, axis=1)
+    total = columns.sum(axis=0)
+    names = list(series["categories"])[:8]
+    series |= {
+        "time_us": np.cumsum(rng.integers(1, 2000, n_points)).tolist(),
+        "categories": {name: column.tolist() for name, column in zip(names, columns, strict=True)},
+        "reserved": (total + rng.integers(0, 2**40, n_points)).tolist(),
+        "phase_spans": [],
+        "peak_point": int(np.argmax(total)),
+    }
+    page = render_html(build_document(report, series))
+    held = unpacked(packed(page)["timeline"])
+    assert len(page.encode()) < 2_000_000
+    assert 5000 < len(held["time"]) < n_points
+    assert max(map(sum, zip(*(held[name] for name in names), strict=True))) == total.max()
+
+
+def test_points_are_packed_without_loss() -> None:
+    document = build_document(*sample())
+    assert document.timeline is not None
+    held = unpacked(packed(render_html(document))["timeline"])
+    assert held["time"] == list(document.timeline.time_us)
+    assert held["reserved"] == list(document.timeline.reserved or ())
+    for category, values in document.timeline.categories.items():
+        assert held[category] == list(values)
+    extremes = [0, 2**62, -(2**62), 1, -1, 2**40 + 7]
+    there = unpacked({"points": pack_columns([extremes]), "n_points": len(extremes), "columns": ["x"]})
+    assert there == {"x": extremes}
 
 
 def test_page_is_small(page: str) -> None:
