@@ -65,8 +65,14 @@ def _state(ranks: Sequence[Counters]) -> Text:
         return Text(f"{words} · " + ("ended by an error" if run.ended.get("error") else "finished"))
     changed = max((_time(r.newest) or _time(r.about, "started") or 0.0) for r in ranks)
     age = max(0, round(time.time() - changed))
-    quiet = "" if age < _QUIET_SECONDS else "; it may have been stopped"
+    quiet = "" if age < max(_QUIET_SECONDS, 5 * _pace(run)) else "; it may have been stopped"
     return Text(f"{words} · last heard {_ago(age)} ago{quiet}", style="" if not quiet else "bold")
+
+
+def _pace(run: Counters) -> float:
+    """Seconds a step has taken so far, loading included."""
+    begun, last = _time(run.about, "started"), _time(run.newest)
+    return (last - begun) / len(run.steps) if begun is not None and last is not None and run.steps else 0.0
 
 
 def _levels(ranks: Sequence[Counters], width: int, ascii_only: bool) -> Table:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tensorboard")
-
 
 @pytest.fixture(scope="session")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``full`` and ``lora``: the demo's recipes with its tiny model, reported to TensorBoard, three steps each."""
+    pytest.importorskip("tensorboard")
     pytest.importorskip("trl")
     import torch
     from transformers.integrations import TensorBoardCallback

@@ -12,6 +12,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+pytest.importorskip("tensorboard")
+
 from memprof.units import GIB
 from tests.reports.browser import CHROMIUM, chromium
 from tests.tensorboard.server import get, listing, tensorboard
