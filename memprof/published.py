@@ -44,7 +44,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_columns(name: str) -> list[dict[str, Any]]:
-    """The columns of one row set: ``label``, ``source``, ``setting``, ``groups`` (bytes), ``notes``.
+    """The columns of a row set: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
 
     Raises:
         UsageError: no such row set.
@@ -55,6 +55,7 @@ def published_columns(name: str) -> list[dict[str, Any]]:
     return [
         {
             "label": column["label"],
+            "set": name,
             "source": rows["source"],
             "setting": rows["setting"],
             "groups": _groups(column["gib"]),

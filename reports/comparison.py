@@ -112,6 +112,7 @@ class Comparison:
     scale_bytes: int
     settings: tuple[Setting, ...]
     only_in: tuple[OnlyIn, ...]
+    legend: tuple[Part, ...]
     reproduce: tuple[Fact, ...]
     notes: tuple[str, ...]
     data: dict[str, Any]
@@ -154,7 +155,8 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
         scale_bytes=max(highest, 1),
         settings=tuple(_setting(line) for line in data["config_diff"]),
         only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
-        reproduce=_reproduce(runs),
+        legend=_legend(columns),
+        reproduce=_reproduce(data),
         notes=_notes(data, columns),
         data=data,
     )
@@ -182,15 +184,40 @@ def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...
     return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
 
 
-def _reproduce(runs: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
+def _legend(columns: Sequence[Column]) -> tuple[Part, ...]:
+    """Every colour once, under the name it has in the first run that shows it."""
+    parts: dict[str, Part] = {}
+    for column in columns:
+        for part in column.parts:
+            if part.bytes:
+                parts.setdefault(part.id, part)
+    return tuple(parts.values())
+
+
+def _reproduce(data: Mapping[str, Any]) -> tuple[Fact, ...]:
+    runs, capacity = data["runs"], data["capacity"]
     files = [name for run in runs if run["report"] for name in run["report"]["source"]["files"][:1]]
-    names = [re.split(r"[/\\]", plain(name))[-1] for name in files]
-    shown = [f"'{name}'" if re.search(r"[^\w.+-]", name) else name for name in names]
+    shown = [_quoted(re.split(r"[/\\]", plain(name))[-1]) for name in files]
+    sets = dict.fromkeys(plain(run["published"]["set"]) for run in runs if run["report"] is None)
+    shown += [f"--published {_quoted(name)}" for name in sets]
+    shown += [f"--capacity {_sized(capacity['bytes'])}"] if capacity and capacity["from"] == "option" else []
     return (
         Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
         Fact("memprof", __version__),
         Fact("Units", "1 GiB = 2³⁰ bytes"),
     )
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'" if re.search(r"[^\w.+-]", word) else word
+
+
+def _sized(n_bytes: int) -> str:
+    """A size as the command line takes it, exact."""
+    for factor, unit in ((2**30, "GiB"), (10**9, "GB"), (10**6, "MB")):
+        if n_bytes % factor == 0:
+            return f"{n_bytes // factor}{unit}"
+    return str(n_bytes)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
         for c, n in ([(colour, figure or 0)] if plain else [] if host else parts)
         if n
     ]
-    cap = _cap(comparison, scale) if line.id in ("total", "device_peak") else None
+    cap = _cap(comparison, scale) if line.id in ("total", "device_peak") and figure is not None else None
     return el(
         "td",
         {"class": "figure"},
@@ -254,8 +254,7 @@ def _device(comparison: Comparison) -> str:
 
 
 def _legend(comparison: Comparison) -> Markup:
-    parts = {p.id: p.label for c in comparison.columns for p in c.parts if p.bytes}
-    return el("ul", {"class": "legend"}, *[el("li", {}, swatch(i), label) for i, label in parts.items()])
+    return el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label) for p in comparison.legend])
 
 
 # ---- what only one holds ---------------------------------------------------------------------------------------------

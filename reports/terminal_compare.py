@@ -103,8 +103,7 @@ def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
         _mark_capacity(bar, comparison.capacity_bytes, scale, space)
         line = Text.assemble(name.ljust(margin), bar)
         console.print(line.append(f" {'–' if total is None else gib(total)}", style="bold"), no_wrap=True)
-    parts = {part.id: part for column in comparison.columns for part in column.parts if part.bytes}
-    for line in legend(list(parts.values()), console.width - 1, colour, figures=False):
+    for line in legend(comparison.legend, console.width - 1, colour, figures=False):
         console.print(line)
     if comparison.capacity_bytes:
         console.print(Text(f"¦ {gib(comparison.capacity_bytes)} GiB, the device", style="dim"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,34 @@ def test_mistakes_are_one_sentence(
     assert words in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+ODD: tuple[Any, ...] = (None, 0, -1, 2**63, 1.5, "", "\x1b[31m</script>", [], {}, [None], {"a": 1}, True, "generate")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in plain data, of lists the first two entries' only."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    return [path, *[place for key, item in items for place in places(item, (*path, key))]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_reports_never_end_in_a_traceback(files: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = json.loads(dumps(sample("trace" if seed % 3 else "cuda")[0]))
+    for _ in range(1 + seed % 3):
+        *path, last = rng.choice(places(data)[1:])
+        there = data
+        for key in path:
+            there = there[key]
+        if isinstance(there, dict) and rng.random() < 0.4:
+            del there[last]
+        else:
+            there[last] = copy.deepcopy(rng.choice(ODD))
+    (tmp_path / "damaged.json").write_text(json.dumps(data))
+    result = call("compare", tmp_path / "damaged.json", files["lean"], "-o", tmp_path / "page.html")
+    assert result.exit_code in (0, 3), result.exception
+    assert (tmp_path / "page.html").exists() is (result.exit_code == 0)
 
 
 def test_redact_takes_out_who_and_where(tmp_path: Path) -> None:

@@ -187,6 +187,22 @@ def test_capacity_is_a_dashed_line_where_it_belongs(page: str) -> None:
     assert places == [pytest.approx(100 * 7 * 2**30 / scale, abs=1e-2)] * 2
 
 
+def test_reproduce_names_what_was_asked_for() -> None:
+    shown = build_comparison(published_comparison()).reproduce[0].value
+    assert shown == (
+        "memprof compare step-000002.rank-0.pickle --published unsloth-2025 --capacity 80GB -o compare.html"
+    )
+    shown = build_comparison(*sample_comparison()).reproduce[0].value
+    assert shown == "memprof compare step-000002.rank-0.pickle lean.pickle --capacity 7GiB -o compare.html"
+
+
+def test_legend_names_each_colour_once_as_the_first_run_does() -> None:
+    legend = {p.id: p.label for p in build_comparison(published_comparison()).legend}
+    assert legend["loss_logits"] == "Loss logits"
+    assert legend["training"] == "Training memory"
+    assert len(legend) == len(set(legend.values()))
+
+
 def test_page_without_timelines_needs_no_plotly() -> None:
     text = render_page(build_comparison(published_comparison()))
     assert "Plotly, Inc" not in text
