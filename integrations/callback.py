@@ -48,6 +48,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         kind: ``"cuda"``, ``"trace"`` or ``"auto"``: which recorder.
         reset_peaks: measure per-phase peaks on CUDA by resetting the allocator's peak counters at phase boundaries
             (``torch.cuda.max_memory_allocated`` read by your own code then counts from the latest boundary).
+        scalars: log ``memory/...`` in GiB with everything the trainer logs, keep the counters ``memprof watch`` reads,
+            and store the page with W&B, MLflow and Trackio where they are active.
 
     Attributes:
         result: what the last ``train()`` left: ``snapshots``, ``reports``, ``page``, ``table``.
@@ -69,11 +71,13 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         redact: bool = False,
         kind: str = "auto",
         reset_peaks: bool = True,
+        scalars: bool = True,
     ) -> None:
         chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
         self._options = Options.of(
             max_disk, output_dir, max_entries, stacks,
             steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
+            scalars=scalars,
         )  # fmt: skip
         Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self.result = Result()
@@ -160,7 +164,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.result = Result(list(run.snapshots))
         if not run.snapshots or not self._options.report:
             return
-        self.result = summarise(run.snapshots, run.folder, page=run.rank == 0)
+        self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+        run.attach(self.result.page)
         if run.rank == 0:
             if self.result.table:
                 say(self.result.table)

@@ -27,6 +27,7 @@ class Options:
     redact: bool
     kind: str
     reset_peaks: bool
+    scalars: bool
 
     @classmethod
     def of(

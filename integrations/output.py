@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "prune", "summarise"]
+__all__ = ["Result", "add_report", "prune", "summarise"]
 
 
 @dataclass
@@ -32,12 +32,13 @@ class Result:
         return max(self.reports, key=lambda p: _peak(self.reports[p]), default=None)
 
 
-def summarise(snapshots: list[Path], folder: Path, page: bool = True) -> Result:
+def summarise(snapshots: list[Path], folder: Path, page: bool = True, done: Result | None = None) -> Result:
     """Analyse each snapshot, write its JSON, and the page of the one with the highest peak.
 
-    Never raises; a warning says what could not be done.
+    Never raises; a warning says what could not be done. ``done`` holds what :func:`add_report` did before.
     """
-    result = Result(list(snapshots))
+    result = done or Result()
+    result.snapshots = list(snapshots)
     try:
         _analyse(result, folder, page)
     except Exception as error:
@@ -61,21 +62,27 @@ def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
     return kept
 
 
-def _analyse(result: Result, folder: Path, page: bool) -> None:
+def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> dict[str, Any]:
+    """Analyse one snapshot and write its JSON; table and page too if no other has a higher peak.
+
+    Raises:
+        MemprofError, OSError: the snapshot cannot be analysed, or a file not written.
+    """
     from memprof.analysis import analyze
     from memprof.snapshot import load_snapshot
 
-    analyses: dict[Path, Any] = {}
+    analysis = analyze(load_snapshot(path))
+    result.reports[path] = report = analysis.to_dict()
+    _write_text(path.with_suffix(".json"), json.dumps(report, indent=1))
+    if result.highest == path:
+        _render(result, folder / "report.html" if page else None, analysis)
+    return report
+
+
+def _analyse(result: Result, folder: Path, page: bool) -> None:
     for path in result.snapshots:
-        analysis = analyze(load_snapshot(path))
-        result.reports[path] = report = analysis.to_dict()
-        _write_text(path.with_suffix(".json"), json.dumps(report, indent=1))
-        if result.highest == path:
-            analyses = {path: analysis}
-    if not analyses:
-        return
-    (analysis,) = analyses.values()
-    _render(result, folder / "report.html" if page else None, analysis)
+        if path not in result.reports:
+            add_report(result, path, folder, page)
 
 
 def _render(result: Result, page: Path | None, analysis: Any) -> None:

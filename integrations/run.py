@@ -9,12 +9,14 @@ from typing import Any
 
 from memprof.integrations.facts import collect_facts
 from memprof.integrations.options import Options
-from memprof.integrations.output import prune
+from memprof.integrations.output import Result, add_report, prune
 from memprof.integrations.schedule import Cycle, Schedule
 from memprof.integrations.seams import Seams
+from memprof.integrations.tracking import Tracking
 from memprof.integrations.trainer_phases import TrainerPhases
 
 from memprof.record.api import make_recorder
+from memprof.record.host import device_name, device_total
 from memprof.record.session import Session
 from memprof.vocabulary import Kind, Phase
 
@@ -48,13 +50,14 @@ class TrainingRun:
         on_error: Callable[[], None],
     ) -> None:
         self.snapshots: list[Path] = []
+        self.result = Result()
         self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
         self.rank = int(getattr(trainer.accelerator, "process_index", 0))
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._on_failure = on_failure
         self._on_error = on_error
-        self._ended = self._failed = False
+        self._ended = self._failed = self._failed_by_error = False
         self._schedule = Schedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
         self._step = trainer.state.global_step
@@ -64,7 +67,10 @@ class TrainingRun:
         self._session: Session | None = None
         self._seams = Seams(self.fail, self._error)
         self._phases = TrainerPhases(trainer, self._seams)
+        self._tracking: Tracking | None = None
         try:
+            if options.scalars:
+                self._tracking = self._track(trainer)
             if early is not None or uses_cuda(trainer, options):
                 self._follow_cuda(trainer, early)
         except Exception:
@@ -95,11 +101,14 @@ class TrainingRun:
         """The optimizer has stepped."""
         self._phases.end_step()
         session = self._session
+        if self._tracking is not None and not self._ended:
+            self._tracking.step_end(self._step, session, self._from_step is not None)
         if session is None or session.recorder.kind is not Kind.CUDA or self._from_step is not None:
             return
         peak = session.peak_of_step()
         if self._record_peak and peak > self._record_peak * _RECORD and self._step > self._first_step:
             self._write(session, self._step)
+            self._report()
         self._record_peak = max(self._record_peak, peak)
 
     def end(self) -> None:
@@ -114,6 +123,8 @@ class TrainingRun:
         finally:
             self._stop_session()
             self._phases.forget()
+            if self._tracking is not None:
+                self._tracking.end(self._failed_by_error)
 
     def fail(self, error: BaseException) -> None:
         """Memprof itself went wrong: undo everything, say so, let the training go on."""
@@ -122,6 +133,8 @@ class TrainingRun:
         self._ended = self._failed = True
         self._seams.restore()
         self._phases.forget()
+        if self._tracking is not None:
+            self._tracking.end(True)
         try:
             self._stop_session()
         except Exception as further:
@@ -130,6 +143,7 @@ class TrainingRun:
 
     def _error(self, error: BaseException) -> None:
         """An exception leaves the trainer: the last chance to write."""
+        self._failed_by_error = True
         session = self._session
         if session is not None and session.recorder.kind is Kind.CUDA:
             written = self._oom_step == self._step
@@ -157,6 +171,8 @@ class TrainingRun:
             if (loading := session.phases.current) is not None:
                 session.exit_phase(loading)
         session.on_oom(self._out_of_memory)
+        if self._tracking is not None:
+            self._tracking.follow(session)
         self._session = self._phases.current = session
 
     def _out_of_memory(self) -> None:
@@ -183,12 +199,46 @@ class TrainingRun:
         self._from_step = None
         if session is None or (first is None and session.recorder.kind is Kind.CUDA):
             return
+        if self._tracking is not None:
+            self._tracking.collect(session)
         if session.recorder.kind is not Kind.CUDA:
             self._stop_session()
         elif last:
             session.stop()
         if first is not None:
             self._write(session, first)
+            if not last:
+                self._report()
+
+    def _track(self, trainer: Any) -> Tracking:
+        facts = collect_facts(trainer, self._options.redact)
+        about = {key: facts.get(key) for key in ("model_name", "parameters", "dtype")}
+        on_device = uses_cuda(trainer, self._options)
+        device, index = trainer.args.device.type, trainer.args.device.index or 0
+        about |= {"device": device_name(device, index), "device_total_bytes": device_total(device, index)}
+        return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary)
+
+    def _before_summary(self) -> None:
+        """The trainer writes its closing summary: the last moment at which its trackers listen."""
+        if self._from_step is not None:
+            self._finish_recording()
+        self.attach(self.result.page)
+
+    def attach(self, page: Path | None) -> None:
+        """Store the page with the trackers that are active, once."""
+        if self._tracking is not None:
+            self._tracking.attach(page)
+
+    def _report(self) -> None:
+        """Analyse what was just written, so that its categories are seen while the run goes."""
+        trainer = self._trainer()
+        if self._tracking is None or not self._options.report or self.rank or trainer is None or not self.snapshots:
+            return
+        try:
+            report = add_report(self.result, self.snapshots[-1], self.folder)
+        except Exception:
+            return  # tried again, and said, when training ends
+        self._tracking.reported(trainer, report)
 
     def _new_session(self, trainer: Any) -> Session:
         options = self._options

@@ -22,6 +22,7 @@ _COMMANDS = {
     "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
     "simulate": ("memprof.cli.simulate", "Predict a run's memory without a GPU: the real step on fake tensors."),
     "plan": ("memprof.cli.plan", "What fits a GPU: methods side by side, and the best settings found."),
+    "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
     "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
 }
 

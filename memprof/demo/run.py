@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +75,8 @@ def run(out: Path, *, quick: bool = False) -> DemoResult:
         _say(f"Questions: {questions.source}.")
         runs = tuple(_profiled(recipe, scale, checkpoint, questions, out) for recipe in (FULL, LORA))
     _say("Pages: " + ", ".join(str(done.html) for done in runs))
+    if any((out / "tensorboard").rglob("events.*")):
+        _say(f"Scalars, and the pages in a tab: tensorboard --logdir {out / 'tensorboard'}")
     return DemoResult(out, checkpoint.note, questions.source, runs)
 
 
@@ -81,11 +85,12 @@ def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Q
     from memprof.integrations.callback import MemProfCallback
 
     _say(f"\nTraining {scale.steps} steps of {scale.completions} completions: {recipe.title}.")
-    records = out / "_work" / recipe.name
-    for stale in records.glob("*.pickle"):
-        stale.unlink()
+    board = out / "tensorboard" / recipe.name
+    shutil.rmtree(board, ignore_errors=True)
+    records = board / "_memprof"
     callback = MemProfCallback(output_dir=records, report=False)
-    trained = train(recipe, scale, checkpoint, questions.items, out / "_work", [callback, _progress(scale.steps)])
+    callbacks = [*_board(board), callback, _progress(scale.steps)]
+    trained = train(recipe, scale, checkpoint, questions.items, out / "_work", callbacks)
     if not trained.learned:
         raise MemprofError(
             f"The {recipe.name} run trained nothing (reward_std {trained.reward_stds}, {trained.moved} of"
@@ -118,11 +123,28 @@ def _progress(steps: int) -> Any:
 
 
 def _keep(records: Path, target: Path) -> Path:
-    """Move the last recorded step's snapshot to where people look for it."""
+    """Put the last recorded step's snapshot where people look for it; TensorBoard's tab finds it where it was."""
     found = sorted(records.glob("step-*.pickle"))
     if not found:
         raise MemprofError(f"The run left no snapshot in {records}: recording failed, see the warning above.")
-    return found[-1].replace(target)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(found[-1], target)
+    except OSError:  # a file system without links
+        shutil.copyfile(found[-1], target)
+    return target
+
+
+def _board(folder: Path) -> list[Any]:
+    """The trainer's own reporter to TensorBoard, where that is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("tensorboard") is None:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(str(folder)))]
 
 
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:

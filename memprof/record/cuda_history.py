@@ -181,6 +181,14 @@ class CudaHistory:
             self._backend.reset_peaks(self.index)
         return stats
 
+    def state(self) -> dict[str, int]:
+        """The allocator's bytes now; ``cached`` is whole free segments, ``inactive_split`` free parts of used ones."""
+        stats = self._backend.stats(self.index)
+        allocated, reserved = _of(stats, "allocated_bytes", "current"), _of(stats, "reserved_bytes", "current")
+        split = _of(stats, "inactive_split_bytes", "current")
+        cached = max(0, reserved - _of(stats, "active_bytes", "current") - split)
+        return {"allocated": allocated, "reserved": reserved, "inactive_split": split, "cached": cached}
+
     # -- thinning ----------------------------------------------------------------------------------------------
 
     def on_token(self, new_tokens: int) -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class Session:
         self._step: int | None = None
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
+        self._counted = 0
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
         self._handles: list[Any] = []
@@ -141,6 +143,33 @@ class Session:
         """Highest allocated bytes of any phase of the current step."""
         return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
 
+    def counters_after(self, count: int) -> tuple[list[dict[str, Any]], int]:
+        """What phases counted after the first ``count`` of them, newest first, and how many there are now."""
+        return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
+
+    def peaks_since_last(self) -> WindowPeaks | None:
+        """The highest bytes since this was asked before (or since the start), phases and what lies between them.
+
+        None while a phase is open, when the recording is over or has failed.
+        """
+        if not self._started or self.failure is not None or self.phases.depth:
+            return None
+        peaks = self.recorder.close_window()
+        self.recorder.open_window()
+        return peaks
+
+    def allocator_state(self) -> dict[str, int]:
+        """The allocator's counters now, by name; nothing where there is no allocator to ask."""
+        state: Callable[[], dict[str, int]] | None = getattr(self.recorder, "state", None)
+        return {} if state is None or not self._started else state()
+
+    def non_torch_bytes(self) -> int | None:
+        """Bytes the process holds on the device beside what torch reserves, by the last sample (None without NVML)."""
+        if not self._samples or not self._counters:
+            return None
+        held, reserved = self._samples[-1][2], self._counters[-1]["reserved_end"]
+        return None if held is None or reserved is None else max(0, int(held) - int(reserved))
+
     # -- phases ------------------------------------------------------------------------------------------------
 
     def set_step(self, step: int | None) -> None:
@@ -196,6 +225,7 @@ class Session:
     def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
         row = {"phase": mark.phase, "step": mark.step, "start_us": mark.start_us, "end_us": mark.end_us}
         self._counters.append({**row, **vars(peaks)})
+        self._counted += 1
         self._sample()
 
     def _tag(self) -> None:

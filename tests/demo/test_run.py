@@ -78,6 +78,22 @@ def test_files_hold_what_was_returned(demo: DemoResult) -> None:
     assert not list(demo.out.glob("*.part"))
 
 
+def test_tensorboard_finds_scalars_and_recordings(demo: DemoResult) -> None:
+    pytest.importorskip("tensorboard")
+    from memprof.integrations.board.recordings import Recordings
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = Recordings([("", demo.out / "tensorboard")]).all()
+    assert [recording.run for recording in found] == ["full", "lora"]
+    for done, recording in zip(demo.runs, found, strict=True):
+        assert recording.pickle.samefile(done.snapshot)
+        board = EventAccumulator(str(demo.out / "tensorboard" / done.name))
+        board.Reload()
+        assert [event.step for event in board.Scalars("train/loss")] == [1, 2]
+        (peak,) = board.Scalars("train/memory/peak_allocated")
+        assert peak.value == pytest.approx(done.report["peak"]["allocated_bytes"] / 2**30, rel=1e-6)
+
+
 def test_the_runs_trained(demo: DemoResult) -> None:
     for done in demo.runs:
         assert max(done.trained.reward_stds) > 0

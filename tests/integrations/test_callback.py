@@ -475,7 +475,7 @@ def test_the_table_the_json_and_the_page(model: Path, tmp_path: Path, capsys: py
     trainer.train()
     folder = tmp_path / "a" / "_memprof"
     assert {p.name for p in folder.iterdir()} == {
-        "step-000002.rank-0.pickle", "step-000002.rank-0.json", "report.html"
+        "step-000002.rank-0.pickle", "step-000002.rank-0.json", "report.html", "counters.rank-0.jsonl"
     }  # fmt: skip
     report = json.loads((folder / "step-000002.rank-0.json").read_text())
     assert sum(report["peak"]["categories"].values()) == report["peak"]["active_bytes"]

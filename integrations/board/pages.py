@@ -1,0 +1,110 @@
+"""Report pages for the tab, made by ``memprof`` itself in a process of its own.
+
+A damaged or hostile file, a lack of memory or an endless analysis ends that process and not TensorBoard, and
+TensorBoard imports neither numpy's users nor plotly for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+from memprof.integrations.board.recordings import Recording
+
+__all__ = ["Page", "Pages", "script_hashes"]
+
+_SECONDS = 300
+_KEPT = 16
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+# What memprof says on standard error before a sentence of its own.
+_OURS = re.compile(r"^(?:memprof|Error|Usage): ?", re.MULTILINE)
+
+
+class Page:
+    """A page, with the hashes of the scripts it may run; ``problem`` is the sentence shown instead of a report."""
+
+    def __init__(self, text: str, problem: str | None = None) -> None:
+        self.text = text
+        self.problem = problem
+        self.hashes = script_hashes(text)
+
+
+class Pages:
+    """Makes pages, one at a time, and keeps the newest of them."""
+
+    def __init__(self) -> None:
+        self._busy = Lock()
+        self._kept: OrderedDict[tuple[object, ...], Page] = OrderedDict()
+
+    def report(self, recording: Recording) -> Page:
+        """The report page of one recording."""
+        return self._page([recording])
+
+    def comparison(self, first: Recording, second: Recording) -> Page:
+        """Two recordings side by side."""
+        return self._page([first, second])
+
+    def _page(self, recordings: list[Recording]) -> Page:
+        key = tuple((r.run, r.step, r.rank, r.changed) for r in recordings)
+        with self._busy:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            page = _made(recordings)
+            self._kept[key] = page
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return page
+
+
+def script_hashes(text: str) -> list[str]:
+    """SHA-256 of every inline script that runs, as a content security policy names them."""
+    return [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _SCRIPT.findall(text)]
+
+
+def _made(recordings: list[Recording]) -> Page:
+    with tempfile.TemporaryDirectory(prefix="memprof-tab-") as folder:
+        target = Path(folder) / "page.html"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "memprof", *_arguments(recordings), "-o", str(target)],
+                cwd=folder, timeout=_SECONDS,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return _sorry(f"Reading {_names(recordings)} took more than {_SECONDS} seconds; it was given up.")
+        except OSError as error:
+            return _sorry(f"memprof could not be started ({error}).")
+        if done.returncode == 0 and target.is_file():
+            return Page(target.read_text(encoding="utf-8"))
+        said = _OURS.sub("", done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "")
+        return _sorry(said or f"memprof ended with code {done.returncode} over {_names(recordings)}.")
+
+
+def _arguments(recordings: list[Recording]) -> list[str]:
+    files = [str(r.pickle) for r in recordings]
+    if len(files) == 1:
+        return ["report", *files]
+    labels = [f"--label={r.run} · step {r.step}" for r in recordings]
+    return ["compare", *files, *labels]
+
+
+def _names(recordings: list[Recording]) -> str:
+    return " and ".join(r.pickle.name for r in recordings)
+
+
+def _sorry(sentence: str) -> Page:
+    page = f"""<!DOCTYPE html>
+<html lang="en" data-ready="yes"><head><meta charset="utf-8"><title>memprof</title>
+<style>body{{font:15px/1.5 system-ui,sans-serif;margin:3rem;max-width:46rem;color:#24292f;background:#fff}}
+:root[data-theme=dark] body{{color:#d6dbe1;background:#14181d}}</style></head>
+<body><h1>No report</h1><p>{html.escape(sentence)}</p></body></html>"""
+    return Page(page, sentence)

@@ -1,0 +1,121 @@
+"""The tab's server side: what there is, and pages of it."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.integrations.board.pages import Page, Pages
+from memprof.integrations.board.recordings import Recording, Recordings
+from tensorboard.backend import http_util
+from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin
+from werkzeug import wrappers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MemoryTab"]
+
+
+def _app(answer: Any) -> Any:
+    """A WSGI application of a method that answers one request."""
+    return wrappers.Request.application(answer)
+
+
+class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
+    """TensorBoard's plugin ``memprof``; it reads memprof's own files below the log directory and nothing else."""
+
+    plugin_name = "memprof"
+
+    def __init__(self, context: Any) -> None:
+        self._recordings = Recordings(_places(context))
+        self._pages = Pages()
+
+    def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
+        """Addresses below ``data/plugin/memprof``."""
+        return {
+            "/static/index.js": self._script,
+            "/recordings": self._list,
+            "/page": self._report,
+            "/compare": self._comparison,
+        }
+
+    def is_active(self) -> bool:
+        """Whether there is anything to show."""
+        try:
+            return bool(self._recordings.all())
+        except Exception:
+            return False
+
+    def frontend_metadata(self) -> Any:
+        """How TensorBoard shows the tab."""
+        return FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
+
+    @_app
+    def _script(self, request: Any) -> Any:
+        text = files("memprof.integrations.board").joinpath("static/index.js").read_text(encoding="utf-8")
+        return http_util.Respond(request, text, "text/javascript")
+
+    @_app
+    def _list(self, request: Any) -> Any:
+        try:
+            found = [
+                {"run": r.run, "step": r.step, "rank": r.rank, "changed": round(r.changed, 3), **_headline(r)}
+                for r in self._recordings.all()
+            ]
+        except Exception as error:
+            return http_util.Respond(request, {"recordings": [], "problem": repr(error)}, "application/json")
+        return http_util.Respond(request, {"recordings": found}, "application/json")
+
+    @_app
+    def _report(self, request: Any) -> Any:
+        return self._answer(request, ("",), lambda found: self._pages.report(found[0]))
+
+    @_app
+    def _comparison(self, request: Any) -> Any:
+        return self._answer(request, ("a_", "b_"), lambda found: self._pages.comparison(found[0], found[1]))
+
+    def _answer(self, request: Any, prefixes: tuple[str, ...], make: Callable[[list[Recording]], Page]) -> Any:
+        try:
+            chosen = [self._chosen(request.args, prefix) for prefix in prefixes]
+            found = [r for r in chosen if r is not None]
+            if len(found) != len(chosen):
+                return http_util.Respond(request, "no such recording", "text/plain", code=404)
+            page = make(found)
+        except Exception as error:
+            return http_util.Respond(request, f"memprof: {error!r}", "text/plain", code=500)
+        return http_util.Respond(request, page.text, "text/html", csp_scripts_sha256s=page.hashes)
+
+    def _chosen(self, arguments: Any, prefix: str) -> Recording | None:
+        step, rank = arguments.get(f"{prefix}step", ""), arguments.get(f"{prefix}rank", "")
+        if not (step.isascii() and step.isdigit() and rank.isascii() and rank.isdigit() and len(step + rank) < 20):
+            return None
+        return self._recordings.get(arguments.get(f"{prefix}run", ""), int(step), int(rank))
+
+
+def _places(context: Any) -> list[tuple[str, Path]]:
+    """The folders TensorBoard was started on: ``--logdir``, or each of ``--logdir_spec`` with its name."""
+    spec = getattr(context.flags, "logdir_spec", "") or "" if context.flags is not None else ""
+    if context.logdir or not spec:
+        return [("", Path(context.logdir).expanduser())] if context.logdir and "://" not in context.logdir else []
+    places = []
+    for part in spec.split(","):
+        name, colon, folder = part.partition(":")
+        named = bool(colon) and "/" not in name
+        if "://" not in part:
+            places.append((name if named else "", Path(folder if named else part).expanduser()))
+    return places
+
+
+def _headline(recording: Recording) -> dict[str, Any]:
+    """The peak, from the report's JSON where there is one (a picker should not analyse anything)."""
+    if recording.json is None:
+        return {}
+    try:
+        with open(recording.json, "rb") as file:
+            peak = json.loads(file.read(64 * 2**20))["peak"]
+        return {"peak_bytes": int(peak["allocated_bytes"]), "phase": str(peak["phase"])}
+    except Exception:
+        return {}

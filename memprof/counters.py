@@ -1,0 +1,171 @@
+"""The counters file of a run: one line of JSON per optimizer step and rank, for whoever watches while it goes.
+
+``_memprof/counters.rank-0.jsonl`` begins with a line that says what the run is; every further line is what one step
+counted. Sizes are bytes, ``null`` where nobody knows:
+
+``step``, ``time`` (Unix seconds), ``recorded`` (whether allocations were being recorded), ``peak_allocated``,
+``peak_reserved`` (highest since the line before), ``allocated``, ``reserved``, ``inactive_split``, ``cached``,
+``non_torch``, ``host_rss``, ``host_rss_peak``, ``host_pinned`` (when the step ended), ``phases`` (``{phase: highest
+allocated bytes}``). A line with ``categories`` and ``groups`` follows when a recording has been analysed (bytes at its
+peak), one with ``ended`` when the training is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import InputError
+
+__all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
+
+SCHEMA = "memprof.counters/1"
+_NAME = re.compile(r"counters\.rank-(\d+)\.jsonl")
+# About 10,000 steps: the file is halved, oldest steps first, when it grows beyond.
+_MAX_BYTES = 4 * 2**20
+
+
+class CountersFile:
+    """Writes the file of one rank. A line is one write, so that readers see it whole or not at all.
+
+    Raises:
+        OSError: from any method, when the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, rank: int, about: Mapping[str, Any], max_bytes: int = _MAX_BYTES) -> None:
+        self.path = folder / f"counters.rank-{rank}.jsonl"
+        self._max_bytes = max_bytes
+        self._first = _line({"schema": SCHEMA, "rank": rank, "started": time.time(), **about})
+        folder.mkdir(parents=True, exist_ok=True)
+        self._replace([self._first])
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line."""
+        line = _line(row)
+        if self._bytes + len(line) > self._max_bytes:
+            self._halve()
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
+        self._bytes += len(line)
+
+    def _halve(self) -> None:
+        lines = self.path.read_bytes().splitlines(keepends=True)[1:]
+        room, kept = self._max_bytes // 2, 0
+        for line in reversed(lines):
+            room -= len(line)
+            if room < 0:
+                break
+            kept += 1
+        self._replace([self._first, *lines[len(lines) - kept :]])
+
+    def _replace(self, lines: list[bytes]) -> None:
+        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        try:
+            unfinished.write_bytes(b"".join(lines))
+            os.replace(unfinished, self.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self._bytes = sum(map(len, lines))
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one rank's file says. ``about`` is its first line, ``steps`` the lines that count a step, oldest first."""
+
+    path: Path
+    rank: int
+    about: dict[str, Any]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    categories: dict[str, Any] | None = None
+    ended: dict[str, Any] | None = None
+
+    @property
+    def newest(self) -> dict[str, Any] | None:
+        """The last step counted."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run has."""
+        size = self.about.get("world_size")
+        return size if isinstance(size, int) else 1
+
+
+def find_counters(place: Path) -> list[Path]:
+    """The counters files of a run, by rank: in ``place``, or in ``_memprof`` below it, or ``place`` itself.
+
+    Raises:
+        InputError: there are none.
+    """
+    if place.is_file():
+        return [place]
+    for folder in (place, place / "_memprof"):
+        try:
+            found = [(int(m.group(1)), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
+        except OSError:
+            continue
+        if found:
+            return [path for _, path in sorted(found)]
+    if not place.exists():
+        raise InputError(f"{place}: no such folder.")
+    raise InputError(
+        f"{place}: no counters.rank-*.jsonl there or in its _memprof; name the output_dir of a run with the callback."
+    )
+
+
+def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
+    """Read one file, or its first line and what the last ``newest_bytes`` of it hold.
+
+    Lines that are not whole, or not understood, are passed over: somebody may be writing.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(1 << 20)
+            size = os.fstat(file.fileno()).st_size
+            if newest_bytes is not None and size - newest_bytes > len(first):
+                file.seek(size - newest_bytes)
+                file.readline()
+            rest = file.read(8 * _MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    about = _row(first)
+    if about is None or about.get("schema") != SCHEMA:
+        raise InputError(f"{path}: not a counters file of this version of memprof ({SCHEMA}).")
+    rank = about.get("rank")
+    counters = Counters(path, rank if isinstance(rank, int) else 0, about)
+    return _filled(counters, (row for line in rest.splitlines(keepends=True) if (row := _row(line)) is not None))
+
+
+def _filled(counters: Counters, rows: Iterable[dict[str, Any]]) -> Counters:
+    categories = ended = None
+    for row in rows:
+        if "ended" in row:
+            ended = row
+        elif isinstance(row.get("categories"), dict):
+            categories = row
+        elif isinstance(row.get("step"), int):
+            counters.steps.append(row)
+    return Counters(counters.path, counters.rank, counters.about, counters.steps, categories, ended)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,67 @@
+"""What is found below a log directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from memprof.integrations.board.recordings import Recordings
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def found(*places: tuple[str, Path]) -> list[tuple[str, int, int]]:
+    return [(r.run, r.step, r.rank) for r in Recordings(list(places)).all()]
+
+
+def test_runs_are_named_as_tensorboard_names_them(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        "a/_memprof/step-000002.rank-0.pickle", "a/_memprof/step-000002.rank-1.pickle",
+        "b/c/_memprof/step-9.rank-0.pickle",
+        "own/step-000007.rank-0.pickle", "a/_memprof/report.html", "a/_memprof/step-000003.rank-0.json",
+        ".hidden/_memprof/step-1.rank-0.pickle", "a/checkpoint-5/_memprof/step-1.rank-0.pickle", "a/other.pickle",
+    )  # fmt: skip
+    assert found(("", tmp_path)) == [("a", 2, 0), ("a", 2, 1), ("b/c", 9, 0), ("own", 7, 0)]
+    assert found(("", tmp_path / "a")) == [("a", 2, 0), ("a", 2, 1)]
+    assert found(("", tmp_path / "a" / "_memprof")) == [("_memprof", 2, 0), ("_memprof", 2, 1)]
+    assert found(("left", tmp_path / "a"), ("right", tmp_path / "b"))[::2] == [("left", 2, 0), ("right/c", 9, 0)]
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    touch(tmp_path, "out/step-1.rank-0.pickle", "log/_memprof/step-1.rank-0.pickle")
+    os.symlink(tmp_path / "out", tmp_path / "log" / "linked")
+    os.symlink(tmp_path / "out" / "step-1.rank-0.pickle", tmp_path / "log" / "_memprof" / "step-2.rank-0.pickle")
+    assert found(("", tmp_path / "log")) == [("log", 1, 0)]
+
+
+def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
+    touch(tmp_path, "a/_memprof/step-000002.rank-0.pickle")
+    recordings = Recordings([("", tmp_path)])
+    assert recordings.get("a", 2, 0) is not None
+    for run in ("../a", "a/", "/a", "", "a/_memprof", str(tmp_path / "a")):
+        assert recordings.get(run, 2, 0) is None
+    assert Recordings([("", tmp_path / "gone")]).all() == []
+
+
+@pytest.mark.parametrize(
+    ("logdir", "spec", "expected"),
+    [
+        ("/logs", "", [("", Path("/logs"))]),
+        ("", "", []),
+        ("gs://bucket/logs", "", []),
+        ("", "a:/x/y,/z", [("a", Path("/x/y")), ("", Path("/z"))]),
+    ],
+)
+def test_tensorboards_ways_of_naming_places(logdir: str, spec: str, expected: list[tuple[str, Path]]) -> None:
+    pytest.importorskip("tensorboard")
+    from memprof.integrations.board.plugin import _places
+
+    assert _places(SimpleNamespace(logdir=logdir, flags=SimpleNamespace(logdir_spec=spec))) == expected
