@@ -81,18 +81,14 @@ def phase_peak_instants(timeline: Timeline, attribution: Attribution) -> I64:
     """
     instants = np.zeros(len(attribution.track.spans), dtype=np.int64)
     for i, span in enumerate(attribution.track.spans):
-        first, last = _states_of(span)
-        instants[i] = first + int(np.argmax(timeline.requested_total[first : last + 1]))
+        first = min(span.start_event + 1, span.end_event)
+        instants[i] = first + int(np.argmax(timeline.requested_total[first : span.end_event + 1]))
     return instants
 
 
 def highest_allocated(timeline: Timeline, span: PhaseSpan) -> int:
-    """The most bytes of blocks the program held in a phase, as the allocator's own counter would say."""
-    first, last = _states_of(span)
-    return int(timeline.allocated[first : last + 1].max())
+    """The most bytes of blocks the program held in a phase, what it began with included.
 
-
-def _states_of(span: PhaseSpan) -> tuple[int, int]:
-    if span.end_event <= span.start_event:
-        return span.start_event, span.start_event
-    return span.start_event + 1, span.end_event
+    The allocator's own counter, reset when the phase begins, says the same.
+    """
+    return int(timeline.allocated[span.start_event : max(span.end_event, span.start_event) + 1].max())

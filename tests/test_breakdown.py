@@ -174,3 +174,17 @@ def test_thinned_series_keep_the_peak_and_the_sum(tmp_path: Path) -> None:
     assert len(series["instant"]) < 400
     assert total[series["peak_point"]] == total.max() == analysis.timeline.active.max()
     assert np.array_equal(total, analysis.timeline.active[series["instant"]])
+
+
+def test_a_phase_that_only_frees_began_with_its_highest(tmp_path: Path) -> None:
+    run = SnapshotBuilder()
+    kept, passing = run.alloc(2 * MIB, "forward"), run.alloc(8 * MIB, "forward")
+    start = run.time_us + 1
+    run.free(passing)
+    run.free(kept)
+    phases = [{"phase": "optimizer_step", "start_us": start, "end_us": run.time_us, "step": 1}]
+    extra = {"schema": "memprof.snapshot/1", "kind": "cuda", "phases": phases}
+    report = analyze(run.save(tmp_path / "run.pickle", extra)).to_dict()
+    (phase,) = (p for p in report["phases"] if p["phase"] == "optimizer_step")
+    assert phase["peak_allocated_bytes"] == 10 * MIB
+    assert phase["peak_bytes"] == sum(phase["categories"].values())
