@@ -32,8 +32,8 @@ _LONGEST = 4000  # characters of a file name or function; C++ signatures come ne
 class Interner:
     """Stacks, pools and metadata strings of one file, each kept once.
 
-    torch shares one ``frames`` list between the events of one stack, so identity is tried first;
-    equal lists that are different objects are found by content.
+    torch shares frames, and sometimes whole ``frames`` lists, between events. So a list is looked up
+    by its own identity, then by its frames' identities, and only then by content.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,7 @@ class Interner:
         self._frame_by_identity: dict[int, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {(): 0}
         self._stack_by_identity: dict[int, int] = {}
+        self._stack_by_frames: dict[tuple[int, ...], int] = {}
         # Identities are only good while the object lives: everything remembered by id is kept here.
         self._alive: list[Any] = []
 
@@ -54,12 +55,12 @@ class Interner:
             return 0
         known = self._stack_by_identity.get(id(frames))
         if known is None:
-            by_identity = self._frame_by_identity
-            try:
-                key = tuple([by_identity[id(f)] for f in frames])
-            except KeyError:
+            identities = tuple(map(id, frames))
+            known = self._stack_by_frames.get(identities)
+            if known is None:
                 key = tuple([self._frame(f) for f in frames])
-            known = self._stacks.setdefault(key, len(self._stacks))
+                known = self._stacks.setdefault(key, len(self._stacks))
+                self._stack_by_frames[identities] = known
             self._stack_by_identity[id(frames)] = known
             self._alive.append(frames)
         return known
@@ -97,6 +98,7 @@ class Interner:
     def stack_table(self) -> StackTable:
         """Everything interned so far; forgets the identities and lets the raw frames go."""
         self._stack_by_identity.clear()
+        self._stack_by_frames.clear()
         self._frame_by_identity.clear()
         self._alive.clear()
         return StackTable(frames=list(self._frames), stacks=list(self._stacks))

@@ -49,7 +49,9 @@ def _harmless() -> re.Pattern[bytes]:
     text = rb"\x8c" + sized(range(256))
     value = rb"h.|" + long_ + rb"|j.{4}|" + number + rb"|" + text
     opcode = (
-        rb"(?:h.(?:" + value + rb")|j.{4}(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
+        # Most of a large file are lists of frames, each a reference to one seen before.
+        rb"(?:" + rb"j...\0" * 4 + rb"|"
+        rb"h.(?:" + value + rb")|j.{4}(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
         rb"\((?:" + integer + integer + rb"t)?|" + value + rb"|q.|r..[\x00-\x0f]\x00|G.{8})"
     )
     return re.compile(opcode + b"{1,%d}" % _RUN, re.DOTALL)
