@@ -43,6 +43,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         max_entries: how many of the newest trace entries to keep (default: all; on CUDA one million).
         stacks: ``"python"``, ``"all"`` (C++ frames too; slow to write) or None.
         report: analyse, write JSON and page, print the table. Without it only snapshots are written.
+        table: print one short table and the page's path when training ends.
         max_disk: bytes, or a size such as ``"10GB"``, the snapshots of one run may take; the oldest go first.
         redact: leave paths of this machine out of what is written.
         kind: ``"cuda"``, ``"trace"`` or ``"auto"``: which recorder.
@@ -67,6 +68,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         max_entries: int | None = None,
         stacks: str | None = "python",
         report: bool = True,
+        table: bool = True,
         max_disk: int | str | None = None,
         redact: bool = False,
         kind: str = "auto",
@@ -80,6 +82,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             scalars=scalars,
         )  # fmt: skip
         Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
+        self._print = table
         self.result = Result()
         self._run: TrainingRun | None = None
         self._state: Any = None
@@ -166,7 +169,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
         run.attach(self.result.page)
-        if run.rank == 0:
+        if run.rank == 0 and self._print:
             if self.result.table:
                 say(self.result.table)
             if self.result.page is not None:

@@ -88,7 +88,7 @@ def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Q
     board = out / "tensorboard" / recipe.name
     shutil.rmtree(board, ignore_errors=True)
     records = board / "_memprof"
-    callback = MemProfCallback(output_dir=records, report=False)
+    callback = MemProfCallback(output_dir=records, table=False)
     callbacks = [*_board(board), callback, _progress(scale.steps)]
     trained = train(recipe, scale, checkpoint, questions.items, out / "_work", callbacks)
     if not trained.learned:

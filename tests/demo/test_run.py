@@ -92,6 +92,10 @@ def test_tensorboard_finds_scalars_and_recordings(demo: DemoResult) -> None:
         assert [event.step for event in board.Scalars("train/loss")] == [1, 2]
         (peak,) = board.Scalars("train/memory/peak_allocated")
         assert peak.value == pytest.approx(done.report["peak"]["allocated_bytes"] / 2**30, rel=1e-6)
+        for category, size in done.report["peak"]["categories"].items():
+            if size:
+                (shown,) = board.Scalars(f"train/memory/category/{category}")
+                assert shown.value == pytest.approx(size / 2**30, rel=1e-6)
 
 
 def test_the_runs_trained(demo: DemoResult) -> None:
