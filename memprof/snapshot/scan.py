@@ -15,7 +15,7 @@ from functools import cache
 
 from memprof.errors import InputError, UnsafePickle
 
-__all__ = ["check_opcodes"]
+__all__ = ["check_opcodes", "without_frames"]
 
 _RUN = 1000  # opcodes a match: the regular expression engine remembers each until the match ends
 _ODD_TUPLES = 12  # tuples other than pairs of numbers; 3 ** 12 steps is the worst such a nest can cost
@@ -31,7 +31,8 @@ _GLOBALS = {
     ord("Q"): "a persistent id",
 }
 _OBJECTS = {ord("R"), ord("b"), ord("o"), 0x81, 0x92}
-_LENGTHS = {ord("X"): 4, 0x8D: 8, 0x95: 8}  # text, long text, frame: a length of so many bytes follows
+_LENGTHS = {ord("X"): 4, 0x8D: 8}  # text and long text: a length of so many bytes follows
+_FRAME = 0x95
 
 
 @cache
@@ -42,8 +43,7 @@ def _harmless() -> re.Pattern[bytes]:
         return b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in sizes) + b")"
 
     integer = rb"(?:K.|M..)"
-    frame = rb"(?:\x95.{3}\0{5})?"  # a new frame may begin between any two opcodes
-    pair = rb"(?:" + frame + integer + frame + rb"\x86)?"
+    pair = rb"(?:" + integer + rb"\x86)?"
     number = rb"J.{4}|M.." + pair + rb"|K." + pair  # or a pair of small ones: a pool's id
     long_ = rb"\x8a" + sized((6, 7, 5, 8, 4, 3, 2, 1, 0, 9))
     text = rb"\x8c" + sized(range(256))
@@ -57,8 +57,37 @@ def _harmless() -> re.Pattern[bytes]:
     return re.compile(opcode + b"{1,%d}" % _RUN, re.DOTALL)
 
 
+def without_frames(data: bytes, name: str) -> bytes:
+    """A pickle with its frames' marks taken out, so that whoever reads it reads the same opcodes.
+
+    A frame only says how many bytes to fetch at once. Where an opcode straddles a frame's end, Python's
+    C unpickler loses bytes and goes on elsewhere: it would run other opcodes than those that were checked.
+
+    Raises:
+        InputError: a frame is longer than the file.
+    """
+    if data[:1] != b"\x80" or data[2:3] != b"\x95":
+        return data
+    view, parts, position = memoryview(data), [data[:2]], 2
+    while position < len(data):
+        opcode = data[position]
+        if opcode == _FRAME:
+            begin, keep = position + 9, position + 9
+        elif opcode in _LENGTHS:  # a long text stands between frames
+            begin, keep = position + 1 + _LENGTHS[opcode], position
+        else:
+            break
+        end = begin + int.from_bytes(data[position + 1 : begin], "little")
+        if end > len(data):
+            raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.")
+        parts.append(view[keep:end])  # type: ignore[arg-type]  # join takes views too
+        position = end
+    parts.append(view[position:])  # type: ignore[arg-type]
+    return b"".join(parts)
+
+
 def check_opcodes(data: bytes, name: str) -> None:
-    """Accept a pickle of plain data whose size in memory is in proportion to its own.
+    """Accept a pickle of plain data, without frames, whose size in memory is in proportion to its own.
 
     Raises:
         UnsafePickle: it names a global, an object or a persistent id.
@@ -98,7 +127,7 @@ def _special(data: bytes, position: int, name: str) -> int:
         length = int.from_bytes(data[position + 1 : begin], "little")
         if begin + length > len(data):
             raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.")
-        return begin if opcode == 0x95 else begin + length
+        return begin + length
     if opcode == ord("r") and int.from_bytes(data[position + 1 : position + 5], "little") < len(data):
         return position + 5
     if opcode in _GLOBALS or opcode in _OBJECTS:

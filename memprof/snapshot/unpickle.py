@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
-from memprof.snapshot.scan import check_opcodes
+from memprof.snapshot.scan import check_opcodes, without_frames
 from memprof.units import format_bytes
 
 __all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
@@ -77,6 +77,7 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
         )
     with collector_paused():
         try:
+            data = without_frames(data, name)
             return _parse(data, name)
         except InputError:
             raise
@@ -100,10 +101,8 @@ def _parse(data: bytes, name: str) -> Any:
             raise InputError(f"{name}: damaged JSON ({reason}); copy the file again.") from None
     check_opcodes(data, name)
     try:
-        stream: Any = io.BytesIO(data)
-        if data[1] < 4:  # not framed: the unpickler would ask for a few bytes at a time
-            stream = io.BufferedReader(stream, 1 << 16)
-        return _PlainUnpickler(stream).load()
+        # Without frames the unpickler asks for a few bytes at a time; it looks ahead in a buffered reader.
+        return _PlainUnpickler(io.BufferedReader(io.BytesIO(data), 1 << 16)).load()
     except EOFError:
         raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.") from None
 

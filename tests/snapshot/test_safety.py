@@ -269,3 +269,24 @@ CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 @pytest.mark.parametrize("file", CORPUS, ids=lambda f: f.name)
 def test_the_fuzzers_corpus(file: Path) -> None:
     survives(file.read_bytes())
+
+
+def test_what_is_checked_is_what_is_read() -> None:
+    """A text that straddles a frame's end: the C unpickler, left to itself, skips two bytes and runs the text after it.
+
+    That text spells an opcode which reserves four gigabytes.
+    """
+    hidden = b"r\x7f\x7f\x7f\x0f"
+    frame = b"]\x8c\x04ab"
+    straddling = b"\x80\x04\x95" + struct.pack("<Q", len(frame)) + frame + b"cd" + b"\x8c\x05" + hidden + b"."
+    assert plain_from_bytes(straddling, "straddling") == hidden.decode()
+
+
+def test_a_frame_longer_than_the_file_is_a_file_cut_short() -> None:
+    with pytest.raises(InputError, match="ends too early"):
+        plain_from_bytes(b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"].", "short")
+
+
+def test_texts_too_long_for_a_frame_are_read() -> None:
+    value = [{"name": "x" * 200_000, "line": 3}, "y" * 70_000, [1, 2]]
+    assert plain_from_bytes(pickle.dumps(value, protocol=4), "long") == value
