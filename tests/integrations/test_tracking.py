@@ -238,6 +238,9 @@ trainer.train()
 if trainer.accelerator.process_index == 0:
     import json
     Path(sys.argv[2], "log.json").write_text(json.dumps(trainer.state.log_history))
+# Without this torch's own threads may abort the process when the interpreter ends, all work done.
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
