@@ -16,6 +16,7 @@ from memprof.cli.options import (
     json_option,
     redact_option,
     rules_option,
+    save_json,
     working,
 )
 from memprof.errors import AboveLimit, InputError, UsageError
@@ -220,11 +221,7 @@ def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> 
 
 
 def _write(answer: dict[str, Any], documents: list[Document | None], data: Path | None, page: Path | None) -> None:
-    if data is not None:
-        from memprof.reports.json import write_json
-
-        write_json(answer, data)
-        click.echo(f"JSON: {data}", err=True)
+    save_json(answer, data)
     if page is not None:
         from memprof.reports.comparison import build_comparison
         from memprof.reports.html import write_comparison

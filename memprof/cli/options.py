@@ -19,8 +19,10 @@ __all__ = [
     "emit",
     "format_option",
     "json_option",
+    "print_report",
     "redact_option",
     "rules_option",
+    "save_json",
     "working",
 ]
 
@@ -92,3 +94,37 @@ def emit(text: str) -> None:
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+def save_json(answer: dict[str, Any], path: Path | None) -> None:
+    """Write an answer to the file ``--json`` names, if it names one, and say so.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    if path is None:
+        return
+    from memprof.reports.json import write_json
+
+    write_json(answer, path)
+    click.echo(f"JSON: {path}", err=True)
+
+
+def print_report(report: dict[str, Any], style: str) -> None:
+    """Print one run's report as ``--format`` asks."""
+    if style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(report))
+        return
+    from memprof.reports.document import build_document
+
+    document = build_document(report)
+    if style == "markdown":
+        from memprof.reports.markdown import render_markdown
+
+        emit(render_markdown(document))
+        return
+    from memprof.reports.terminal import print_document
+
+    print_document(document)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from memprof.cli.options import (
     analysed,
     device_option,
-    emit,
     format_option,
     json_option,
+    print_report,
     redact_option,
     rules_option,
+    save_json,
     working,
 )
 from memprof.errors import UsageError
@@ -65,9 +66,9 @@ def command(
         from memprof.redact import redact as redacted
 
         report = redacted(report)
-    _write_json(report, None if to_stdout else json_file)
+    save_json(report, None if to_stdout else json_file)
     _write_page(analysis, output, redact)
-    _print(report, "json" if to_stdout else style)
+    print_report(report, "json" if to_stdout else style)
 
 
 def _how_many(allocations: str) -> int | None:
@@ -76,15 +77,6 @@ def _how_many(allocations: str) -> int | None:
     if not allocations.isdecimal():
         raise UsageError(f"--allocations {allocations!r} is neither a number nor 'all'.")
     return int(allocations)
-
-
-def _write_json(report: dict[str, Any], path: Path | None) -> None:
-    if path is None:
-        return
-    from memprof.reports.json import write_json
-
-    write_json(report, path)
-    click.echo(f"JSON: {path}", err=True)
 
 
 def _write_page(analysis: Analysis, path: Path | None, redact: bool) -> None:
@@ -96,22 +88,3 @@ def _write_page(analysis: Analysis, path: Path | None, redact: bool) -> None:
     with working("Writing the page"):
         write_html(document_of(analysis, redact=redact), path)
     click.echo(f"Page: {path}", err=True)
-
-
-def _print(report: dict[str, Any], style: str) -> None:
-    if style == "json":
-        from memprof.reports.json import dumps
-
-        emit(dumps(report))
-        return
-    from memprof.reports.document import build_document
-
-    document = build_document(report)
-    if style == "markdown":
-        from memprof.reports.markdown import render_markdown
-
-        emit(render_markdown(document))
-        return
-    from memprof.reports.terminal import print_document
-
-    print_document(document)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.options import emit, format_option, json_option, working
+from memprof.cli.options import format_option, json_option, print_report, save_json, working
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
 
@@ -61,12 +61,8 @@ def command(
     if outcome.verdict is not None:
         report["notes"].insert(0, outcome.verdict.sentence())
     _save(outcome, output)
-    if json_file is not None and not to_stdout:
-        from memprof.reports.json import write_json
-
-        write_json(report, json_file)
-        click.echo(f"JSON: {json_file}", err=True)
-    _print(report, "json" if to_stdout else style)
+    save_json(report, None if to_stdout else json_file)
+    print_report(report, "json" if to_stdout else style)
     if outcome.verdict is not None:
         click.echo(outcome.verdict.sentence(), err=True)
         if not outcome.verdict.fits:
@@ -96,22 +92,3 @@ def _save(outcome: Any, output: Path | None) -> None:
 
     save_snapshot(outcome.raw, output)
     click.echo(f"Snapshot: {output}", err=True)
-
-
-def _print(report: dict[str, Any], style: str) -> None:
-    if style == "json":
-        from memprof.reports.json import dumps
-
-        emit(dumps(report))
-        return
-    from memprof.reports.document import build_document
-
-    document = build_document(report)
-    if style == "markdown":
-        from memprof.reports.markdown import render_markdown
-
-        emit(render_markdown(document))
-        return
-    from memprof.reports.terminal import print_document
-
-    print_document(document)
