@@ -1,0 +1,194 @@
+"""The checks themselves: each returns plain data for one JSON line. ``tiny`` runs show only that a check works."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cases import LEAN, OOM, SIMULATED, TRUTH, Case, shrunk
+
+__all__ = ["CHECKS"]
+
+PAIRS = 5
+
+
+def truth_of_callback(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 1 and 2: the report beside torch's counters, and the bare pickle beside the report."""
+    return {"runs": [_truth(case, tiny) for case in _cases(TRUTH, tiny)]}
+
+
+def _truth(case: Case, tiny: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        watched = run(case, tiny, watch="record", keep=folder)
+        plain = run(case, tiny)
+        snapshots = sorted(Path(folder, "_memprof").glob("*.pickle"))
+        if not snapshots:
+            return {"case": case.name, "error": watched.get("error") or "no snapshot was written"}
+        report = json.loads(snapshots[-1].with_suffix(".json").read_text(encoding="utf-8"))
+        bare = _bare_share(snapshots[-1])
+    peak = report["peak"]
+    categories = peak["categories"]
+    return {
+        "case": case.name,
+        "peak_allocated_bytes": peak["allocated_bytes"],
+        "max_memory_allocated": watched.get("allocated_bytes"),
+        "peak_equals_counter": watched.get("allocated_bytes") in (None, peak["allocated_bytes"]),
+        "categories_add_up": sum(categories.values()) == peak["active_bytes"],
+        "unattributed_share": categories.get("unattributed", 0) / peak["active_bytes"],
+        "bare_share": bare,
+        "losses_equal": watched["losses"] == plain["losses"],
+        "parameters_equal": watched.get("parameters") == plain.get("parameters"),
+        "nvml_bytes": watched.get("nvml_bytes"),
+        "own_over_closed_form": _over_closed_forms(case, report),
+        "config": report["source"]["config"],
+    }
+
+
+def _over_closed_forms(case: Case, report: dict[str, Any]) -> dict[str, float]:
+    """Each category's own peak over what it must weigh; 1 or a little more (blocks are rounded, a cache is copied)."""
+    facts, own, settings = report["source"]["config"], report["own_peaks"], case.settings
+    tokens = settings.prompt_length + settings.completion_length - 1
+    row = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * (4 if settings.dtype == "float32" else 2)
+    adapters = facts["trainable_bytes"] if settings.lora_r else 0
+    expected = {
+        "weights": facts["model_bytes"] - adapters,
+        "adapters": adapters,
+        "reference_model": facts.get("reference_bytes", 0),
+        "optimizer_state": 2 * facts["trainable_bytes"],
+        "kv_cache": settings.per_device_train_batch_size * settings.generation_steps * tokens * row,
+    }
+    return {name: own.get(name, 0) / size for name, size in expected.items() if size}
+
+
+def _bare_share(snapshot: Path) -> float:
+    """Share of the peak's bytes that get the same category when memprof's own key is taken out of the file."""
+    from benchmarks.gpu.bare import without_key
+    from memprof import analyze, load_snapshot
+
+    told = analyze(load_snapshot(snapshot)).peak
+    guessed = analyze(load_snapshot(without_key(snapshot))).peak
+    same = sum(min(size, guessed.categories.get(name, 0)) for name, size in told.categories.items())
+    return same / sum(told.categories.values())
+
+
+def truth_of_simulator(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 3: predicted against measured, signed."""
+    rows = []
+    for case in _cases((*TRUTH, *SIMULATED), tiny):
+        measured = run(case, tiny)
+        predicted = simulated(case, tiny)
+        row = {"case": case.name, "measured": measured, "predicted": predicted}
+        for name in ("allocated_bytes", "reserved_bytes"):
+            if measured.get(name) and predicted.get(name):
+                row[f"{name}_error"] = predicted[name] / measured[name] - 1
+        rows.append(row)
+    return {"runs": rows}
+
+
+def cost_of_watching(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 4: seconds of the last step, without, with counters only, and recorded, in turn."""
+    case = _cases(TRUTH[2:3], tiny)[0]
+    seconds: dict[str, list[float]] = {"none": [], "counters": [], "record": []}
+    for turn in range(1 if tiny else PAIRS):
+        order = list(seconds)
+        for watch in order[turn % 3 :] + order[: turn % 3]:
+            seconds[watch].append(run(case, tiny, watch=watch, steps=3)["step_seconds"][-1])
+    base = statistics.median(seconds["none"])
+    ratios = {watch: statistics.median(taken) / base for watch, taken in seconds.items()}
+    return {"case": case.name, "seconds": seconds, "ratios": ratios}
+
+
+def lean_against_trl(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 5: the lean trainer beside TRL's, same settings and seed; an out-of-memory error is a result."""
+    rows = []
+    for case in _cases(LEAN, tiny):
+        pair = {name: run(case, tiny, lean=name == "lean") for name in ("trl", "lean")}
+        rows.append({"case": case.name, **pair})
+    return {"runs": rows}
+
+
+def out_of_memory(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 6: too little memory in three places; the page exists and names phase, category and size."""
+    rows = []
+    for phase, case in OOM.items():
+        small = _cases((case,), tiny)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            peak = run(small, tiny).get("allocated_bytes", 0)
+            told = run(small, tiny, watch="record", keep=folder, fraction=_fraction(peak))
+            reports = sorted(Path(folder, "_memprof").glob("*.json"))
+            found = [json.loads(r.read_text(encoding="utf-8")).get("oom") for r in reports]
+            page = Path(folder, "_memprof", "report.html").is_file()
+        rows.append({"wanted": phase, "error": told["error"], "oom": [f for f in found if f], "page": page})
+    return {"runs": rows}
+
+
+def _fraction(peak: int) -> float | None:
+    """The share of the card that makes a run of this peak fail near its end."""
+    import torch
+
+    if not torch.cuda.is_available() or not peak:
+        return None
+    return 0.9 * peak / torch.cuda.get_device_properties(0).total_memory
+
+
+def fused_kernel(tiny: bool) -> dict[str, Any]:
+    """GPU_CHECKS 7: the fused loss alone; see ``benchmarks/fused_loss.py``."""
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fused_loss", *(["--tiny"] if tiny else [])],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        return {"result": json.loads(told.stdout)}
+    except ValueError:
+        return {"error": told.stderr[-2000:]}
+
+
+CHECKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "callback": truth_of_callback,
+    "simulator": truth_of_simulator,
+    "cost": cost_of_watching,
+    "lean": lean_against_trl,
+    "oom": out_of_memory,
+    "kernel": fused_kernel,
+}
+
+
+def _cases(cases: tuple[Case, ...], tiny: bool) -> list[Case]:
+    return [shrunk(case) for case in cases] if tiny else list(cases)
+
+
+def run(case: Case, tiny: bool, **how: Any) -> dict[str, Any]:
+    """One real run in a fresh process, because peaks are a process's."""
+    asked = {"settings": case.settings.to_dict(), "shrink": tiny, **how}
+    command = [sys.executable, "-m", "benchmarks.gpu.real_run", json.dumps(asked)]
+    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": case.settings.alloc_conf} if case.settings.alloc_conf else None
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    for line in told.stdout.splitlines():
+        if line.startswith("RESULT "):
+            found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return found
+    return {"error": told.stderr[-2000:], "losses": [], "step_seconds": [float("nan")]}
+
+
+def simulated(case: Case, tiny: bool) -> dict[str, Any]:
+    """The simulator's figures for the same settings, from a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "settings.json")
+        plain = case.settings.to_dict()
+        device = plain.pop("device")
+        config.write_text(json.dumps({k: v for k, v in plain.items() if v is not None}), encoding="utf-8")
+        command = [sys.executable, "-m", "memprof", "simulate", "--config", str(config), "--device", device]
+        told = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=False)
+    if told.returncode:
+        return {"error": told.stderr[-500:]}
+    report = json.loads(told.stdout)
+    peak = report["peak"]
+    reserved = (report.get("device_peak") or {}).get("reserved_bytes")
+    return {"allocated_bytes": peak["allocated_bytes"], "reserved_bytes": reserved, "categories": peak["categories"]}

@@ -1,0 +1,214 @@
+"""One real training run in a process of its own: ``python -m benchmarks.gpu.real_run JSON``; prints one JSON line.
+
+Weights are random (nothing can be downloaded), token ids are random, completions have their full length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+WORDS = 64
+STEPS = 2
+_MEASURED = "allocated_bytes", "reserved_bytes"
+
+
+def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any], shrink: bool, lean: bool) -> Any:
+    """The trainer of ``settings``, on the GPU where there is one."""
+    import torch
+    from datasets import Dataset
+
+    if lean:
+        from memprof.grpo import LeanGRPOConfig as Config
+        from memprof.grpo import LeanGRPOTrainer as Trainer
+    else:
+        from trl import GRPOConfig as Config
+        from trl import GRPOTrainer as Trainer
+
+    torch.manual_seed(0)
+    cuda = torch.cuda.is_available()
+    model = build_model(settings, folder, shrink)
+    rng = random.Random(0)
+    lengths = [settings.prompt_length] * 8
+    if settings.padding == "worst":
+        lengths = [max(1, settings.prompt_length - i) for i in range(8)]
+    prompts = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(n)) for n in lengths]
+    arguments = Config(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=settings.per_device_train_batch_size,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        num_generations=settings.num_generations,
+        max_completion_length=settings.completion_length,
+        generation_kwargs={"min_new_tokens": settings.completion_length},
+        gradient_checkpointing=settings.gradient_checkpointing not in (False, "none"),
+        beta=settings.beta,
+        loss_type=settings.loss_type,
+        optim=settings.optim,
+        bf16=settings.mixed_precision == "bf16",
+        use_cpu=not cuda,
+        dataloader_pin_memory=cuda,
+        model_init_kwargs={"dtype": settings.dtype} if settings.beta and settings.lora_r is None else None,
+        max_steps=steps,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=7,
+    )
+    trainer = Trainer(
+        model=model, reward_funcs=reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer(), peft_config=adapter(settings), callbacks=callbacks,
+    )  # fmt: skip
+    return trainer
+
+
+def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
+    """Random weights of the right shapes, made where they are used; on disk too where a reference is loaded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from memprof.simulate.models import load_config
+
+    config = load_config(settings.model)
+    if shrink:
+        text = config.get_text_config()
+        text.num_hidden_layers = 2
+    config.eos_token_id = config.pad_token_id = config.bos_token_id = None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+    if settings.beta and settings.lora_r is None:
+        model.save_pretrained(folder / "model")
+        model.config._name_or_path = str(folder / "model")
+    return model
+
+
+def adapter(settings: Any) -> Any:
+    """The adapter, with the same defaults as the simulator's."""
+    if settings.lora_r is None:
+        return None
+    from peft import LoraConfig
+
+    rank = settings.lora_r
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Varies within a group, so that there is something to learn."""
+    return [sum(ids) % 7 / 7 for ids in completion_ids]
+
+
+def tokenizer() -> Any:
+    """Words are tokens, so that a prompt's length is what was asked for."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{f"w{i}": i + 3 for i in range(WORDS)}}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def clock() -> Any:
+    """A callback that takes each step's seconds and the counters after each."""
+    import torch
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        seconds: list[float]
+
+        def __init__(self) -> None:
+            self.seconds, self._began = [], 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self._sync()
+            self._began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self._sync()
+            self.seconds.append(time.perf_counter() - self._began)
+
+        def _sync(self) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+
+    return Clock()
+
+
+def watcher(how: str, folder: Path) -> list[Any]:
+    """The callback in question; per-phase peaks by counters are off, so that torch's own peak stays readable."""
+    from memprof import MemProfCallback
+
+    if how == "none":
+        return []
+    steps = 10**9 if how == "counters" else None
+    return [MemProfCallback(output_dir=folder, steps=steps, table=False, reset_peaks=False)]
+
+
+def counters() -> dict[str, int]:
+    """Torch's own peaks, and NVML's figure for this process where it can be had."""
+    import torch
+
+    from memprof.record.host import nvml_process_bytes
+
+    if not torch.cuda.is_available():
+        return {}
+    taken = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    found = dict(zip(_MEASURED, taken, strict=True))
+    nvml = nvml_process_bytes(0)
+    return found if nvml is None else {**found, "nvml_bytes": nvml}
+
+
+def digest(model: Any) -> str:
+    """Of every trainable parameter's bytes."""
+    import torch
+
+    total = hashlib.sha256()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            total.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def execute(asked: dict[str, Any]) -> dict[str, Any]:
+    """Train, and tell what was seen; an out-of-memory error is part of what was seen."""
+    import torch
+
+    from memprof.simulate.settings import Settings
+
+    settings = Settings(**{**asked["settings"], "lora_target_modules": ("all-linear",)})
+    if asked.get("fraction"):
+        torch.cuda.set_per_process_memory_fraction(asked["fraction"])
+    kept = asked.get("keep")
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        ticks = clock()
+        watch = watcher(asked.get("watch", "none"), folder / "_memprof")
+        trainer = build_trainer(
+            settings, folder, asked.get("steps", STEPS), [ticks, *watch], asked["shrink"], asked.get("lean", False)
+        )
+        error = None
+        try:
+            trainer.train()
+        except torch.OutOfMemoryError as caught:
+            error = str(caught)
+        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+        told = {"losses": losses, "grad_norms": norms, "step_seconds": ticks.seconds, "error": error, **counters()}
+        if error is None:
+            told["parameters"] = digest(trainer.model)
+        return told
+
+
+if __name__ == "__main__":
+    print("RESULT " + json.dumps(execute(json.loads(sys.argv[1]))))
