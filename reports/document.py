@@ -23,6 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
+from memprof.reports.prediction import prediction_facts, prediction_of
 from memprof.reports.tables import (
     allocation_rows,
     call_site,
@@ -113,6 +114,7 @@ def build_document(
         reproduce=_reproduce(report["source"]),
         config=_config(report["source"]["config"]),
         notes=tuple(_sentence(note) for note in report["notes"]),
+        prediction=prediction_of(report),
         report=report,
     )
 
@@ -267,7 +269,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     )
     if reserved is None:
         facts.insert(0, _floor(report))
-    return tuple(facts)
+    return (*prediction_facts(report), *facts)
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:

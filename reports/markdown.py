@@ -21,6 +21,7 @@ def render_markdown(document: Document) -> str:
         _oom(document),
         _peak(document),
         _facts(document),
+        _prediction(document),
         _rows(document.rows),
         _phases(document),
         _largest(document),
@@ -83,6 +84,37 @@ def _peak(document: Document) -> str:
 
 def _facts(document: Document) -> str:
     return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in document.summary.facts)
+
+
+def _prediction(document: Document) -> str:
+    """The verdict, and its tables, of a simulated run."""
+    found = document.prediction
+    if found is None:
+        return ""
+    words = {True: "fits", False: "**does not fit**", None: "–"}
+    needs = [
+        [
+            f"{text(n.label)}{' **decides**' if n.decides else ''}",
+            gib(n.allocated_bytes),
+            gib(n.needed_bytes),
+            words[n.fits],
+        ]
+        for n in found.needs
+    ]
+    lengths = [
+        [text(n.label), thousands(n.tokens), percent(round(1e6 * n.share_below), 1_000_000), gib(n.peak_bytes),
+         gib(n.needed_bytes), words[n.fits], "executed" if n.executed else "between two executed"]
+        for n in found.lengths
+    ]  # fmt: skip
+    blocks = [
+        text(found.verdict),
+        table(["Phase", "Held, GiB", "Needed, GiB", "Alone"], "lrrl", needs) if needs else "",
+        text(found.lengths_sentence),
+        table(["Longest completion", "Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB", "Verdict", "Known"],
+              "lrrrrll", lengths) if lengths else "",
+        text(found.error),
+    ]  # fmt: skip
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _rows(rows: Sequence[Row]) -> str:

@@ -20,10 +20,13 @@ __all__ = [
     "Fact",
     "Growth",
     "Leftover",
+    "LengthRow",
+    "NeedRow",
     "Node",
     "Oom",
     "Part",
     "PhaseRow",
+    "Prediction",
     "Row",
     "Span",
     "Step",
@@ -285,6 +288,43 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class NeedRow:
+    """One phase of a simulated run: what it holds, and what the device must have for it."""
+
+    label: str
+    allocated_bytes: int
+    needed_bytes: int
+    fits: bool
+    decides: bool
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
+
+    label: str
+    tokens: int
+    share_below: float
+    peak_bytes: int
+    needed_bytes: int
+    fits: bool | None
+    executed: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
+
+    fits: bool | None
+    verdict: str
+    error: str
+    limit_bytes: int | None
+    needs: tuple[NeedRow, ...]
+    lengths: tuple[LengthRow, ...]
+    lengths_sentence: str
+
+
+@dataclass(frozen=True)
 class Document:
     """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from."""
 
@@ -309,4 +349,5 @@ class Document:
     reproduce: tuple[Fact, ...]
     config: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    prediction: Prediction | None
     report: dict[str, Any]

@@ -6,6 +6,7 @@ from memprof.reports.markup import Markup, el, join
 from memprof.reports.model import Document
 from memprof.reports.page_bottom import bottom
 from memprof.reports.page_charts import icicle_section, timeline_section
+from memprof.reports.page_prediction import prediction_section
 from memprof.reports.page_summary import advice_list, oom_banner, page_header, summary
 from memprof.reports.page_tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
@@ -21,6 +22,7 @@ def page_body(document: Document) -> Markup:
             {"id": "main"},
             oom_banner(document.oom),
             summary(document.summary, document.badge),
+            prediction_section(document.prediction),
             advice_list(document.advice),
             component_table(document.rows),
             timeline_section(document.timeline, document),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memprof.cli.options import format_option, json_option, print_report, save_json, working
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.simulate.fit import Outcome
+    from memprof.simulate.lengths import Lengths
+    from memprof.simulate.settings import Settings
 
 __all__ = ["command", "need_torch"]
 
@@ -28,6 +33,15 @@ __all__ = ["command", "need_torch"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Snapshot (.pickle) or page (.html)."
 )
+@click.option(
+    "--completion-lengths",
+    metavar="FILE|MEAN:SD|N,N,...",
+    help="Lengths completions really have: a file of numbers, a recorded snapshot, or a distribution. Says which share "
+    "of the steps fits.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes for the lengths; default: one a core."
+)
 @format_option
 @json_option
 def command(
@@ -35,6 +49,8 @@ def command(
     gpu: str | None,
     device: str,
     output: Path | None,
+    completion_lengths: str | None,
+    workers: int | None,
     style: str,
     json_file: Path | None,
     **given: Any,
@@ -55,11 +71,12 @@ def command(
     from memprof.simulate.gpus import find_gpu
 
     card = find_gpu(gpu) if gpu is not None else None
+    lengths = _lengths_of(completion_lengths, settings)
     with working(f"Simulating {settings.model}"):
         outcome = evaluate(settings, card)
+        if lengths is not None:
+            _study(outcome, settings, lengths, gpu, workers)
     report = outcome.analysis.to_dict()
-    if outcome.verdict is not None:
-        report["notes"].insert(0, outcome.verdict.sentence())
     _save(outcome, output)
     save_json(report, None if to_stdout else json_file)
     print_report(report, "json" if to_stdout else style)
@@ -67,6 +84,25 @@ def command(
         click.echo(outcome.verdict.sentence(), err=True)
         if not outcome.verdict.fits:
             sys.exit(4)
+
+
+def _lengths_of(text: str | None, settings: Settings) -> Lengths | None:
+    if text is None:
+        return None
+    from memprof.simulate.lengths import read_lengths
+
+    return read_lengths(text, settings.completion_length)
+
+
+def _study(outcome: Outcome, settings: Settings, lengths: Lengths, gpu: str | None, workers: int | None) -> None:
+    """What the lengths do to the peak goes where the verdict is: into the snapshot and all that is made of it."""
+    from memprof.plan.runner import runner
+    from memprof.simulate.lengths import study
+    from memprof.simulate.result import summary_of
+
+    with runner(gpu, workers=workers) as machine:
+        found = study(settings, lengths, machine.run, {settings.completion_length: summary_of(outcome)})
+    outcome.raw["memprof"]["lengths"] = outcome.analysis.snapshot.extra["lengths"] = found.to_dict()
 
 
 def need_torch() -> None:
