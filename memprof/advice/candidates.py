@@ -16,6 +16,11 @@ _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",
     True: "A step waits for the moments that are on the host.",
 }
+# transformers' own option; TRL calls gradient_checkpointing_enable again after each rollout, without it.
+_OFFLOAD = (
+    "gradient_checkpointing=True; model.gradient_checkpointing_enable = lambda *_, **__: "
+    'model._activation_checkpointing_enable({"use_reentrant": False}, 1, True)'
+)
 _ADAMS = ("adamw_torch", "adamw_torch_fused")
 
 
@@ -42,7 +47,9 @@ def candidates_for(run: Run) -> list[Candidate]:
 def checkpointing_of(settings: Settings) -> str:
     """The kind of checkpointing by name, however the setting is written."""
     value = settings.gradient_checkpointing
-    return value if isinstance(value, str) else "full" if value else "none"
+    if isinstance(value, str):
+        return value
+    return "full" if value else "none"
 
 
 def _micro_batches(s: Settings) -> Iterator[Candidate]:
@@ -79,14 +86,25 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
             "generation as before.",
             exact=True,
             toll=Toll.SLOWER,
-            changes={"gradient_checkpointing": "full" if isinstance(s.gradient_checkpointing, str) else True},
+            changes={"gradient_checkpointing": True},
             effect=effects.checkpointed,
         )
+        if "selective" in CHOICES["gradient_checkpointing"]:
+            yield Candidate(
+                id="selective_checkpointing",
+                action="Checkpoint all but the attentions' outputs",
+                setting="gradient_checkpointing=True; trl.models.enable_selective_activation_checkpointing(model)",
+                costs="As checkpointing, but attention runs once: less extra time, which counts for long sequences.",
+                exact=True,
+                toll=Toll.SLOWER,
+                changes={"gradient_checkpointing": "selective"},
+                effect=effects.checkpointed,
+            )
     if now != "offloaded" and "offloaded" in CHOICES["gradient_checkpointing"]:
         yield Candidate(
             id="offloaded_checkpoints",
             action="Keep each layer's input in pinned host memory until backward needs it",
-            setting='activation_checkpointing=True, activation_checkpointing_kwargs={"offload": True}',
+            setting=_OFFLOAD,
             costs="Copies each layer's input to the host and back: little beside long sequences' work, much beside "
             "short ones'; host memory is taken in powers of two."
             + (" Every layer's forward runs once more besides." if now == "none" else ""),

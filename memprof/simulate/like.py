@@ -87,6 +87,10 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     known = {f.name for f in fields(Settings)}
     values: dict[str, Any] = {n: config[n] for n in _SAME if n in known and config.get(n) is not None}
     assumed: list[str] = []
+    if values.get("cache_implementation") not in CHOICES.get("cache_implementation", ()):
+        values.pop("cache_implementation", None)
+    if config.get("reward_bytes"):
+        assumed.append("reward models are left out")
     values["model"] = str(config.get("model_name") or "model")
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
