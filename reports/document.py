@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from memprof.reports.advice import advised
 from memprof.reports.checks import adds_up
 from memprof.reports.model import (
-    Advice,
     DevicePeak,
     Document,
     Fact,
@@ -56,7 +56,11 @@ _MAX_POINTS = 60_000
 
 
 def document_of(
-    analysis: Analysis, label: str | None = None, redact: bool = False, exact: int = _EXACT_EVENTS
+    analysis: Analysis,
+    label: str | None = None,
+    redact: bool = False,
+    exact: int = _EXACT_EVENTS,
+    parts: Mapping[str, Any] | None = None,
 ) -> Document:
     """The document of an analysis, with its timeline and every allocation worth drawing.
 
@@ -65,8 +69,9 @@ def document_of(
         label: a title; see :func:`build_document`.
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
         exact: up to how many events the timeline has every one.
+        parts: what a command found besides (``advice``), in place of the report's own.
     """
-    report = analysis.to_dict()
+    report = {**analysis.to_dict(), **(parts or {})}
     allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
     if redact:
         from memprof.redact import redact as redacted
@@ -98,7 +103,7 @@ def build_document(
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
         summary=_summary(report),
         oom=_oom(report.get("oom")),
-        advice=tuple(_advice(a) for a in report.get("advice") or []),
+        advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
         timeline=_timeline(series) if series and series["time_us"] else None,
@@ -408,10 +413,6 @@ def _growth_words(growth: Mapping[str, Any]) -> str:
     if explained is not None:
         words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
     return words + "."
-
-
-def _advice(advice: Mapping[str, Any]) -> Advice:
-    return Advice(plain(advice["action"]), advice["saves_bytes"], plain(advice["costs"]), plain(advice["basis"]))
 
 
 _HOST_LABELS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from memprof.reports.model import Allocation, Document, Row
+from memprof.reports.model import Advised, Allocation, Document, Row
 from memprof.reports.text import duration, gib, percent, thousands
 
-__all__ = ["code", "render_allocations", "render_markdown", "table", "text"]
+__all__ = ["code", "render_advice", "render_allocations", "render_markdown", "table", "text"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
@@ -25,9 +25,38 @@ def render_markdown(document: Document) -> str:
         _rows(document.rows),
         _phases(document),
         _largest(document),
+        render_advice(document.advice).rstrip(),
         _closing(document),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def render_advice(advised: Advised) -> str:
+    """What would lower the peak, as a table; the set that fits before it."""
+    blocks = []
+    if (together := advised.combination) is not None:
+        blocks.append(f"**{text(together.sentence)}**")
+        if together.settings:
+            blocks.append(_fence(together.settings))
+    if advised.changes:
+        rows = [
+            [
+                text(gib(a.saves_bytes)),
+                text(a.basis),
+                text(a.action) + (f"<br>{code(a.setting)}" if a.setting else ""),
+                "yes" if a.exact else "no",
+                text(" ".join(w for w in (a.costs, a.limit, a.also) if w)),
+            ]
+            for a in advised.changes
+        ]
+        head = ["Saves, GiB", "Basis", "What would lower the peak", "Same gradients", "Costs"]
+        blocks.append(table(head, "rllll", rows))
+        blocks.append(text(_capital(advised.basis)) + ".")
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def render_allocations(allocations: Sequence[Allocation]) -> str:
@@ -166,5 +195,4 @@ def _closing(document: Document) -> str:
     sums = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in wrong) if wrong else "yes, to the byte"
     lines = [f"How it is known: {text(known)}.", f"Does it add up? {text(sums)}."]
     lines += [f"- {text(note)}" for note in document.notes]
-    lines += [f"- Saves {text(gib(a.saves_bytes))} GiB ({text(a.basis)}): {text(a.action)}" for a in document.advice]
     return "\n".join(lines)

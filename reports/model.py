@@ -12,8 +12,10 @@ from typing import Any
 __all__ = [
     "AddsUp",
     "Advice",
+    "Advised",
     "Allocation",
     "Check",
+    "Combination",
     "DevicePeak",
     "Document",
     "EvidenceShare",
@@ -279,12 +281,41 @@ class Oom:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that would lower the peak."""
+    """A change that would lower the peak.
+
+    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
+    ``also`` what else there is to know (host memory, which of the two peaks this is about).
+    """
 
     action: str
     saves_bytes: int
     costs: str
     basis: str
+    setting: str = ""
+    exact: bool = False
+    toll: int = 0
+    after_bytes: int | None = None
+    limit: str = ""
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Changes that together make a run fit, or come nearest to it."""
+
+    sentence: str
+    fits: bool
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
+
+    first: str
+    changes: tuple[Advice, ...]
+    basis: str
+    combination: Combination | None = None
 
 
 @dataclass(frozen=True)
@@ -333,7 +364,7 @@ class Document:
     badge: str
     summary: Summary
     oom: Oom | None
-    advice: tuple[Advice, ...]
+    advice: Advised
     rows: tuple[Row, ...]
     phases: tuple[PhaseRow, ...]
     timeline: Timeline | None

@@ -317,8 +317,8 @@ def _print_closing(console: Console, document: Document) -> None:
             console.print(Text(f"  {check.label}: {check.value}, {check.note}"))
     else:
         console.print(Text("Does it add up? Yes, to the byte."))
-    for advice in document.advice:
-        console.print(Text(f"Saves {gib(advice.saves_bytes)} GiB ({advice.basis}): {advice.action}. {advice.costs}"))
+    if document.advice.first:
+        console.print(Text(document.advice.first, style="bold"))
     if document.steps:
         console.print(Text(document.steps.sentence))
     for note in document.notes:

@@ -60,6 +60,7 @@ class Combination:
                 for c in self.changes
             ],
             "settings": self.settings.to_dict(),
+            "sentence": self.sentence(),
         }
 
     def sentence(self) -> str:

@@ -90,6 +90,7 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         "saves_bytes": saves,
         "costs": candidate.costs,
         "exact": candidate.exact,
+        "toll": candidate.toll,
         "basis": "estimated",
         "peak": "device" if candidate.device else "allocated",
     }

@@ -129,6 +129,7 @@ def _entry(
         "saves_bytes": max(0, int(device or 0) if candidate.device else saves),
         "costs": candidate.costs,
         "exact": candidate.exact,
+        "toll": candidate.toll,
         "basis": "simulated",
         "peak": "device" if candidate.device else "allocated",
     }
