@@ -43,14 +43,15 @@ def render_advice(advised: Advised) -> str:
             [
                 text(gib(a.saves_bytes)),
                 text(a.basis),
-                text(a.action) + (f"<br>{code(a.setting)}" if a.setting else ""),
+                text(a.action),
+                code(a.setting) if a.setting else "",
                 "yes" if a.exact else "no",
                 text(" ".join(w for w in (a.costs, a.limit, a.also) if w)),
             ]
             for a in advised.changes
         ]
-        head = ["Saves, GiB", "Basis", "What would lower the peak", "Same gradients", "Costs"]
-        blocks.append(table(head, "rllll", rows))
+        head = ["Saves, GiB", "Basis", "What would lower the peak", "Setting", "Same gradients", "Costs"]
+        blocks.append(table(head, "rlllll", rows))
         blocks.append(text(_capital(advised.basis)) + ".")
     return "\n\n".join(blocks) + "\n" if blocks else ""
 
