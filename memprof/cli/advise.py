@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memprof.cli.options import (
-    analysed,
     device_option,
     emit,
     format_option,
@@ -21,21 +19,15 @@ from memprof.cli.options import (
     save_json,
     working,
 )
+from memprof.cli.runs import GivenRun, read_run
 from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memprof.analysis import Analysis
     from memprof.reports.model import Document
 
 __all__ = ["command"]
-
-
-@dataclass(frozen=True)
-class _Input:
-    report: dict[str, Any]
-    analysis: Analysis | None
 
 
 @click.command(name="advise", short_help="What would lower a run's peak.")
@@ -82,8 +74,8 @@ def command(
         find_gpu(gpu)
         if only_estimate:
             raise UsageError("--gpu is answered by simulating, and --estimate simulates nothing; drop one of them.")
-    given = _read(source, device)
-    report = given.report
+    given = read_run(source, device)
+    report = {**given.report, "advice": _estimates(given.report)}
     if not only_estimate:
         report |= _simulated(report, gpu, seconds, workers, not no_cache)
     if redact:
@@ -102,49 +94,10 @@ def command(
         sys.exit(4)
 
 
-# -- what is asked about -----------------------------------------------------------------------------------------------
-
-
-def _read(path: Path, device: int | None) -> _Input:
-    from memprof.reportfile import read_memprof_json
-
-    if path.is_dir():
-        path = _highest_of(path)
-    data = read_memprof_json(path)
-    if data is None:
-        analysis = analysed(path, device, None)
-        return _Input(analysis.to_dict(), analysis)
-    if data["schema"] != "memprof.report/1":
-        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or memprof.report/1.")
-    from memprof.reports.json import validate
-
-    try:
-        validate(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+def _estimates(report: dict[str, Any]) -> list[dict[str, Any]]:
     from memprof.advice import estimated_advice
 
-    return _Input({**data, "advice": estimated_advice(data)}, None)
-
-
-def _highest_of(folder: Path) -> Path:
-    """The recording with the highest peak: by the reports beside the snapshots, else the newest snapshot."""
-    from memprof.reportfile import read_memprof_json
-
-    places = (folder, folder / "_memprof")
-    snapshots = [p for place in places for p in sorted(place.glob("*.pickle"))]
-    peaks: dict[Path, int] = {}
-    for path in (p for place in places for p in sorted(place.glob("*.json"))):
-        data = read_memprof_json(path)
-        if data is not None and data["schema"] == "memprof.report/1":
-            peaks[path] = int(data["peak"]["allocated_bytes"])
-    if peaks:
-        best = max(peaks, key=lambda path: peaks[path])
-        beside = best.with_suffix(".pickle")
-        return beside if beside in snapshots else best
-    if not snapshots:
-        raise InputError(f"{folder}: no snapshot (*.pickle) and no report (*.json) in it or in its _memprof.")
-    return max(snapshots, key=lambda path: path.stat().st_mtime)
+    return estimated_advice(report)
 
 
 # -- simulating --------------------------------------------------------------------------------------------------------
@@ -232,7 +185,7 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
 # -- saying it ---------------------------------------------------------------------------------------------------------
 
 
-def _document(report: dict[str, Any], given: _Input, redact: bool, page: bool) -> Document:
+def _document(report: dict[str, Any], given: GivenRun, redact: bool, page: bool) -> Document:
     from memprof.reports.document import build_document, document_of
 
     if page and given.analysis is not None:
