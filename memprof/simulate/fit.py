@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from memprof.analysis import Analysis
     from memprof.simulate.settings import Settings
 
-__all__ = ["MARGIN", "Outcome", "Verdict", "evaluate"]
+__all__ = ["MARGIN", "HostNeed", "Outcome", "PhaseNeed", "Verdict", "evaluate", "judge"]
 
 # Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by about one
 # percent on the captures they were compared on (docs/accuracy.md); this is three times that.
@@ -114,7 +115,12 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     """
     from memprof.simulate.run import simulate_settings
 
-    raw = simulate_settings(settings, gpu=gpu, stacks=stacks)
+    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
+
+
+def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
+    """The same for anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+    raw = run(None)
     analysis = _analyse(raw)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
@@ -122,7 +128,7 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     verdict = _verdict(analysis, gpu, fits=analysis.device_peak.reserved_bytes <= room, flushes=False)
     if verdict.fits or int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict)
-    again = simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks)
+    again = run(room)
     if again["memprof"]["oom"] is not None:
         return _outcome(raw, analysis, verdict)
     squeezed = _analyse(again)
