@@ -1,13 +1,14 @@
-"""Facts about a run, flat names and plain values, for the snapshot's ``config``."""
+"""Facts about a run, flat names and plain values, for the snapshot's ``config``; and what it takes to simulate it."""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
 from memprof.record.owners import storages_of
 
-__all__ = ["collect_facts"]
+__all__ = ["collect_facts", "collect_setup", "plain_config"]
 
 _ARGS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -51,6 +52,59 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
         facts["mixed_precision"] = accelerator.mixed_precision
         facts["world_size"] = accelerator.num_processes
     return facts
+
+
+def collect_setup(trainer: Any) -> dict[str, Any]:
+    """What a simulation of this run needs beside the facts: the model's whole config, its adapter, its dtypes.
+
+    Names of files are left out; the lengths that were seen are added while the run goes.
+    """
+    model = trainer.model
+    setup: dict[str, Any] = {"model_config": plain_config(getattr(model, "config", None)), "dtypes": _dtypes(model)}
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        setup["reference_dtypes"] = _dtypes(reference)
+    if (adapter := _adapter(model)) is not None:
+        setup["adapter"] = adapter
+    kwargs = getattr(trainer.args, "activation_checkpointing_kwargs", None)
+    kwargs = kwargs or trainer.args.to_dict().get("gradient_checkpointing_kwargs")
+    if isinstance(kwargs, dict) and kwargs:
+        setup["checkpointing"] = {str(k): _scalar(v) for k, v in kwargs.items()}
+    setup["load_in_4bit"] = bool(getattr(model, "is_loaded_in_4bit", False))
+    return setup
+
+
+def plain_config(config: Any) -> dict[str, Any] | None:
+    """A model's config as its ``config.json`` would say it, without the path it was loaded from."""
+    if config is None or not hasattr(config, "to_json_string"):
+        return None
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    dropped = ("dtype", "torch_dtype", "quantization_config")  # what was really loaded is in ``dtypes``
+    return {k: v for k, v in values.items() if not k.startswith("_") and k not in dropped}
+
+
+def _dtypes(model: Any) -> dict[str, int]:
+    """Elements of parameters by dtype."""
+    found: dict[str, int] = {}
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        found[name] = found.get(name, 0) + parameter.numel()
+    return found
+
+
+def _adapter(model: Any) -> dict[str, Any] | None:
+    """Rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
+    settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+    if settings is None:
+        return None
+    on = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    return {
+        "peft_type": str(getattr(settings.peft_type, "value", settings.peft_type)),
+        "r": getattr(settings, "r", None),
+        "lora_alpha": getattr(settings, "lora_alpha", None),
+        "target_modules": sorted(on),
+        "modules_to_save": sorted(getattr(settings, "modules_to_save", None) or []),
+    }
 
 
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:

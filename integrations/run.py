@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memprof.integrations.facts import collect_facts
+from memprof.integrations.facts import collect_facts, collect_setup
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, add_report, prune
 from memprof.integrations.schedule import Cycle, Schedule
@@ -262,6 +262,7 @@ class TrainingRun:
     def _introduce(self, session: Session, trainer: Any) -> None:
         """Tell a session about the trainer's models, optimizer and settings."""
         session.config = collect_facts(trainer, self._options.redact)
+        session.setup = collect_setup(trainer)
         session.add_model(trainer.model, "policy")
         for attribute, role in (("ref_model", "reference"), ("teacher_model", "reference"), ("value_model", "value")):
             if hasattr(other := getattr(trainer, attribute, None), "named_parameters"):

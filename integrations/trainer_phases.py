@@ -19,7 +19,6 @@ __all__ = ["TrainerPhases"]
 # Method of the trainer -> phase. Methods a trainer does not have are skipped.
 _METHODS = (
     ("compute_loss", Phase.FORWARD),
-    ("_generate", Phase.GENERATE),
     ("_calculate_rewards", Phase.REWARD),
     ("evaluate", Phase.EVALUATE),
     ("predict", Phase.EVALUATE),
@@ -47,6 +46,7 @@ class TrainerPhases:
             seams.wrap(trainer, name)
         for name, phase in _METHODS:
             seams.wrap(trainer, name, self._entering(phase), self._leaving)
+        seams.wrap(trainer, "_generate", self._entering(Phase.GENERATE), self._leave_generate)
         for name in _LOGPS:
             seams.wrap(trainer, name, self._enter_logps, self._leaving)
         if not hasattr(trainer, "_generate") and hasattr(trainer, "_generate_and_score_completions"):
@@ -89,6 +89,11 @@ class TrainerPhases:
         if mark is not None and self.current is not None:
             self.current.exit_phase(mark)
 
+    def _leave_generate(self, mark: PhaseMark | None, result: Any = None, error: BaseException | None = None) -> None:
+        self._leaving(mark)
+        if self.current is not None and error is None and self._trainer.model.training:
+            self.current.add_lengths(_lengths_of(result))
+
     def _leave_backward(self, mark: PhaseMark | None, _result: Any, error: BaseException | None) -> None:
         self._leaving(mark)
         if self.current is None or self._optimizer_step is not None or error is not None:
@@ -112,6 +117,8 @@ class TrainerPhases:
         self._claim_batch(token, batch, error)
         if self.current is not None and self._trainer.model.training:
             self.current.add_tokens(_tokens_in(batch))
+            if (shape := _shape_of(batch)) is not None:
+                self.current.add_batch(*shape)
 
     def _claim_batch(self, _token: Any, batch: Any, _error: BaseException | None) -> None:
         if self.current is None or batch is None:
@@ -127,6 +134,27 @@ def _tokens_in(batch: Any) -> int:
     names = ("input_ids",) if "input_ids" in batch else ("prompt_ids", "completion_ids")
     tensors = [batch[name] for name in names if hasattr(batch.get(name), "numel")]
     return sum(int(ids.numel()) for ids in tensors)
+
+
+def _shape_of(batch: Any) -> tuple[int, int, int] | None:
+    """Sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
+    if not isinstance(batch, Mapping):
+        return None
+    shapes = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
+    if any(len(shape) != 2 for shape in shapes):
+        return None
+    return int(shapes[0][0]), int(shapes[0][1]), int(shapes[1][1])
+
+
+def _lengths_of(generated: Any) -> list[tuple[int, int]]:
+    """Prompt and completion tokens of each sequence, where TRL hands them over as lists of ids; else nothing."""
+    if not isinstance(generated, tuple) or len(generated) < 2:
+        return []
+    prompts, completions = generated[:2]
+    if not isinstance(prompts, list) or not isinstance(completions, list) or len(prompts) != len(completions):
+        return []
+    pairs = zip(prompts, completions, strict=True)
+    return [(len(p), len(c)) for p, c in pairs if isinstance(p, list) and isinstance(c, list)]
 
 
 def _adapters_off(model: Any) -> bool:

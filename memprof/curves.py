@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from memprof.attribution.model import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline import Timeline
-from memprof.vocabulary import GROUP_OF, Category, Group
+from memprof.vocabulary import GROUP_OF, Category, Group, Phase
 
 __all__ = [
     "category_curve",
     "group_peaks",
     "highest_allocated",
     "own_peaks",
+    "phase_maxima",
     "phase_peak_instants",
     "sample_categories",
 ]
@@ -92,3 +93,14 @@ def highest_allocated(timeline: Timeline, span: PhaseSpan) -> int:
     The allocator's own counter, reset when the phase begins, says the same.
     """
     return int(timeline.allocated[span.start_event : max(span.end_event, span.start_event) + 1].max())
+
+
+def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tuple[int, int]]:
+    """For each phase, in the order they begin: the highest allocated and the highest reserved bytes during it."""
+    codes = attribution.track.phase
+    found: dict[str, tuple[int, int]] = {}
+    for code in dict.fromkeys(codes.tolist()):
+        during = np.flatnonzero(codes == code) + 1
+        reserved = 0 if timeline.reserved is None else int(timeline.reserved[during].max())
+        found[str(list(Phase)[code])] = (int(timeline.allocated[during].max()), reserved)
+    return found

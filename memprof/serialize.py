@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,15 @@ __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
 _MAX_LEFTOVERS = 10
+_MAX_SEEN = {"batches": 64, "lengths": 256}
 
 
 def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
     """Everything said about one run; sizes in bytes, times in microseconds."""
+    from memprof.advice import estimated_advice
+
     extra = analysis.snapshot.extra
-    return {
+    report: dict[str, Any] = {
         "schema": "memprof.report/1",
         "source": _source(analysis),
         "peak": _peak(analysis, allocations),
@@ -37,7 +41,17 @@ def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
         "advice": [],
         "ranks": [],
         "notes": _notes(analysis),
+        **_prediction(extra),
     }
+    report["advice"] = estimated_advice(report)
+    return report
+
+
+def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What a simulated run says of itself beside its figures: how far off they may be, and whether it fits."""
+    from memprof.prediction import PARTS, usable
+
+    return {name: part for name in PARTS if (part := usable(name, extra.get(name))) is not None}
 
 
 def _source(analysis: Analysis) -> dict[str, Any]:
@@ -60,7 +74,23 @@ def _source(analysis: Analysis) -> dict[str, Any]:
         "rank": extra.get("rank", 0),
         "world_size": extra.get("world_size", 1),
         "config": extra.get("config"),
+        "setup": _setup(extra.get("setup")),
+        "alloc_conf": _alloc_conf(snapshot.settings),
     }
+
+
+def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a simulation needs; of the lengths seen only the latest, since a long run's are many."""
+    if setup is None:
+        return None
+    latest = {name: setup[name][-most:] for name, most in _MAX_SEEN.items() if isinstance(setup.get(name), list)}
+    return {**setup, **latest}
+
+
+def _alloc_conf(settings: dict[str, Any]) -> str | None:
+    """The allocator's settings as the environment gave them; None where the file says nothing of them."""
+    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
+    return text if isinstance(text, str) else None
 
 
 def _composition(breakdown: Breakdown) -> dict[str, Any]:

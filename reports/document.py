@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from memprof.reports.advice import advised
 from memprof.reports.checks import adds_up
 from memprof.reports.model import (
-    Advice,
     DevicePeak,
     Document,
     Fact,
@@ -23,6 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
+from memprof.reports.prediction import prediction_facts, prediction_of
 from memprof.reports.tables import (
     allocation_rows,
     call_site,
@@ -55,7 +56,11 @@ _MAX_POINTS = 60_000
 
 
 def document_of(
-    analysis: Analysis, label: str | None = None, redact: bool = False, exact: int = _EXACT_EVENTS
+    analysis: Analysis,
+    label: str | None = None,
+    redact: bool = False,
+    exact: int = _EXACT_EVENTS,
+    parts: Mapping[str, Any] | None = None,
 ) -> Document:
     """The document of an analysis, with its timeline and every allocation worth drawing.
 
@@ -64,8 +69,9 @@ def document_of(
         label: a title; see :func:`build_document`.
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
         exact: up to how many events the timeline has every one.
+        parts: what a command found besides (``advice``), in place of the report's own.
     """
-    report = analysis.to_dict()
+    report = {**analysis.to_dict(), **(parts or {})}
     allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
     if redact:
         from memprof.redact import redact as redacted
@@ -97,7 +103,7 @@ def build_document(
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
         summary=_summary(report),
         oom=_oom(report.get("oom")),
-        advice=tuple(_advice(a) for a in report.get("advice") or []),
+        advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
         timeline=_timeline(series) if series and series["time_us"] else None,
@@ -113,6 +119,7 @@ def build_document(
         reproduce=_reproduce(report["source"]),
         config=_config(report["source"]["config"]),
         notes=tuple(_sentence(note) for note in report["notes"]),
+        prediction=prediction_of(report),
         report=report,
     )
 
@@ -267,7 +274,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     )
     if reserved is None:
         facts.insert(0, _floor(report))
-    return tuple(facts)
+    return (*prediction_facts(report), *facts)
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:
@@ -406,10 +413,6 @@ def _growth_words(growth: Mapping[str, Any]) -> str:
     if explained is not None:
         words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
     return words + "."
-
-
-def _advice(advice: Mapping[str, Any]) -> Advice:
-    return Advice(plain(advice["action"]), advice["saves_bytes"], plain(advice["costs"]), plain(advice["basis"]))
 
 
 _HOST_LABELS = {

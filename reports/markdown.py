@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from memprof.reports.model import Allocation, Document, Row
+from memprof.reports.model import Advised, Allocation, Document, Row
 from memprof.reports.text import duration, gib, percent, thousands
 
-__all__ = ["code", "render_allocations", "render_markdown", "table", "text"]
+__all__ = ["code", "render_advice", "render_allocations", "render_markdown", "table", "text"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
@@ -21,12 +21,43 @@ def render_markdown(document: Document) -> str:
         _oom(document),
         _peak(document),
         _facts(document),
+        _prediction(document),
         _rows(document.rows),
         _phases(document),
         _largest(document),
+        render_advice(document.advice).rstrip(),
         _closing(document),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def render_advice(advised: Advised) -> str:
+    """What would lower the peak, as a table; the set that fits before it."""
+    blocks = []
+    if (together := advised.combination) is not None:
+        blocks.append(f"**{text(together.sentence)}**")
+        if together.settings:
+            blocks.append(_fence(together.settings))
+    if advised.changes:
+        rows = [
+            [
+                text(gib(a.saves_bytes)),
+                text(a.basis),
+                text(a.action),
+                code(a.setting) if a.setting else "",
+                "yes" if a.exact else "no",
+                text(" ".join(w for w in (a.costs, a.limit, a.also) if w)),
+            ]
+            for a in advised.changes
+        ]
+        head = ["Saves, GiB", "Basis", "What would lower the peak", "Setting", "Same gradients", "Costs"]
+        blocks.append(table(head, "rlllll", rows))
+        blocks.append(text(_capital(advised.basis)) + ".")
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def render_allocations(allocations: Sequence[Allocation]) -> str:
@@ -85,6 +116,37 @@ def _facts(document: Document) -> str:
     return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in document.summary.facts)
 
 
+def _prediction(document: Document) -> str:
+    """The verdict, and its tables, of a simulated run."""
+    found = document.prediction
+    if found is None:
+        return ""
+    words = {True: "fits", False: "**does not fit**", None: "–"}
+    needs = [
+        [
+            f"{text(n.label)}{' **decides**' if n.decides else ''}",
+            gib(n.allocated_bytes),
+            gib(n.needed_bytes),
+            words[n.fits],
+        ]
+        for n in found.needs
+    ]
+    lengths = [
+        [text(n.label), thousands(n.tokens), percent(round(1e6 * n.share_below), 1_000_000), gib(n.peak_bytes),
+         gib(n.needed_bytes), words[n.fits], "executed" if n.executed else "between two executed"]
+        for n in found.lengths
+    ]  # fmt: skip
+    blocks = [
+        text(found.verdict),
+        table(["Phase", "Held, GiB", "Needed, GiB", "Alone"], "lrrl", needs) if needs else "",
+        text(found.lengths_sentence),
+        table(["Longest completion", "Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB", "Verdict", "Known"],
+              "lrrrrll", lengths) if lengths else "",
+        text(found.error),
+    ]  # fmt: skip
+    return "\n\n".join(block for block in blocks if block)
+
+
 def _rows(rows: Sequence[Row]) -> str:
     total = rows[-1].at_peak
     lines = []
@@ -134,5 +196,4 @@ def _closing(document: Document) -> str:
     sums = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in wrong) if wrong else "yes, to the byte"
     lines = [f"How it is known: {text(known)}.", f"Does it add up? {text(sums)}."]
     lines += [f"- {text(note)}" for note in document.notes]
-    lines += [f"- Saves {text(gib(a.saves_bytes))} GiB ({text(a.basis)}): {text(a.action)}" for a in document.advice]
     return "\n".join(lines)

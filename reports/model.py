@@ -12,18 +12,23 @@ from typing import Any
 __all__ = [
     "AddsUp",
     "Advice",
+    "Advised",
     "Allocation",
     "Check",
+    "Combination",
     "DevicePeak",
     "Document",
     "EvidenceShare",
     "Fact",
     "Growth",
     "Leftover",
+    "LengthRow",
+    "NeedRow",
     "Node",
     "Oom",
     "Part",
     "PhaseRow",
+    "Prediction",
     "Row",
     "Span",
     "Step",
@@ -276,12 +281,78 @@ class Oom:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that would lower the peak."""
+    """A change that would lower the peak.
+
+    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
+    ``also`` what else there is to know (host memory, which of the two peaks this is about).
+    """
 
     action: str
     saves_bytes: int
     costs: str
     basis: str
+    setting: str = ""
+    exact: bool = False
+    toll: int = 0
+    after_bytes: int | None = None
+    limit: str = ""
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Changes that together make a run fit, or come nearest to it."""
+
+    sentence: str
+    fits: bool
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
+
+    first: str
+    changes: tuple[Advice, ...]
+    basis: str
+    combination: Combination | None = None
+
+
+@dataclass(frozen=True)
+class NeedRow:
+    """One phase of a simulated run: what it holds, and what the device must have for it."""
+
+    label: str
+    allocated_bytes: int
+    needed_bytes: int
+    fits: bool
+    decides: bool
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
+
+    label: str
+    tokens: int
+    share_below: float
+    peak_bytes: int
+    needed_bytes: int
+    fits: bool | None
+    executed: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
+
+    fits: bool | None
+    verdict: str
+    error: str
+    limit_bytes: int | None
+    needs: tuple[NeedRow, ...]
+    lengths: tuple[LengthRow, ...]
+    lengths_sentence: str
 
 
 @dataclass(frozen=True)
@@ -293,7 +364,7 @@ class Document:
     badge: str
     summary: Summary
     oom: Oom | None
-    advice: tuple[Advice, ...]
+    advice: Advised
     rows: tuple[Row, ...]
     phases: tuple[PhaseRow, ...]
     timeline: Timeline | None
@@ -309,4 +380,5 @@ class Document:
     reproduce: tuple[Fact, ...]
     config: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    prediction: Prediction | None
     report: dict[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.markup import Markup, el
-from memprof.reports.model import Advice, Fact, Oom, Part, Summary
-from memprof.reports.page_parts import bar, section, stack_details, swatch
-from memprof.reports.text import gib, percent, signed_gib
+from memprof.reports.model import Fact, Oom, Part, Summary
+from memprof.reports.page_parts import bar, stack_details, swatch
+from memprof.reports.text import gib, percent
 
-__all__ = ["advice_list", "oom_banner", "page_header", "summary"]
+__all__ = ["oom_banner", "page_header", "summary"]
 
 
 def page_header(title: str, subtitle: Sequence[str]) -> Markup:
@@ -44,8 +44,8 @@ def oom_banner(oom: Oom | None) -> Markup | None:
     )
 
 
-def summary(summary: Summary, badge: str) -> Markup:
-    """The peak in large, the facts beside it, and one bar of the device."""
+def summary(summary: Summary, badge: str, first: str = "") -> Markup:
+    """The peak in large, the facts beside it, one bar of the device, and the first thing to change."""
     number, unit = gib(summary.peak_bytes), "GiB"
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
@@ -68,6 +68,7 @@ def summary(summary: Summary, badge: str) -> Markup:
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=_bar_words(summary)),
         _bar_axis(summary),
         el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *summary.rest)]),
+        el("p", {"class": "first"}, first, " ", el("a", {"href": "#advice"}, "All changes")) if first else None,
     )
 
 
@@ -99,29 +100,3 @@ def _bar_axis(summary: Summary) -> Markup:
 
 def _legend(part: Part) -> Markup:
     return el("li", {}, swatch(part.id), part.label, " ", el("span", {"class": "muted"}, gib(part.bytes)))
-
-
-def advice_list(advice: Sequence[Advice]) -> Markup | None:
-    """What would lower the peak, ranked."""
-    if not advice:
-        return None
-    items = [
-        el(
-            "li",
-            {},
-            el(
-                "div",
-                {"class": "saves"},
-                el("strong", {}, f"{signed_gib(-a.saves_bytes)} GiB"),
-                el("span", {"class": "muted"}, a.basis),
-            ),
-            el("div", {}, el("strong", {}, a.action), el("div", {"class": "muted"}, a.costs)),
-        )
-        for a in advice
-    ]
-    return section(
-        "advice",
-        "What would lower the peak",
-        "ranked by the bytes each change saves",
-        el("ol", {"class": "advice"}, *items),
-    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from memprof.reports.markup import Markup, el, join
 from memprof.reports.model import Document
+from memprof.reports.page_advice import advice_section
 from memprof.reports.page_bottom import bottom
 from memprof.reports.page_charts import icicle_section, timeline_section
-from memprof.reports.page_summary import advice_list, oom_banner, page_header, summary
+from memprof.reports.page_prediction import prediction_section
+from memprof.reports.page_summary import oom_banner, page_header, summary
 from memprof.reports.page_tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
 __all__ = ["page_body"]
@@ -20,8 +22,9 @@ def page_body(document: Document) -> Markup:
             "main",
             {"id": "main"},
             oom_banner(document.oom),
-            summary(document.summary, document.badge),
-            advice_list(document.advice),
+            summary(document.summary, document.badge, document.advice.first),
+            prediction_section(document.prediction),
+            advice_section(document.advice),
             component_table(document.rows),
             timeline_section(document.timeline, document),
             icicle_section(document.icicle),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.model import Allocation, Document, Part, Row
 from memprof.reports.palette import DARK, FALLBACK
+from memprof.reports.terminal_prediction import print_prediction
 from memprof.reports.text import duration, gib, percent, short_path, thousands
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
     """The document as text of at most ``width`` columns; below 80 the bars and shares are left out."""
     console = console_of(width, colour)
     _print_summary(console, document, colour)
+    if document.prediction and (document.prediction.needs or document.prediction.lengths):
+        console.print()
+        print_prediction(console, document.prediction)
     console.print()
     console.print(_components(document, width, colour))
     if document.phases:
@@ -313,8 +317,8 @@ def _print_closing(console: Console, document: Document) -> None:
             console.print(Text(f"  {check.label}: {check.value}, {check.note}"))
     else:
         console.print(Text("Does it add up? Yes, to the byte."))
-    for advice in document.advice:
-        console.print(Text(f"Saves {gib(advice.saves_bytes)} GiB ({advice.basis}): {advice.action}. {advice.costs}"))
+    if document.advice.first:
+        console.print(Text(document.advice.first, style="bold"))
     if document.steps:
         console.print(Text(document.steps.sentence))
     for note in document.notes:

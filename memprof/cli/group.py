@@ -20,6 +20,7 @@ _COMMANDS = {
     "report": ("memprof.cli.report", "Say where the memory of a snapshot went: table, JSON or HTML page."),
     "compare": ("memprof.cli.compare", "Put runs side by side: what differs, in the rows of the published table."),
     "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
+    "advise": ("memprof.cli.advise", "What would lower a run's peak: each change's savings, found by simulating it."),
     "simulate": ("memprof.cli.simulate", "Predict a run's memory without a GPU: the real step on fake tensors."),
     "plan": ("memprof.cli.plan", "What fits a GPU: methods side by side, and the best settings found."),
     "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),

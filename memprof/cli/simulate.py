@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memprof.cli.options import format_option, json_option, print_report, save_json, working
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from memprof.simulate.fit import Outcome
+    from memprof.simulate.settings import Settings
 
 __all__ = ["command", "need_torch"]
 
@@ -28,13 +32,42 @@ __all__ = ["command", "need_torch"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Snapshot (.pickle) or page (.html)."
 )
+@click.option(
+    "--completion-lengths",
+    metavar="FILE|MEAN:SD|N,N,...",
+    help="Lengths completions really have: a file of numbers, a recorded snapshot, or a distribution. Says which share "
+    "of the steps fits.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes for the lengths; default: one a core."
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Run this training script up to its trainer.train(), and simulate that; its own arguments follow --.",
+)
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Start from a recorded run's own configuration: a snapshot, the callback's folder or a report's JSON.",
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="With --like: what to change.")
 @format_option
 @json_option
+@click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGUMENTS]")
 def command(
     config_file: Path | None,
     gpu: str | None,
     device: str,
     output: Path | None,
+    completion_lengths: str | None,
+    workers: int | None,
+    script: Path | None,
+    script_arguments: tuple[str, ...],
+    like: Path | None,
+    assignments: tuple[str, ...],
     style: str,
     json_file: Path | None,
     **given: Any,
@@ -44,22 +77,24 @@ def command(
 
     Exit code 4: it does not fit the GPU named by --gpu.
     """
-    settings = settings_of(config_file, given, device=device)
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+    if assignments and like is None:
+        raise UsageError("--set changes a recorded run: say which one with --like.")
+    if like is not None:
+        _what_if(like, assignments, config_file, given, script, completion_lengths, gpu, output, style, json_file)
+        return
     if gpu is not None and device == "cpu":
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
-    need_torch()
-    from memprof.simulate.fit import evaluate
-    from memprof.simulate.gpus import find_gpu
-
-    card = find_gpu(gpu) if gpu is not None else None
-    with working(f"Simulating {settings.model}"):
-        outcome = evaluate(settings, card)
+    if script_arguments and script is None:
+        raise UsageError(f"{script_arguments[0]!r}: arguments of a script need --script FILE.")
+    if script is not None:
+        run = _ScriptRun(script, script_arguments, config_file, given, device, gpu)
+    else:
+        run = _Run(settings_of(config_file, given, device=device), gpu)
+    outcome = run.outcome(completion_lengths, workers)
     report = outcome.analysis.to_dict()
-    if outcome.verdict is not None:
-        report["notes"].insert(0, outcome.verdict.sentence())
     _save(outcome, output)
     save_json(report, None if to_stdout else json_file)
     print_report(report, "json" if to_stdout else style)
@@ -67,6 +102,142 @@ def command(
         click.echo(outcome.verdict.sentence(), err=True)
         if not outcome.verdict.fits:
             sys.exit(4)
+
+
+def _what_if(
+    like: Path,
+    assignments: tuple[str, ...],
+    config_file: Path | None,
+    given: dict[str, Any],
+    script: Path | None,
+    completion_lengths: str | None,
+    gpu: str | None,
+    output: Path | None,
+    style: str,
+    json_file: Path | None,
+) -> None:
+    """A recorded run, unchanged and changed, beside what was measured."""
+    from memprof.cli.whatif import changes_of, simulate_like
+    from memprof.simulate.settings import read_settings
+
+    if script is not None or completion_lengths is not None:
+        raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")
+    need_torch()
+    options = {**(read_settings(config_file) if config_file is not None else {}), **_given(given)}
+    simulate_like(like, changes_of(assignments, options), gpu, output, style, json_file)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class _Run:
+    """Settings to simulate, and the GPU they are asked about."""
+
+    def __init__(self, settings: Settings, gpu: str | None) -> None:
+        need_torch()
+        from memprof.simulate.gpus import find_gpu
+
+        self.settings, self.gpu = settings, gpu
+        self.card = find_gpu(gpu) if gpu is not None else None
+        self.label = settings.model
+
+    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+        """Simulated, judged, and studied over lengths where they are given."""
+        from memprof.simulate.lengths import read_lengths, study
+        from memprof.simulate.result import summary_of
+
+        longest = self.settings.completion_length
+        lengths = read_lengths(completion_lengths, longest) if completion_lengths is not None else None
+        with working(f"Simulating {self.label}"):
+            outcome = self.judged()
+            if lengths is not None:
+                settings = self.settings
+                known = {settings.completion_length: summary_of(outcome)}
+                found = study(settings, lengths, lambda wanted: self.rows(wanted, workers), known).to_dict()
+                # Where the verdict is: in the snapshot, and in all that is made of it.
+                outcome.raw["memprof"]["lengths"] = outcome.analysis.snapshot.extra["lengths"] = found
+        return outcome
+
+    def judged(self) -> Outcome:
+        """Simulated once, and once more where only cached memory is too much."""
+        from memprof.simulate.fit import evaluate
+
+        return evaluate(self.settings, self.card)
+
+    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+        """More of the same at other lengths, in parallel, and remembered."""
+        from memprof.plan.runner import runner
+
+        with runner(self.gpu, workers=workers) as machine:
+            return machine.run(wanted)
+
+
+class _ScriptRun(_Run):
+    """A training script, whose trainer is simulated instead of trained."""
+
+    def __init__(
+        self,
+        script: Path,
+        arguments: tuple[str, ...],
+        config_file: Path | None,
+        given: dict[str, Any],
+        device: str,
+        gpu: str | None,
+    ) -> None:
+        from memprof.simulate.settings import Settings
+
+        self.changes = _changes_of(config_file, given)
+        super().__init__(Settings(model=script.name, device=device), gpu)
+        self.script, self.arguments, self.device = script, arguments, device
+
+    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+        if completion_lengths is None:
+            return super().outcome(None, workers)
+        # How long completions may be is known only when the script has run.
+        outcome = self.judged()
+        config = outcome.analysis.snapshot.extra.get("config") or {}
+        if "num_generations" not in config:
+            raise UsageError("--completion-lengths is for GRPO; this script trains with another trainer.")
+        names = ("completion_length", "per_device_train_batch_size", "gradient_accumulation_steps")
+        self.settings = self.settings.with_(
+            **{name: config[name] for name in (*names, "steps_per_generation", "num_generations")}
+        )
+        self.judged = lambda: outcome  # type: ignore[method-assign]
+        return super().outcome(completion_lengths, workers)
+
+    def judged(self) -> Outcome:
+        return self._simulated(self.changes)
+
+    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+        from memprof.simulate.result import summary_of
+
+        lengths = [settings.completion_length for settings in wanted]
+        return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
+
+    def _simulated(self, changes: dict[str, Any]) -> Outcome:
+        from memprof.simulate.fit import judge
+        from memprof.simulate.script import simulate_script
+
+        def once(capacity: int | None) -> dict[str, Any]:
+            return simulate_script(
+                self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card
+            )
+
+        return judge(once, self.card)
+
+
+def _changes_of(config_file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that replace a script's own; what only the script can say is refused."""
+    from memprof.simulate.script_settings import CHANGEABLE
+    from memprof.simulate.settings import read_settings
+
+    values = read_settings(config_file) if config_file is not None else {}
+    values.update({name: value for name, value in given.items() if value is not None})
+    for name in values:
+        if name not in CHANGEABLE:
+            raise UsageError(f"--{name.replace('_', '-')} is the script's own to say; leave it out with --script.")
+    return values
 
 
 def need_torch() -> None:

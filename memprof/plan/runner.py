@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
+from memprof.errors import MemprofError
 from memprof.plan import cache
 from memprof.simulate.catalogue import find_config
 from memprof.simulate.settings import Settings
@@ -39,11 +40,15 @@ class Runner:
         self._asked = self._done = 0
         self.executed = 0
 
-    def run(self, wanted: list[Settings]) -> list[dict[str, Any]]:
+    def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
         """Rows in the order of ``wanted``.
 
+        Args:
+            wanted: what to simulate.
+            refused: where to put, by index, why one could not be simulated; its row is empty then.
+
         Raises:
-            InputError: a model cannot be found or simulated.
+            InputError, UsageError: one cannot be simulated, and ``refused`` was not given.
         """
         rows: dict[int, dict[str, Any]] = {}
         waiting: dict[Future[dict[str, Any]], tuple[int, str]] = {}
@@ -58,9 +63,14 @@ class Runner:
                 waiting[self._submit(settings)] = (index, key)
         for future in as_completed(waiting):
             index, key = waiting[future]
-            rows[index] = future.result()
+            try:
+                rows[index] = future.result()
+            except MemprofError as error:
+                if refused is None:
+                    raise
+                rows[index], refused[index] = {}, str(error)
             self.executed += 1
-            if self._use_cache:
+            if self._use_cache and rows[index]:
                 cache.store(key, rows[index])
             self._step()
         return [rows[i] for i in range(len(wanted))]

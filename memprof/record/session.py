@@ -44,6 +44,8 @@ class Session:
         rank, world_size: this process's place in a distributed run.
         on_failure: told once when memprof itself failed.
         redact: leave this machine's paths out of what is written.
+
+    ``setup`` holds what it takes to simulate the run again (see ``integrations/facts.py``), plain data.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class Session:
         self._on_failure = on_failure
         self._redact = redact
         self._step: int | None = None
+        self.setup: dict[str, Any] = {}
         self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._batches: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._lengths: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
         self._counted = 0
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
@@ -186,6 +191,14 @@ class Session:
         """The current step trains on that many more tokens, padding included: memory follows what is there."""
         if self._steps:
             self._steps[-1][3] = (self._steps[-1][3] or 0) + count
+
+    def add_batch(self, sequences: int, prompt: int, completion: int) -> None:
+        """The shape of a micro-batch the current step trains on: tokens a sequence, padding included."""
+        self._batches.append([self._step, sequences, prompt, completion])
+
+    def add_lengths(self, lengths: list[tuple[int, int]]) -> None:
+        """Tokens of prompt and completion of sequences the current step has generated, without padding."""
+        self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
         """Open a phase; None if memprof failed before."""
@@ -318,6 +331,7 @@ class Session:
             "world_size": self.world_size,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "config": _plain(self.config) if self.config else None,
+            "setup": self._setup(),
             "recorded": dict(vars(recorded)),
             "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
             "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
@@ -334,6 +348,12 @@ class Session:
         if self._redact:
             redact(raw)
         return raw
+
+    def _setup(self) -> dict[str, Any] | None:
+        if not self.setup:
+            return None
+        seen = {"batches": list(self._batches), "lengths": list(self._lengths)}
+        return {**_plain(self.setup), **{name: rows for name, rows in seen.items() if rows}}
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the snapshot.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,31 @@ if TYPE_CHECKING:
     from memprof.analysis import Analysis
     from memprof.simulate.settings import Settings
 
-__all__ = ["MARGIN", "Outcome", "Verdict", "evaluate"]
+__all__ = ["MARGIN", "HostNeed", "Outcome", "PhaseNeed", "Verdict", "evaluate", "judge"]
 
-# Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by less
-# than one percent on the captures they were compared on (docs/simulating.md); this is three times that.
+# Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by about one
+# percent on the captures they were compared on (docs/accuracy.md); this is three times that.
 MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class PhaseNeed:
+    """The most one phase holds (``allocated_bytes``) and has reserved; ``needed_bytes`` adds what is outside torch."""
+
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    needed_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """Host memory of all the processes on it; ``fits`` is None where the host's size is not known."""
+
+    needed_bytes: int
+    total_bytes: int | None
+    fits: bool | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,13 @@ class Verdict:
     fits: bool
     flushes: bool
     phase: str
+    phases: tuple[PhaseNeed, ...] = ()
+    host: HostNeed | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the prediction must not exceed."""
+        return int(self.total_bytes / (1 + self.margin))
 
     @property
     def headroom_bytes(self) -> int:
@@ -43,8 +71,15 @@ class Verdict:
         return self.total_bytes - self.needed_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "headroom_bytes": self.headroom_bytes}
+        """Plain data: ``fit`` of the report."""
+        plain = asdict(self)
+        plain["phases"] = [asdict(need) for need in self.phases]
+        return {
+            **plain,
+            "limit_bytes": self.limit_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "sentence": self.sentence(),
+        }
 
     def sentence(self) -> str:
         """What a person is told."""
@@ -53,6 +88,9 @@ class Verdict:
         if self.fits:
             extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
             return f"Fits: {need} ({parts}; {self.margin:.0%} kept for the prediction's error).{extra}"
+        if self.host is not None and self.host.fits is False and self.needed_bytes <= self.limit_bytes:
+            held = f"{format_gib(self.host.needed_bytes)} GiB of {format_gib(self.host.total_bytes or 0)} GiB"
+            return f"Does not fit: the host needs {held}; the GPU would do ({need})."
         kept = f"{self.margin:.0%} kept for the prediction's error"
         return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}."
 
@@ -77,19 +115,31 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     """
     from memprof.simulate.run import simulate_settings
 
-    raw = simulate_settings(settings, gpu=gpu, stacks=stacks)
+    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
+
+
+def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
+    """The same for anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+    raw = run(None)
     analysis = _analyse(raw)
     if gpu is None or analysis.device_peak is None:
-        return Outcome(raw, analysis, None)
+        return _outcome(raw, analysis, None)
     room = int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
     verdict = _verdict(analysis, gpu, fits=analysis.device_peak.reserved_bytes <= room, flushes=False)
     if verdict.fits or int(analysis.timeline.active.max()) > room:
-        return Outcome(raw, analysis, verdict)
-    again = simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks)
+        return _outcome(raw, analysis, verdict)
+    again = run(room)
     if again["memprof"]["oom"] is not None:
-        return Outcome(raw, analysis, verdict)
+        return _outcome(raw, analysis, verdict)
     squeezed = _analyse(again)
-    return Outcome(again, squeezed, _verdict(squeezed, gpu, fits=True, flushes=True))
+    return _outcome(again, squeezed, _verdict(squeezed, gpu, fits=True, flushes=True))
+
+
+def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
+    """The verdict goes into the snapshot, and from there into everything that is said about it."""
+    if verdict is not None:
+        raw["memprof"]["fit"] = analysis.snapshot.extra["fit"] = verdict.to_dict()
+    return Outcome(raw, analysis, verdict)
 
 
 def _analyse(raw: dict[str, Any]) -> Analysis:
@@ -120,4 +170,18 @@ def _verdict(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Verd
         fits=fits,
         flushes=flushes,
         phase=peak.phase,
+        phases=_needs(analysis, gpu, flushes),
+    )
+
+
+def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:
+    """What each phase needs, in the order in which the phases begin."""
+    from memprof.curves import phase_maxima
+
+    limit = int(gpu.total_bytes / (1 + MARGIN))
+    return tuple(
+        PhaseNeed(
+            phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved + gpu.context_bytes <= limit
+        )
+        for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()
     )

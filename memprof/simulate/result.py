@@ -23,8 +23,11 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
     analysis = outcome.analysis
     categories = analysis.peak.categories
     phases: dict[str, int] = {}
+    alive: dict[str, dict[str, int]] = {}
     for breakdown in analysis.phases:
-        phases[breakdown.phase] = max(phases.get(breakdown.phase, 0), breakdown.allocated_bytes)
+        if breakdown.allocated_bytes > phases.get(breakdown.phase, -1):
+            phases[breakdown.phase] = breakdown.allocated_bytes
+            alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
     host = outcome.raw["memprof"]["host"]
     device_peak = analysis.device_peak
     return {
@@ -35,6 +38,7 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
         "largest_category": max(categories, key=lambda name: categories[name]),
         "categories": {name: size for name, size in categories.items() if size},
         "phases": phases,
+        "phase_categories": alive,
         "verdict": outcome.verdict.to_dict() if outcome.verdict is not None else None,
         "fits": outcome.verdict.fits if outcome.verdict is not None else None,
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.allocator import CachingAllocator, OutOfMemory, parse_settings
 from memprof.errors import InputError
 from memprof.record.protocol import DeviceInfo
+from memprof.simulate.accuracy import expected_error
 from memprof.simulate.gpus import Gpu, workspace_bytes
 from memprof.simulate.settings import Settings
 
@@ -75,7 +76,9 @@ def simulate(
         _recording(session),
     ):
         fn(session)
-    return session.to_raw()
+    raw = session.to_raw()
+    raw["memprof"]["expected_error"] = expected_error(config or {})
+    return raw
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "world_size": _INT,
     "created": (str,),
     "config": (dict,),
+    "setup": (dict,),
     "recorded": (dict,),
     "phases": (list,),
     "steps": (list,),
@@ -33,6 +34,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "non_torch_bytes": _INT,
     "overhead": (dict,),
     "notes": (list,),
+    # Of simulated runs; memprof.prediction checks what is in them.
+    "expected_error": (dict,),
+    "fit": (dict,),
+    "lengths": (dict,),
 }
 
 

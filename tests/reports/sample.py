@@ -342,6 +342,7 @@ def hostile() -> tuple[dict[str, Any], dict[str, Any]]:
     report["oom"] = {"requested_bytes": 1, "device_free_bytes": 1, "phase": "load", "step": 1, "stack": list(HOSTILE)}
     report["notes"] = list(HOSTILE)
     report["advice"] = [
-        {"action": w, "saves_bytes": MIB, "costs": w, "exact": True, "basis": "estimated"} for w in HOSTILE
+        {"action": w, "setting": w, "saves_bytes": MIB, "costs": w, "exact": True, "basis": "estimated", "id": w}
+        for w in HOSTILE
     ]
     return report, series

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from memprof.reports.json import validate
 
 SMALL = [
     "--num-generations",
@@ -34,10 +35,14 @@ def test_a_simulation_fits_or_not(tiny: str, tmp_path: Path) -> None:
     report = json.loads(roomy.stdout)
     assert report["schema"] == "memprof.report/1"
     assert report["source"]["kind"] == "simulated"
-    assert report["notes"][0].startswith("Fits: needs ")
+    assert report["fit"]["fits"] is True
+    assert report["fit"]["sentence"].startswith("Fits: needs ")
+    assert report["fit"]["needed_bytes"] == max(need["needed_bytes"] for need in report["fit"]["phases"])
     assert "Fits:" in roomy.stderr
     again = _invoke("report", str(out), "--json", "-")
     assert json.loads(again.stdout)["peak"]["active_bytes"] == report["peak"]["active_bytes"]
+    assert json.loads(again.stdout)["fit"] == report["fit"]
+    validate(report)
 
     tight = _invoke("simulate", "--model", tiny, *SMALL, "--gpu", "600MiB", "--format", "json")
     assert tight.exit_code == 4

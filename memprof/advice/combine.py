@@ -1,0 +1,231 @@
+"""Changes that together make a run fit a GPU: found with estimates, confirmed by simulating them, none spare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memprof.advice.estimate import Estimate, estimate
+from memprof.advice.evaluate import run_of_row
+from memprof.advice.model import Candidate, Run
+from memprof.errors import UsageError
+from memprof.simulate.settings import Settings
+
+if TYPE_CHECKING:
+    from memprof.plan.runner import Runner
+
+__all__ = ["Combination", "combine"]
+
+_ROUNDS = 10
+# Of the changes that save at least this share of what the best one saves, the one that asks for least is taken.
+_NEAR = 0.5
+# A change that brings less than this share of the device's memory is not worth having in a set.
+_LITTLE = 0.01
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Changes in the order they were taken, and what simulating them all together came to.
+
+    ``before_bytes`` and ``after_bytes`` are reserved plus what is outside torch. ``shift_bytes`` was added to each
+    simulated figure: what the recorded run held beyond its own simulation.
+    """
+
+    gpu: str
+    total_bytes: int
+    fits: bool
+    before_bytes: int
+    after_bytes: int
+    shift_bytes: int
+    margin: float
+    phase: str
+    changes: tuple[Candidate, ...]
+    settings: Settings
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the report's ``combination``."""
+        return {
+            "gpu": self.gpu,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "before_bytes": self.before_bytes,
+            "after_bytes": self.after_bytes,
+            "shift_bytes": self.shift_bytes,
+            "margin": self.margin,
+            "phase": self.phase,
+            "changes": [
+                {"id": c.id, "action": c.action, "setting": c.setting, "costs": c.costs, "exact": c.exact}
+                for c in self.changes
+            ],
+            "settings": self.settings.to_dict(),
+            "sentence": self.sentence(),
+        }
+
+    def sentence(self) -> str:
+        """What a person is told."""
+        from memprof.units import format_gib
+
+        before, after, total = (format_gib(n) for n in (self.before_bytes, self.after_bytes, self.total_bytes))
+        what = f"{after} GiB of {total} GiB on {self.gpu}"
+        if not self.fits:
+            return (
+                f"Nothing found that fits: the run needs {before} GiB; with the changes that save most it needs {what}."
+            )
+        if not self.changes:
+            return f"It fits as it is: {what}."
+        many = f"{len(self.changes)} changes make" if len(self.changes) > 1 else "One change makes"
+        return f"{many} it fit: {what} instead of {before} GiB, simulated together."
+
+
+@dataclass(frozen=True)
+class _State:
+    """Settings with the changes that led there, and their simulation."""
+
+    settings: Settings
+    row: dict[str, Any]
+    changes: tuple[Candidate, ...]
+
+
+class _Search:
+    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int) -> None:
+        from memprof.simulate.fit import MARGIN
+        from memprof.simulate.gpus import find_gpu
+
+        self._machine, self._like = machine, like
+        self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN
+        self._spent: set[str] = set()
+
+    def need(self, row: Mapping[str, Any]) -> int:
+        return int(row["device_peak_bytes"]) + self.shift
+
+    def fits(self, state: _State) -> bool:
+        # Where the allocator has to give cached memory back, the simulation on the full card has the word.
+        if not self.shift:
+            return bool(state.row["fits"])
+        return self.need(state.row) * (1 + self.margin) <= self.card.total_bytes
+
+    def simulate(self, settings: Settings, changes: tuple[Candidate, ...]) -> _State | None:
+        refused: dict[int, str] = {}
+        row = self._machine.run([settings], refused)[0]
+        return _State(settings, row, changes) if row else None
+
+    def step(self, state: _State) -> _State | None:
+        """One more change, simulated; None where no change is left that helps."""
+        while (choice := self._choice(state)) is not None:
+            self._spent.add(choice.setting)
+            tried = self._with(state, choice)
+            if tried is None:
+                continue
+            if self.fits(tried) or self.need(state.row) - self.need(tried.row) > _LITTLE * self.card.total_bytes:
+                return tried
+        return None
+
+    def _with(self, state: _State, choice: Candidate) -> _State | None:
+        try:
+            settings = state.settings.with_(**choice.changes)
+        except UsageError:
+            return None
+        return self.simulate(settings, (*state.changes, choice))
+
+    def _choice(self, state: _State) -> Candidate | None:
+        """Enough and cheap, else among those that save much, the one that asks for least."""
+        run = run_of_row(state.row, self._like, state.settings)
+        open_ = [e for e in estimate(run) if e.candidate.changes and e.saves and e.candidate.setting not in self._spent]
+        if not open_:
+            return None
+        over = self.need(state.row) * (1 + self.margin) - self.card.total_bytes
+        enough = [e for e in open_ if int(e.saves or 0) > 1.1 * over]
+        if enough:
+            return min(enough, key=_asks).candidate
+        best = max(int(e.saves or 0) for e in open_)
+        return min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
+
+    def pruned(self, state: _State, base: Settings) -> _State:
+        """Without every member that can be left out, those that ask for most first."""
+        for spare in sorted(state.changes, key=lambda c: -c.toll):
+            if len(state.changes) < 2:
+                break
+            kept = tuple(c for c in state.changes if c.id != spare.id)
+            settings = _applied(base, kept)
+            tried = self.simulate(settings, kept) if settings is not None else None
+            if tried is not None and self.fits(tried):
+                state = tried
+        return state
+
+
+def combine(
+    base: Settings,
+    gpu: str,
+    machine: Runner,
+    like: Run,
+    *,
+    shift: int = 0,
+    seconds: float = 600.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Combination:
+    """Add changes until the run fits, then leave out what is not needed.
+
+    Args:
+        base: the unchanged run, on CUDA.
+        gpu: name or size of the card; ``machine`` must simulate on it.
+        machine: runs simulations.
+        like: the recorded run, for its model's sizes.
+        shift: bytes the recorded run held on its device beyond its own simulation.
+        seconds: when to stop looking.
+        clock: seconds that pass.
+
+    Raises:
+        InputError, UsageError: the unchanged run cannot be simulated.
+    """
+    start = clock()
+    search = _Search(machine, gpu, like, shift)
+    first = _State(base, machine.run([base])[0], ())
+    state = first
+    for _ in range(_ROUNDS):
+        if search.fits(state) or clock() - start > seconds:
+            break
+        following = search.step(state)
+        if following is None:
+            break
+        state = following
+    if search.fits(state):
+        state = search.pruned(state, base)
+    changes = tuple(_final(state))
+    return Combination(
+        gpu=search.card.name,
+        total_bytes=search.card.total_bytes,
+        fits=search.fits(state),
+        before_bytes=search.need(first.row),
+        after_bytes=search.need(state.row),
+        shift_bytes=shift,
+        margin=search.margin,
+        phase=str(state.row["peak_phase"]),
+        changes=changes,
+        settings=state.settings,
+    )
+
+
+def _asks(found: Estimate) -> tuple[int, int]:
+    return found.candidate.toll, -int(found.saves or 0)
+
+
+def _applied(base: Settings, changes: tuple[Candidate, ...]) -> Settings | None:
+    """All changes over the unchanged settings; None where they contradict each other without the one left out."""
+    settings = base
+    try:
+        for change in changes:
+            settings = settings.with_(**change.changes)
+    except UsageError:
+        return None
+    return settings
+
+
+def _final(state: _State) -> list[Candidate]:
+    """A later change of the same settings replaces an earlier one."""
+    kept: list[Candidate] = []
+    for change in state.changes:
+        kept = [c for c in kept if not set(c.changes) <= set(change.changes)]
+        kept.append(replace(change))
+    return kept

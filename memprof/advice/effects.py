@@ -1,0 +1,244 @@
+"""What a change takes from each category, reckoned from recorded bytes: the estimates behind advice.
+
+Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
+of the shares are in the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memprof.advice.model import DTYPE_BYTES, Effect, Peak, Run
+
+__all__ = [
+    "all_of",
+    "asleep",
+    "checkpointed",
+    "coarser_state",
+    "divided",
+    "fewer_tokens",
+    "fused",
+    "generated_elsewhere",
+    "generated_less",
+    "half_precision",
+    "low_rank",
+    "offloaded_boundaries",
+    "smaller_engine",
+    "smaller_micro_batch",
+    "tiled_logits",
+    "without_masks",
+]
+
+# Phases that run micro-batches through the model.
+_PASSES = {"old_logprobs", "reference_logprobs", "forward", "backward"}
+# Categories whose bytes follow the tokens of a micro-batch.
+_BY_TOKEN = ("activations", "activation_gradients", "inputs")
+# Of the activations kept for backward without checkpointing, what a checkpointed run of as many layers keeps, where
+# the layers are not known: 2 of about 34 bytes a token and unit of width (Korthikanti et al. 2022, table 2, with an
+# attention kernel that keeps no scores), and one layer of some tens.
+_CHECKPOINTED = 0.10
+# NF4 with a scale in float32 for each block of 64: bytes a parameter.
+_NF4 = 0.5 + 4 / 64
+# A tile of TRL's loss: 4096 tokens by 32768 entries of the vocabulary, float32.
+_TILE = 4096 * 32768 * 4
+
+
+def all_of(*categories: str) -> Effect:
+    """Everything these categories hold, at any time."""
+    return lambda run, peak: {category: peak.of(category) for category in categories}
+
+
+def fewer_tokens(share: float) -> Effect:
+    """The same step with ``share`` of the tokens: training, log-probs and generation."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        names = (*_BY_TOKEN, "kv_cache", *_logits(run))
+        return _lower(peak, names, share) if peak.phase in {*_PASSES, "generate"} else _lower(peak, ("inputs",), share)
+
+    return effect
+
+
+def smaller_micro_batch(share: float) -> Effect:
+    """``share`` of the sequences at a time. Generation keeps its batch; gradients now live from pass to pass."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        if peak.phase not in _PASSES:
+            return {}
+        saved = dict(_lower(peak, ("activations", "activation_gradients", *_logits(run)), share))
+        settings = run.settings
+        if settings is not None and settings.gradient_accumulation_steps == 1 and peak.phase in ("forward", "backward"):
+            # With one pass a step there were no gradients before its backward; from the second pass on there are.
+            saved["gradients"] = peak.of("gradients") - run.own_peaks.get("gradients", 0)
+        return saved
+
+    return effect
+
+
+def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
+    """Each layer keeps its input only, and one layer at a time is computed again."""
+    if peak.phase not in ("forward", "backward"):
+        return {}
+    held = peak.of("activations")
+    saved = {"activations": round(held * (1 - _CHECKPOINTED))}
+    if (sizes := run.sizes) is not None:
+        saved["activations"] = held - min(held, _boundaries(run) + held // max(sizes.layers, 1))
+        if peak.phase == "backward":  # the copies are made again with each layer, not kept for backward
+            saved["weight_casts"] = peak.of("weight_casts") * (sizes.layers - 1) // max(sizes.layers, 1)
+    return saved
+
+
+def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
+    """The layers' inputs wait in the host's memory; two are on the device."""
+    if peak.phase not in ("forward", "backward") or run.sizes is None:
+        return {}
+    boundaries = min(_boundaries(run), peak.of("activations"))
+    return {"activations": boundaries - 2 * boundaries // max(run.sizes.layers, 1)}
+
+
+def _boundaries(run: Run) -> int:
+    """Layers × tokens × width, in the residual stream's dtype: the weights', since autocast leaves additions alone."""
+    settings, sizes = run.settings, run.sizes
+    if settings is None or sizes is None:
+        return 0
+    tokens = settings.per_device_train_batch_size * settings.sequence_length
+    return sizes.layers * tokens * sizes.hidden * DTYPE_BYTES[settings.dtype]
+
+
+def low_rank(rank: int, nf4: bool = False) -> Effect:
+    """Only an adapter is trained; ``nf4`` keeps the linear layers in 4 bits besides."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        saved: dict[str, int] = {}
+        share = 0.01  # of gradients and state, where the sizes are not known
+        if run.sizes is not None:
+            share = run.sizes.adapter_parameters(rank) / max(run.sizes.parameters, 1)
+        if run.settings is None or run.settings.lora_r is None:
+            saved |= {name: peak.of(name) for name in ("reference_model",)}
+            saved |= _lower(peak, ("gradients", "optimizer_state", "temporaries"), share)
+            saved["adapters"] = -round(share * peak.of("weights"))
+            if peak.phase == "backward":  # gradients of weights in flight are among the scratch
+                saved["activation_gradients"] = 0
+        if nf4 and run.sizes is not None and run.settings is not None:
+            linear = run.sizes.parameters - run.sizes.embeddings
+            wide = DTYPE_BYTES[run.settings.dtype]
+            # The rest is bfloat16, whatever it was: QLoRA's usual compute type.
+            saved["weights"] = round(linear * (wide - _NF4) + run.sizes.embeddings * (wide - 2))
+            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.sizes.layers, 1)))
+        return saved
+
+    return effect
+
+
+def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
+    """Weights in bfloat16 instead of float32: half of them, of their gradients, moments and reference; no casts left.
+
+    The residual stream halves too; with checkpointing, that is most of the activations.
+    """
+    saved = dict(_lower(peak, ("weights", "gradients", "reference_model", "temporaries"), 0.5))
+    settings = run.settings
+    if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
+        saved |= {"gradients": 0, "temporaries": 0}
+    elif settings is None or "8bit" not in settings.optim:
+        saved["optimizer_state"] = peak.of("optimizer_state") // 2
+    saved["weight_casts"] = peak.of("weight_casts")
+    if peak.phase in ("forward", "backward"):
+        saved["activations"] = min(_boundaries(run), peak.of("activations")) // 2
+    return saved
+
+
+def coarser_state(paged: bool) -> Effect:
+    """Adam's two moments in 8 bits (and scales: 2.03 bytes a parameter), those of embeddings as they were; or away.
+
+    Measured on bitsandbytes' layout (docs/simulating.md).
+    """
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        state = peak.of("optimizer_state")
+        if paged:
+            return {"optimizer_state": state, "temporaries": _foreach(run, peak)}
+        wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.dtype]
+        left = state * 2.03 / (2 * wide)
+        if run.sizes is not None and (run.settings is None or run.settings.lora_r is None):
+            share = min(1.0, run.sizes.vocabulary * run.sizes.hidden / max(run.sizes.parameters, 1))
+            left += share * (state * 8 / (2 * wide) - left)
+        return {"optimizer_state": round(state - left), "temporaries": _foreach(run, peak)}
+
+    return effect
+
+
+def fused(run: Run, peak: Peak) -> Mapping[str, int]:
+    """No scratch in the optimizer's step."""
+    return {"temporaries": _foreach(run, peak)}
+
+
+def _foreach(run: Run, peak: Peak) -> int:
+    """Torch's foreach AdamW keeps a set of parameters' worth of scratch through its step; others do not."""
+    slow = run.settings is not None and run.settings.optim == "adamw_torch"
+    return peak.of("temporaries") if slow and peak.phase == "optimizer_step" else 0
+
+
+def tiled_logits(run: Run, peak: Peak) -> Mapping[str, int]:
+    """Logits a tile at a time instead of [batch, tokens, vocabulary]: what is left is some tiles."""
+    return {"loss_logits": max(0, peak.of("loss_logits") - 3 * _TILE)} if peak.phase in _PASSES else {}
+
+
+def generated_elsewhere(run: Run, peak: Peak) -> Mapping[str, int]:
+    """Another process generates: no cache, and nothing of the rollout's forward."""
+    if peak.phase != "generate":
+        return {"inference_engine": peak.of("inference_engine")}
+    return {c: peak.of(c) for c in ("kv_cache", "activations", "loss_logits", "inference_engine", "weight_casts")}
+
+
+def generated_less(share: float) -> Effect:
+    """``share`` of the sequences are generated at a time, and wait for training."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        names = ("kv_cache", "activations", "loss_logits", "inputs") if peak.phase == "generate" else ("inputs",)
+        return _lower(peak, names, share)
+
+    return effect
+
+
+def asleep(run: Run, peak: Peak) -> Mapping[str, int]:
+    """An engine that gives its memory back outside generation."""
+    return {} if peak.phase == "generate" else {"inference_engine": peak.of("inference_engine")}
+
+
+def smaller_engine(share: float) -> Effect:
+    """An engine that takes ``share`` of what it took."""
+    return lambda run, peak: _lower(peak, ("inference_engine",), share)
+
+
+def divided(ranks: int) -> Effect:
+    """Weights, gradients and moments in as many parts as there are ranks; buckets go, one layer at a time is whole."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")
+        saved = dict(_lower(peak, names, 1 / ranks))
+        layers = run.sizes.layers if run.sizes is not None else 1
+        saved["weights"] -= 2 * peak.of("weights") // max(layers, 1) if layers > 1 else saved["weights"]
+        return {**saved, "communication": peak.of("communication")}
+
+    return effect
+
+
+def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
+    """A kernel that needs no [batch, 1, tokens, tokens] mask; with scores materialised, those too."""
+    settings, sizes = run.settings, run.sizes
+    if settings is None or sizes is None or peak.phase not in _PASSES:
+        return {}
+    square = settings.per_device_train_batch_size * settings.sequence_length**2
+    if settings.attn != "math":
+        return {"activations": 2 * square}
+    kept = 1 if settings.gradient_checkpointing not in (False, "none") else sizes.layers
+    return {"activations": min(square * sizes.heads * 2 * 2 * kept, peak.of("activations"))}
+
+
+def _logits(run: Run) -> tuple[str, ...]:
+    """The logits follow the tokens where they are materialised; tiles do not."""
+    tiled = run.settings is not None and run.settings.recipe in ("trl", "lean")
+    return () if tiled else ("loss_logits",)
+
+
+def _lower(peak: Peak, names: tuple[str, ...], share: float) -> Mapping[str, int]:
+    return {name: round(peak.of(name) * (1 - share)) for name in names}

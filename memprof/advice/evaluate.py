@@ -1,0 +1,144 @@
+"""Advice by simulation: each changed run against the unchanged one, both simulated; the difference is what it saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, run_of, worth
+from memprof.advice.model import Candidate, Peak, Run, highest
+from memprof.errors import UsageError
+from memprof.simulate.settings import Settings
+
+if TYPE_CHECKING:
+    from memprof.plan.runner import Runner
+
+__all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What simulating came to.
+
+    ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
+    :mod:`memprof.simulate.result`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
+    says by candidate why one could not be simulated.
+    """
+
+    entries: list[dict[str, Any]]
+    base: dict[str, Any]
+    settings: Settings
+    simulated: int
+    estimated: int
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def evaluate_advice(
+    report: Mapping[str, Any],
+    settings: Settings,
+    machine: Runner,
+    *,
+    seconds: float = 120.0,
+    batch: int = 2,
+    clock: Callable[[], float] = time.monotonic,
+) -> Evaluated:
+    """Simulate the changes that the estimates say are worth it, the most promising first, while ``seconds`` last.
+
+    Args:
+        report: the run's ``memprof.report/1``.
+        settings: of the unchanged run, ready to be simulated (:func:`memprof.simulate.like.place_model`).
+        machine: runs simulations.
+        seconds: when to stop starting further ones; what is left keeps its estimate.
+        batch: how many are started together.
+        clock: seconds that pass.
+
+    Raises:
+        InputError, UsageError: the unchanged run cannot be simulated.
+    """
+    start = clock()
+    base = machine.run([settings])[0]
+    run = run_of(report)
+    waiting = _promising(run)
+    found: dict[str, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    while waiting and clock() - start < seconds:
+        now, waiting = waiting[:batch], waiting[batch:]
+        rows = _simulated(machine, settings, [e.candidate for e in now], refused)
+        for e in now:
+            row = rows.get(e.candidate.id)
+            if row:
+                found[e.candidate.id] = _entry(e.candidate, base, row, report)
+    left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
+    estimates = [entry(e, run) for e in left if worth(int(e.saves or 0), run)]
+    simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
+    entries = sorted([*simulated, *estimates], key=lambda e: -int(e["saves_bytes"]))
+    return Evaluated(entries[:MOST], base, settings, len(found), len(estimates), refused)
+
+
+def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
+    """A simulation's row as advice looks at a run: so that estimates can be made of it too."""
+    alive = row["phase_categories"]
+    peaks = highest(Peak(phase, n, alive.get(phase, {})) for phase, n in row["phases"].items())
+    own: dict[str, int] = {}
+    for peak in peaks:
+        for category, n in peak.categories.items():
+            own[category] = max(own.get(category, 0), n)
+    return Run(peaks=peaks, settings=settings, sizes=like.sizes, own_peaks=own, alloc_conf=settings.alloc_conf)
+
+
+def _promising(run: Run) -> list[Estimate]:
+    """What the estimates say is worth simulating, most first; then what no estimate covers."""
+    known = [e for e in estimate(run) if not e.candidate.changes or e.candidate.effect is None or _hopeful(e, run)]
+    known = [e for e in known if e.candidate.changes]
+    return sorted(known, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
+
+
+def _hopeful(found: Estimate, run: Run) -> bool:
+    """Estimates err, so what they put just below the line is simulated too; idle memory has no estimate of its own."""
+    return found.candidate.device or worth(2 * int(found.saves or 0), run)
+
+
+def _simulated(
+    machine: Runner, settings: Settings, candidates: list[Candidate], refused: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    changed: list[tuple[Candidate, Settings]] = []
+    for candidate in candidates:
+        try:
+            changed.append((candidate, settings.with_(**candidate.changes)))
+        except UsageError as error:
+            refused[candidate.id] = str(error)
+    failed: dict[int, str] = {}
+    rows = machine.run([s for _, s in changed], failed)
+    refused.update({changed[i][0].id: why for i, why in failed.items()})
+    return {c.id: row for (c, _), row in zip(changed, rows, strict=True)}
+
+
+def _entry(
+    candidate: Candidate, base: Mapping[str, Any], row: Mapping[str, Any], report: Mapping[str, Any]
+) -> dict[str, Any]:
+    saves = int(base["peak_bytes"] - row["peak_bytes"])
+    device = None
+    if base["device_peak_bytes"] is not None and row["device_peak_bytes"] is not None:
+        device = int(base["device_peak_bytes"] - row["device_peak_bytes"])
+    data: dict[str, Any] = {
+        "id": candidate.id,
+        "action": candidate.action,
+        "setting": candidate.setting,
+        "saves_bytes": max(0, int(device or 0) if candidate.device else saves),
+        "costs": candidate.costs,
+        "exact": candidate.exact,
+        "toll": candidate.toll,
+        "basis": "simulated",
+        "peak": "device" if candidate.device else "allocated",
+    }
+    if device is not None:
+        data["device_saves_bytes"] = device
+    if row["host_bytes"] > base["host_bytes"]:
+        data["host_bytes"] = int(row["host_bytes"] - base["host_bytes"])
+    if not candidate.device:
+        data["peak_after_bytes"] = max(0, int(report["peak"]["allocated_bytes"]) - saves)
+        if row["peak_phase"] != base["peak_phase"]:
+            data["moves_to"] = row["peak_phase"]
+    return data

@@ -1,0 +1,59 @@
+"""What a simulated run's snapshot says beside its events: expected error, verdict, lengths. Checked when it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PARTS", "usable"]
+
+_NUMBER = (int, float)
+_NONE = type(None)
+_RANGE = {"low": _NUMBER, "high": _NUMBER, "comparisons": (int,)}
+_POINT = {
+    "length": (int,), "share_below": _NUMBER, "needed_bytes": (int,), "peak_bytes": (int,), "fits": (bool, _NONE),
+    "executed": (bool,), "names": [(str,)],
+}  # fmt: skip
+# A dict is a record whose names are all wanted, a list a list of one kind, a tuple the kinds a value may have.
+PARTS: dict[str, Any] = {
+    "expected_error": {"allocated": _RANGE, "reserved": _RANGE, "not_compared": [(str,)], "sentence": (str,)},
+    "fit": {
+        "gpu": (str,), "total_bytes": (int,), "limit_bytes": (int,), "needed_bytes": (int,), "reserved_bytes": (int,),
+        "non_torch_bytes": (int,), "headroom_bytes": (int,), "margin": _NUMBER, "fits": (bool,), "flushes": (bool,),
+        "phase": (str,), "sentence": (str,),
+        "phases": [
+            {"phase": (str,), "allocated_bytes": (int,), "reserved_bytes": (int,), "needed_bytes": (int,),
+             "fits": (bool,)},
+        ],
+    },
+    "lengths": {
+        "source": (str,), "count": (int,), "batch": (int,), "mean": _NUMBER, "points": [_POINT],
+        "worst_case": _POINT, "largest_fitting": (int, _NONE), "share_of_steps_fitting": (int, float, _NONE),
+        "sentence": (str,),
+    },
+}  # fmt: skip
+_HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
+
+
+def usable(name: str, value: Any) -> dict[str, Any] | None:
+    """The part as documented, without names that are not; None where it is anything else."""
+    try:
+        part: dict[str, Any] = _like(value, PARTS[name])
+        if name == "fit":
+            part["host"] = None if value.get("host") is None else _like(value["host"], _HOST)
+    except (TypeError, KeyError):
+        return None
+    return part
+
+
+def _like(value: Any, wanted: Any) -> Any:
+    if isinstance(wanted, tuple):
+        if type(value) not in wanted:
+            raise TypeError
+        return value
+    if isinstance(wanted, list):
+        if not isinstance(value, list):
+            raise TypeError
+        return [_like(entry, wanted[0]) for entry in value]
+    if not isinstance(value, dict):
+        raise TypeError
+    return {name: _like(value[name], kinds) for name, kinds in wanted.items()}

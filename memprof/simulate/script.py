@@ -1,0 +1,376 @@
+"""An existing training script, run up to its ``trainer.train()``, which is simulated instead.
+
+The script's own trainer object is built and trained for two steps on fake tensors: its class, its loss, its arguments,
+its adapter. Nothing is trained, and nothing after ``train()`` is run. Where that object cannot be executed, its
+arguments are simulated with TRL's own trainer, and a note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from memprof.allocator import OutOfMemory
+from memprof.errors import InputError, MemprofError
+from memprof.integrations.facts import plain_config
+from memprof.integrations.seams import Seams
+from memprof.integrations.trainer_phases import TrainerPhases
+from memprof.simulate.fakes import patched
+from memprof.simulate.gpus import Gpu
+from memprof.simulate.rollout import fake_rollout
+from memprof.simulate.run import simulate, simulate_settings
+from memprof.simulate.script_settings import prompt_tokens, script_settings, tame
+from memprof.simulate.script_world import script_world
+from memprof.simulate.session import FakeSession
+from memprof.simulate.settings import Settings
+from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fakes
+from memprof.simulate.trl_recipe import _dataset, _set_optimizer, _steps_callback, selected_of
+from memprof.vocabulary import Phase
+
+__all__ = ["simulate_script"]
+
+
+class _Trained(BaseException):
+    """The script's ``train()`` was simulated; no ``except Exception`` of the script's may go on from here."""
+
+
+def simulate_script(
+    script: Path,
+    arguments: Sequence[str],
+    changes: Mapping[str, Any],
+    *,
+    device: str = "cuda",
+    capacity: int | None = None,
+    gpu: Gpu | None = None,
+    stacks: bool = True,
+) -> dict[str, Any]:
+    """Run a script until it trains, and simulate that; the result is a raw snapshot.
+
+    Args:
+        script: the file.
+        arguments: its command line.
+        changes: settings that replace the script's own (:data:`memprof.simulate.script_settings.CHANGEABLE`).
+        device, capacity, gpu, stacks: as :func:`memprof.simulate.run.simulate`.
+
+    Raises:
+        InputError: the script fails before it trains, or does not train, or cannot be simulated.
+    """
+    import transformers.masking_utils  # noqa: F401  (makes constants: loaded before the fake world opens)
+    import trl  # noqa: F401
+
+    if not script.is_file():
+        raise InputError(f"{script}: no such script.")
+    found = _Interception(script, arguments, changes, device)
+    try:
+        raw = simulate(
+            found.run,
+            device=device,
+            attention=None if changes.get("attn", "auto") == "auto" else changes["attn"],
+            padding=changes.get("padding") == "worst",
+            selected=found.selected,
+            alloc_conf=changes.get("alloc_conf", ""),
+            capacity=capacity,
+            gpu=gpu,
+            stacks=stacks,
+        )
+    except _NotExecutable as failed:
+        if failed.settings is None:
+            raise InputError(f"{script.name}: {failed.reason}") from failed
+        raw = simulate_settings(failed.settings, capacity=capacity, gpu=gpu, stacks=stacks)
+        how = f"the script's own trainer could not be executed ({failed.reason}); TRL's was, with its arguments"
+    else:
+        how = f"the script's own {found.trainer} was built and trained for two steps on fake tensors"
+    return _told(raw, found, how)
+
+
+def _told(raw: dict[str, Any], found: _Interception, how: str) -> dict[str, Any]:
+    from memprof.simulate.accuracy import expected_error
+
+    extra = raw["memprof"]
+    if found.settings is not None:
+        extra["config"] = {**(extra["config"] or {}), **found.settings.to_dict()}
+        extra["expected_error"] = expected_error(extra["config"])
+    extra["config"] = {**(extra["config"] or {}), "script": found.script.name, "trainer": found.trainer}
+    extra["notes"] = [*(extra.get("notes") or []), f"{how}; nothing after train() was run", *dict.fromkeys(found.notes)]
+    return raw
+
+
+class _NotExecutable(Exception):
+    """The script's trainer cannot run on fakes; ``settings`` say what it was, where that is known."""
+
+    def __init__(self, reason: str, settings: Settings | None) -> None:
+        super().__init__(reason)
+        self.reason, self.settings = reason, settings
+
+
+class _Interception:
+    """One run of one script: what it built, and what there is to say of it."""
+
+    def __init__(self, script: Path, arguments: Sequence[str], changes: Mapping[str, Any], device: str) -> None:
+        self.script, self._arguments, self._changes, self._device = script, list(arguments), changes, device
+        self.notes: list[str] = []
+        self.settings: Settings | None = None
+        self.trainer = "trainer"
+        self._built = False
+        self._inside = 0
+        self._modes: list[Any] = []
+        self._data: Any = None
+        self._policy: Any = None
+        self._folder = ""
+
+    def selected(self, shape: tuple[int, ...]) -> int:
+        """See :func:`memprof.simulate.trl_recipe.selected_of`; what is not GRPO selects everything."""
+        if self.settings is None:
+            return int(torch.Size(shape).numel())
+        answer: int = selected_of(self.settings)(shape)
+        return answer
+
+    def run(self, session: FakeSession) -> None:
+        """Call it inside the fake world with tracking on."""
+        self._session = session
+        self._modes = list(_get_current_dispatch_mode_stack())
+        basis = Settings(model="script", device=self._device, padding=self._changes.get("padding", "none"))
+        with contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
+            stack.enter_context(own_accelerate_state())
+            stack.enter_context(quiet())
+            stack.enter_context(trl_on_fakes(basis, None))
+            if self._device == "cuda":
+                from memprof.simulate.checkpointing import offloading_to_host
+
+                stack.enter_context(offloading_to_host(session))
+            stack.enter_context(script_world(self.notes.append, self._changes))
+            stack.enter_context(self._trainers())
+            stack.enter_context(_disable_current_modes())
+            self._run_script()
+
+    def _run_script(self) -> None:
+        saved, place = sys.argv, sys.path[0]
+        sys.argv, sys.path[0] = [str(self.script), *self._arguments], str(self.script.resolve().parent)
+        try:
+            runpy.run_path(str(self.script), run_name="__main__")
+        except _Trained:
+            return
+        except (MemprofError, _NotExecutable, OutOfMemory):
+            raise
+        except SystemExit as end:
+            raise InputError(f"{self.script.name}: it ended ({end.code}) before it trained; {_HELP}") from None
+        except Exception as error:
+            raise _NotExecutable(self._reason(error), self.settings) from error
+        finally:
+            sys.argv, sys.path[0] = saved, place
+        raise InputError(f"{self.script.name}: it ended without calling trainer.train(); {_HELP}")
+
+    def _reason(self, error: Exception) -> str:
+        """What failed, and at which line of the script."""
+        line, trace = 0, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == str(self.script):
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        words = str(error).strip().partition("\n")[0][:160] or "no message"
+        return f"line {line}: {type(error).__name__}: {words}"
+
+    # -- the trainer -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _trainers(self) -> Iterator[None]:
+        import trl.trainer.grpo_trainer as grpo
+        from transformers import Trainer
+
+        changes: list[tuple[Any, str, Any]] = [
+            (kind, "__init__", self._building(vars(kind)["__init__"]))
+            for kind in _with_subclasses(Trainer)
+            if "__init__" in vars(kind)
+        ]
+        changes += [
+            (Trainer, "train", self._training(Trainer.train)),
+            (Trainer, "save_model", _nothing),
+            (Trainer, "push_to_hub", _nothing),
+            (grpo, "create_model_from_path", self._reference),
+        ]
+        with patched(*changes):
+            yield
+
+    @contextlib.contextmanager
+    def _fake(self) -> Iterator[None]:
+        """The fake world again, from within the script's own."""
+        with contextlib.ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(mode)
+            self._inside += 1
+            try:
+                yield
+            finally:
+                self._inside -= 1
+
+    def _building(self, original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if self._inside:
+                original(trainer, *args, **kwargs)
+                return
+            call = signature.bind_partial(trainer, *args, **kwargs)
+            self.trainer = type(trainer).__name__
+            load = self._session.enter_phase(Phase.LOAD.value)
+            with self._fake():
+                self._before(trainer, call.arguments, signature)
+                original(*call.args, **call.kwargs)
+                self._after(trainer)
+            if load is not None:
+                self._session.exit_phase(load)
+
+        return init
+
+    def _before(self, trainer: Any, given: dict[str, Any], signature: inspect.Signature) -> None:
+        from trl import GRPOTrainer
+
+        grpo = isinstance(trainer, GRPOTrainer)
+        model = given.get("model")
+        if isinstance(model, nn.Module):
+            as_fakes(model)
+            self._policy = model
+            self._session.add_model(model, "policy")
+        if given.get("args") is None and grpo:
+            from trl import GRPOConfig
+
+            given["args"] = GRPOConfig(self._folder)
+        if given.get("args") is not None:
+            tame(given["args"], self._folder, grpo=grpo)
+        for name in ("callbacks", "eval_dataset"):
+            if given.get(name) and name == "callbacks":
+                self.notes.append(f"{len(given[name])} callback(s) of the script were left out")
+            if name in signature.parameters:
+                given[name] = None
+        self._data = given.get("train_dataset")
+        if grpo:
+            rewards = given.get("reward_funcs")
+            given["reward_funcs"] = self._rewards(rewards if isinstance(rewards, list) else [rewards])
+            self.settings = script_settings(given["args"], model, given.get("peft_config"), self._changes, self.notes)
+            given["train_dataset"] = _dataset(self.settings)
+
+    def _rewards(self, rewards: list[Any]) -> list[Any]:
+        """Reward models run; functions are replaced, since there is no text for them to look at."""
+        functions = [r for r in rewards if not isinstance(r, (str, nn.Module))]
+        for reward in rewards:
+            if isinstance(reward, nn.Module):
+                as_fakes(reward)
+                self._session.add_model(reward, "reward")
+        if functions:
+            self.notes.append(f"{len(functions)} reward function(s) answer at random; they hold no GPU memory")
+        return [_reward_named(r) if r in functions else r for r in rewards]
+
+    def _reference(self, name: str, architecture: Any = None, **kwargs: Any) -> Any:
+        """``create_model_from_path``: the policy or the reference, by name."""
+        from transformers import AutoModelForCausalLM
+
+        config = getattr(self._policy, "config", None)
+        if config is not None and name in ("", None, getattr(config, "_name_or_path", None)):
+            kwargs["config"] = config
+        kwargs.setdefault("dtype", "float32")  # as TRL does
+        kwargs.pop("device_map", None)
+        with _disable_current_modes():
+            model = (architecture or AutoModelForCausalLM).from_pretrained(name, **kwargs)
+        as_fakes(model)
+        self._policy = self._policy if self._policy is not None else model
+        return model
+
+    def _after(self, trainer: Any) -> None:
+        session = self._session
+        for reward in getattr(trainer, "reward_funcs", ()):
+            if isinstance(reward, nn.Module):
+                as_fakes(reward)
+                session.add_model(reward, "reward")
+        session.owners._models.clear()
+        session.add_model(trainer.model, "policy")
+        if getattr(trainer, "ref_model", None) is not None:
+            session.add_model(trainer.ref_model, "reference")
+        session.owners.claim_models()
+        session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}
+        if self.settings is not None:
+            if "prompt_length" not in self._changes:
+                self._measure_prompts(trainer)
+            session.config.update(self.settings.to_dict())
+            fake_rollout(trainer, self.settings, session)
+            _set_optimizer(trainer, self.settings, session)
+        self._built = True
+
+    def _measure_prompts(self, trainer: Any) -> None:
+        with _disable_current_modes():
+            longest = prompt_tokens(self._data, trainer.processing_class)
+        assert self.settings is not None
+        if longest is None:
+            words = f"how long its prompts are is not known; {self.settings.prompt_length} tokens were taken"
+            self.notes.append(f"{words} (--prompt-length)")
+            return
+        self.settings = self.settings.with_(prompt_length=longest)
+        self.notes.append(f"its longest prompt has {longest} tokens, and all were taken to be as long")
+
+    def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def train(trainer: Any, *_: Any, **__: Any) -> Any:
+            from transformers import PrinterCallback, ProgressCallback
+
+            with self._fake():
+                seams = Seams(self._session.fail, lambda error: None)
+                try:
+                    phases = TrainerPhases(trainer, seams)
+                    phases.current = self._session
+                    for printing in (PrinterCallback, ProgressCallback):
+                        trainer.remove_callback(printing)
+                    trainer.add_callback(_steps_callback(self._session, phases))
+                    original(trainer)
+                    self._session.look_again()
+                finally:
+                    seams.restore()
+            raise _Trained
+
+        return train
+
+
+_HELP = "give its own arguments after --, as in --script train.py -- --config grpo.yaml"
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What would have written something."""
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in _with_subclasses(child))]
+
+
+def _reward_named(original: Any) -> Callable[..., list[float]]:
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(i % 2) for i in range(len(completions))]
+
+    reward.__name__ = getattr(original, "__name__", "reward")
+    return reward
+
+
+def as_fakes(model: nn.Module) -> None:
+    """Give every parameter and buffer a fake tensor, tied ones the same; call it inside the fake world."""
+    seen: dict[int, Any] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or isinstance(tensor, FakeTensor):
+                    continue
+                if id(tensor) not in seen:
+                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                    if isinstance(tensor, nn.Parameter):
+                        made = nn.Parameter(made, tensor.requires_grad)
+                    seen[id(tensor)] = (made, tensor)
+                table[name] = seen[id(tensor)][0]
