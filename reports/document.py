@@ -23,6 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
+from memprof.reports.ranks import ranks_of
 from memprof.reports.tables import (
     allocation_rows,
     call_site,
@@ -55,7 +56,11 @@ _MAX_POINTS = 60_000
 
 
 def document_of(
-    analysis: Analysis, label: str | None = None, redact: bool = False, exact: int = _EXACT_EVENTS
+    analysis: Analysis,
+    label: str | None = None,
+    redact: bool = False,
+    exact: int = _EXACT_EVENTS,
+    report: dict[str, Any] | None = None,
 ) -> Document:
     """The document of an analysis, with its timeline and every allocation worth drawing.
 
@@ -64,13 +69,14 @@ def document_of(
         label: a title; see :func:`build_document`.
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
         exact: up to how many events the timeline has every one.
+        report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
-    report = analysis.to_dict()
+    report = analysis.to_dict() if (alone := report is None) else report
     allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
     if redact:
         from memprof.redact import redact as redacted
 
-        report, allocations = redacted(report), redacted(allocations)
+        report, allocations = redacted(report) if alone else report, redacted(allocations)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     return build_document(report, analysis.series(points), label, allocations)
 
@@ -114,6 +120,7 @@ def build_document(
         config=_config(report["source"]["config"]),
         notes=tuple(_sentence(note) for note in report["notes"]),
         report=report,
+        ranks=ranks_of(report),
     )
 
 

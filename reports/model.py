@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.reports.ranks_model import Ranks
+
 __all__ = [
     "AddsUp",
     "Advice",
@@ -310,3 +312,4 @@ class Document:
     config: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     report: dict[str, Any]
+    ranks: Ranks | None = None

@@ -6,6 +6,7 @@ from memprof.reports.markup import Markup, el, join
 from memprof.reports.model import Document
 from memprof.reports.page_bottom import bottom
 from memprof.reports.page_charts import icicle_section, timeline_section
+from memprof.reports.page_ranks import ranks_section
 from memprof.reports.page_summary import advice_list, oom_banner, page_header, summary
 from memprof.reports.page_tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
@@ -22,6 +23,7 @@ def page_body(document: Document) -> Markup:
             oom_banner(document.oom),
             summary(document.summary, document.badge),
             advice_list(document.advice),
+            ranks_section(document.ranks),
             component_table(document.rows),
             timeline_section(document.timeline, document),
             icicle_section(document.icicle),
