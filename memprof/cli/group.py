@@ -23,6 +23,8 @@ _COMMANDS = {
     "simulate": ("memprof.cli.simulate", "Predict a run's memory without a GPU: the real step on fake tensors."),
     "plan": ("memprof.cli.plan", "What fits a GPU: methods side by side, and the best settings found."),
     "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
+    "run": ("memprof.cli.run", "Run a training script with memprof attached, no code changed."),
+    "oom": ("memprof.cli.oom", "Explain an out-of-memory message from a log, number by number."),
     "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
 }
 
