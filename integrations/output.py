@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "add_report", "prune", "say", "say_oom", "summarise"]
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise"]
+
+# What `memprof run` prints when the script is over, below its traceback; None: at once.
+LATER: list[str] | None = None
 
 
 @dataclass
@@ -133,4 +136,13 @@ def say_oom(result: Result) -> None:
     except Exception as error:
         warnings.warn(f"memprof could not say where memory ran out ({error!r}); see {newest}.", stacklevel=2)
         return
-    say("\n".join(lines), "stderr")
+    if LATER is None:
+        say("\n".join(lines), "stderr")
+    else:
+        LATER.append("\n".join(lines))
+
+
+def say_later() -> None:
+    """Print what was kept for the end of a script."""
+    while LATER:
+        say(LATER.pop(0), "stderr")

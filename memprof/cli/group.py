@@ -55,11 +55,13 @@ class _LazyGroup(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        code: Any = 0
         try:
             # Without standalone mode click returns the code of --help and --version instead of exiting with it.
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
-            sys.exit(code if isinstance(code, int) else 0)
+            if not callable(code):
+                sys.exit(code if isinstance(code, int) else 0)
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
@@ -73,6 +75,7 @@ class _LazyGroup(click.Group):
             sys.exit(130)
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
+        code()  # somebody's script (memprof run), whose every ending is its own
 
 
 def _one_line(words: str) -> str:
