@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.integrations.finder import find_trainer
 from memprof.integrations.options import Options
-from memprof.integrations.output import Result, say, summarise
+from memprof.integrations.output import Result, say, say_oom, summarise
 from memprof.integrations.run import TrainingRun, load_session, uses_cuda
 from memprof.integrations.schedule import Schedule
 from transformers.trainer_callback import TrainerCallback
@@ -51,9 +51,12 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             (``torch.cuda.max_memory_allocated`` read by your own code then counts from the latest boundary).
         scalars: log ``memory/...`` in GiB with everything the trainer logs, keep the counters ``memprof watch`` reads,
             and store the page with W&B, MLflow and Trackio where they are active.
+        capacity: bytes, or a size such as ``"24GB"``, the device is to have: what needs more ends in
+            ``torch.OutOfMemoryError``, so that a smaller device can be tried on a larger one, or on none.
 
     Attributes:
         result: what the last ``train()`` left: ``snapshots``, ``reports``, ``page``, ``table``.
+        stream: where table and page's path are printed, ``"stdout"`` or ``"stderr"``.
 
     Raises:
         UsageError: options that cannot be satisfied.
@@ -74,12 +77,13 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         kind: str = "auto",
         reset_peaks: bool = True,
         scalars: bool = True,
+        capacity: int | str | None = None,
     ) -> None:
         chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
         self._options = Options.of(
-            max_disk, output_dir, max_entries, stacks,
+            max_disk, output_dir, max_entries, stacks, capacity,
             steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
-            scalars=scalars,
+            scalars=scalars, rehearse=False,
         )  # fmt: skip
         Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
@@ -88,6 +92,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._state: Any = None
         self._early: tuple[weakref.ref[Any], Session] | None = None
         self._warned = False
+
+    stream = "stdout"
 
     # -- what transformers calls -------------------------------------------------------------------------------
 
@@ -159,21 +165,30 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def _following(self, state: Any) -> TrainingRun | None:
         return self._run if self._run is not None and state is self._state else None
 
-    def _finish(self) -> None:
-        """After training, however it ended: reports, and one table."""
+    def _finish(self, report: bool = True) -> None:
+        """After training, however it ended: reports, one table, and what a run out of memory has to say."""
         run, self._run, self._state = self._run, None, None
         if run is None:
             return
         self.result = Result(list(run.snapshots))
         if not run.snapshots or not self._options.report:
             return
-        self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+        names = ", ".join(str(path) for path in run.snapshots)
+        if not report:
+            say(f"memprof: interrupted again, no report; recorded: {names}", self.stream)
+            return
+        try:
+            self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+        except KeyboardInterrupt:
+            say(f"memprof: interrupted, no report; recorded: {names}", self.stream)
+            return
         run.attach(self.result.page)
         if run.rank == 0 and self._print:
             if self.result.table:
-                say(self.result.table)
+                say(self.result.table, self.stream)
             if self.result.page is not None:
-                say(f"memprof: {self.result.page}")
+                say(f"memprof: {self.result.page}", self.stream)
+        say_oom(self.result)
 
     def _failed(self, error: BaseException) -> None:
         if not self._warned:

@@ -28,10 +28,18 @@ class Options:
     kind: str
     reset_peaks: bool
     scalars: bool
+    capacity: int | None
+    rehearse: bool
 
     @classmethod
     def of(
-        cls, max_disk: int | str | None, output_dir: Any, max_entries: int | None, stacks: str | None, **rest: Any
+        cls,
+        max_disk: int | str | None,
+        output_dir: Any,
+        max_entries: int | None,
+        stacks: str | None,
+        capacity: int | str | None = None,
+        **rest: Any,
     ) -> Options:
         """Check what can be checked before anything runs.
 
@@ -42,6 +50,9 @@ class Options:
             raise UsageError(f"stacks={stacks!r} is not known; use 'python', 'all' or None.")
         if max_entries is not None and max_entries < 1:
             raise UsageError("max_entries is how many entries to keep: at least 1, or None for all.")
+        room = parse_size(capacity) if isinstance(capacity, str) else capacity
+        if room is not None and room < 1:
+            raise UsageError("capacity is the bytes the device is to have, such as capacity='24GB'.")
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)
-        return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, **rest)
+        return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, capacity=room, **rest)

@@ -10,11 +10,15 @@ import json
 import os
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "add_report", "prune", "summarise"]
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise"]
+
+# What `memprof run` prints when the script is over, below its traceback; None: at once.
+LATER: list[str] | None = None
 
 
 @dataclass
@@ -28,8 +32,11 @@ class Result:
 
     @property
     def highest(self) -> Path | None:
-        """The snapshot with the highest peak of those that were analysed."""
-        return max(self.reports, key=lambda p: _peak(self.reports[p]), default=None)
+        """The snapshot to show of those that were analysed: one that ends out of memory, else the highest peak."""
+        return max(self.reports, key=lambda p: (self._tells_of_oom(p), _peak(self.reports[p])), default=None)
+
+    def _tells_of_oom(self, path: Path) -> bool:
+        return self.reports[path]["oom"] is not None
 
 
 def summarise(snapshots: list[Path], folder: Path, page: bool = True, done: Result | None = None) -> Result:
@@ -111,6 +118,31 @@ def _peak(report: dict[str, Any]) -> int:
     return int(report["peak"]["allocated_bytes"])
 
 
-def say(text: str) -> None:
+def say(text: str, stream: str = "stdout") -> None:
     """Print for the person who runs the training."""
-    print(text, file=sys.stdout, flush=True)
+    with suppress(OSError, ValueError):  # a full disk, a closed terminal
+        print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+
+def say_oom(result: Result) -> None:
+    """Ten lines on stderr where the newest recording ended out of memory."""
+    from memprof.oom_message import oom_lines
+
+    newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
+    if newest is None or result.reports[newest]["oom"] is None:
+        return
+    try:
+        lines = oom_lines(result.reports[newest], str(result.page or newest))
+    except Exception as error:
+        warnings.warn(f"memprof could not say where memory ran out ({error!r}); see {newest}.", stacklevel=2)
+        return
+    if LATER is None:
+        say("\n".join(lines), "stderr")
+    else:
+        LATER.append("\n".join(lines))
+
+
+def say_later() -> None:
+    """Print what was kept for the end of a script."""
+    while LATER:
+        say(LATER.pop(0), "stderr")

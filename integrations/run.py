@@ -16,6 +16,7 @@ from memprof.integrations.tracking import Tracking
 from memprof.integrations.trainer_phases import TrainerPhases
 
 from memprof.record.api import make_recorder
+from memprof.record.endings import Interrupts, Terminations
 from memprof.record.host import device_name, device_total
 from memprof.record.session import Session
 from memprof.vocabulary import Kind, Phase
@@ -25,20 +26,23 @@ __all__ = ["TrainingRun"]
 _HERE = str(Path(__file__).resolve().parent) + "/"
 # A later step is written down too (CUDA) when its peak tops every earlier one by this factor.
 _RECORD = 1.02
+# Entries a tensor trace keeps when it runs all along: about one step of a small model's GRPO.
+_RING = 200_000
 
 
 class TrainingRun:
     """Follows one trainer from ``on_train_begin`` to its end, however it ends.
 
-    On CUDA one session runs all along and snapshots are taken from its ring; elsewhere each recording is a session
-    of its own, so that nothing is paid between recordings.
+    On CUDA, and where a capacity is enforced, one session runs all along and snapshots are taken from its ring;
+    elsewhere each recording is a session of its own, so that nothing is paid between recordings.
 
     Args:
         trainer: the trainer.
         options: the user's.
         early: a CUDA session that has run since the trainer was built.
         on_failure: told when memprof itself failed; everything is already undone then.
-        on_error: told when an exception has ended the training, after what was recorded is written.
+        on_error: told when the training ends by an exception or a signal, after what was recorded is written;
+            with False when somebody will not wait for a report.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class TrainingRun:
         options: Options,
         early: Session | None,
         on_failure: Callable[[BaseException], None],
-        on_error: Callable[[], None],
+        on_error: Callable[[bool], None],
     ) -> None:
         self.snapshots: list[Path] = []
         self.result = Result()
@@ -68,11 +72,14 @@ class TrainingRun:
         self._seams = Seams(self.fail, self._error)
         self._phases = TrainerPhases(trainer, self._seams)
         self._tracking: Tracking | None = None
+        self._always = uses_cuda(trainer, options) or options.capacity is not None
+        self._terminations = Terminations(self._terminated)
         try:
             if options.scalars:
                 self._tracking = self._track(trainer)
-            if early is not None or uses_cuda(trainer, options):
-                self._follow_cuda(trainer, early)
+            if early is not None or self._always:
+                self._follow_always(trainer, early)
+            self._terminations.start()
         except Exception:
             self._seams.restore()
             raise
@@ -103,7 +110,7 @@ class TrainingRun:
         session = self._session
         if self._tracking is not None and not self._ended:
             self._tracking.step_end(self._step, session, self._from_step is not None)
-        if session is None or session.recorder.kind is not Kind.CUDA or self._from_step is not None:
+        if session is None or not self._always or self._from_step is not None:
             return
         peak = session.peak_of_step()
         if self._record_peak and peak > self._record_peak * _RECORD and self._step > self._first_step:
@@ -116,6 +123,7 @@ class TrainingRun:
         if self._ended:
             return
         self._ended = True
+        self._terminations.stop()
         self._seams.restore()
         try:
             if self._session is not None:
@@ -131,6 +139,7 @@ class TrainingRun:
         if self._failed:
             return
         self._ended = self._failed = True
+        self._terminations.stop()
         self._seams.restore()
         self._phases.forget()
         if self._tracking is not None:
@@ -144,14 +153,27 @@ class TrainingRun:
     def _error(self, error: BaseException) -> None:
         """An exception leaves the trainer: the last chance to write."""
         self._failed_by_error = True
-        session = self._session
-        if session is not None and session.recorder.kind is Kind.CUDA:
-            written = self._oom_step == self._step
-            self._from_step = None if written else self._from_step or self._step
+        if self._oom_step == self._step:
+            self._from_step = None  # written when it happened, before anything was freed
+        elif self._session is not None and self._always:
+            self._from_step = self._from_step or self._step
+        interrupts = Interrupts()
         try:
-            self.end()
+            with interrupts:
+                self.end()
         finally:
-            self._on_error()
+            self._on_error(not interrupts.pending)
+        if interrupts.pending and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt
+
+    def _terminated(self) -> None:
+        """The process is about to die by a signal. Nothing is stopped: this may be another thread than the run's."""
+        session, self._ended = self._session, True
+        if session is not None and (self._always or self._from_step is not None):
+            self._write(session, self._from_step or self._step)
+        if self._tracking is not None:
+            self._tracking.end(True)
+        self._on_error(True)
 
     @property
     def over(self) -> bool:
@@ -160,7 +182,7 @@ class TrainingRun:
 
     # -- recordings --------------------------------------------------------------------------------------------
 
-    def _follow_cuda(self, trainer: Any, early: Session | None) -> None:
+    def _follow_always(self, trainer: Any, early: Session | None) -> None:
         session = early or self._new_session(trainer)
         session.on_failure(self.fail)
         self._introduce(session, trainer)
@@ -177,16 +199,22 @@ class TrainingRun:
 
     def _out_of_memory(self) -> None:
         """The allocator is about to raise: written at once (nothing may run afterwards), once a step."""
-        if self._session is not None and self._oom_step != self._step:
-            self._oom_step = self._step
+        if self._session is None or self._oom_step == self._step:
+            return
+        self._oom_step = self._step
+        try:
             self._session.look_again()
             self._write(self._session, self._step)
+        except BaseException:
+            self._oom_step = None  # tried again when the exception leaves the trainer
+            raise
 
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self._session is None:
             session = self._new_session(trainer)
             self._introduce(session, trainer)
             self._session = session
+            session.on_oom(self._out_of_memory)
             session.start()
             if self._ended:
                 return
@@ -197,11 +225,11 @@ class TrainingRun:
     def _finish_recording(self, last: bool = False) -> None:
         session, first = self._session, self._from_step
         self._from_step = None
-        if session is None or (first is None and session.recorder.kind is Kind.CUDA):
+        if session is None or (first is None and self._always):
             return
         if self._tracking is not None:
             self._tracking.collect(session)
-        if session.recorder.kind is not Kind.CUDA:
+        if not self._always:
             self._stop_session()
         elif last:
             session.stop()
@@ -245,8 +273,9 @@ class TrainingRun:
         recorder = make_recorder(
             trainer.args.device,
             options.kind,
-            max_entries=options.max_entries,
+            max_entries=options.max_entries or (_RING if self._always and not uses_cuda(trainer, options) else None),
             stacks=options.stacks,
+            capacity=options.capacity,
             hidden=[_HERE],
             reset_peaks=options.reset_peaks,
         )
@@ -298,6 +327,7 @@ def load_session(trainer: Any, options: Options) -> Session:
         options.kind,
         max_entries=options.max_entries,
         stacks=options.stacks,
+        capacity=options.capacity,
         reset_peaks=options.reset_peaks,
     )
     accelerator = trainer.accelerator

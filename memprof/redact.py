@@ -65,7 +65,23 @@ def redact(data: Any) -> Any:
     source = cleaned.get("source") if isinstance(cleaned, dict) else None
     if isinstance(source, dict) and isinstance(source.get("files"), list):
         source["files"] = [re.split(r"[/\\]", str(name))[-1] for name in source["files"]]
+    if isinstance(source, dict):
+        _number_nodes(cleaned, source)
     return cleaned
+
+
+def _number_nodes(report: dict[str, Any], source: dict[str, Any]) -> None:
+    """Machines of a run by number: their names say whose they are."""
+    across = report.get("across_ranks")
+    ranks = [r for r in report.get("ranks") or [] if isinstance(r, dict)]
+    places = [*ranks, source, *(across.get("nodes") or [] if isinstance(across, dict) else [])]
+    known: dict[str, str] = {}
+    for place in places:
+        if isinstance(place.get("node"), str):
+            place["node"] = known.setdefault(place["node"], f"node-{len(known)}")
+    for rank in ranks:
+        if isinstance(rank.get("file"), str):
+            rank["file"] = re.split(r"[/\\]", rank["file"])[-1]
 
 
 def redact_text(text: str) -> str:

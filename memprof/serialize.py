@@ -73,6 +73,7 @@ def _source(analysis: Analysis) -> dict[str, Any]:
         "devices": snapshot.devices,
         "rank": extra.get("rank", 0),
         "world_size": extra.get("world_size", 1),
+        "node": extra.get("node"),
         "config": extra.get("config"),
         "setup": _setup(extra.get("setup")),
         "alloc_conf": _alloc_conf(snapshot.settings),
@@ -171,7 +172,7 @@ def _oom(analysis: Analysis) -> dict[str, Any] | None:
     recorded = analysis.snapshot.extra.get("oom")
     line = analysis.timeline
     if not len(line.oom_events):
-        return recorded
+        return recorded if recorded is None else {**recorded, **_held_at(analysis, recorded.get("time_us"))}
     event = int(line.oom_events[-1])
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
@@ -191,6 +192,15 @@ def _oom(analysis: Analysis) -> dict[str, Any] | None:
         "cached_bytes": split["cached"],
         "inactive_split_bytes": split["inactive_split"],
     }
+
+
+def _held_at(analysis: Analysis, time_us: int | None) -> dict[str, Any]:
+    """What was held when an allocation failed that left no event of its own (a tensor trace's)."""
+    if time_us is None or not analysis.timeline.n_events:
+        return {}
+    at = analysis.breakdown(analysis.timeline.instant_at(time_us))
+    held = {category: n for category, n in at.categories.items() if n}
+    return {"allocated_bytes": at.allocated_bytes, "categories": held}
 
 
 def _growth(analysis: Analysis) -> dict[str, Any]:

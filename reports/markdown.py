@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from memprof.reports.model import Advised, Allocation, Document, Row
+from memprof.reports.ranks_model import Ranks
 from memprof.reports.text import duration, gib, percent, thousands
 
 __all__ = ["code", "render_advice", "render_allocations", "render_markdown", "table", "text"]
 
+_MOST_RANKS = 32
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
 
@@ -23,6 +25,7 @@ def render_markdown(document: Document) -> str:
         _facts(document),
         _prediction(document),
         _rows(document.rows),
+        ranks_text(document.ranks),
         _phases(document),
         _largest(document),
         render_advice(document.advice).rstrip(),
@@ -173,6 +176,20 @@ def _phases(document: Document) -> str:
         for p in document.phases
     ]
     return table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
+
+
+def ranks_text(ranks: Ranks | None) -> str:
+    """The ranks, the fullest first, by category; nothing where there is one process."""
+    if ranks is None:
+        return ""
+    head = ["Rank", "Peak in", "GiB", *[text(label) for _, label in ranks.columns]]
+    rows = [
+        [f"{r.rank}{' **out of memory**' if r.oom else ''}", text(r.where), f"**{text(gib(r.peak_bytes))}**"]
+        + [text(gib(c.bytes)) for c in r.cells]
+        for r in ranks.rows[:_MOST_RANKS]
+    ]
+    words = [text(w) for w in (ranks.sentence, ranks.missing, *ranks.differences) if w]
+    return "\n\n".join([" ".join(words), table(head, "llr" + "r" * len(ranks.columns), rows)])
 
 
 def _largest(document: Document) -> str:

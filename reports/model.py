@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.reports.ranks_model import Ranks
+
 __all__ = [
     "AddsUp",
     "Advice",
@@ -382,3 +384,4 @@ class Document:
     notes: tuple[str, ...]
     prediction: Prediction | None
     report: dict[str, Any]
+    ranks: Ranks | None = None

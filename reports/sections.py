@@ -8,6 +8,7 @@ from memprof.reports.page_advice import advice_section
 from memprof.reports.page_bottom import bottom
 from memprof.reports.page_charts import icicle_section, timeline_section
 from memprof.reports.page_prediction import prediction_section
+from memprof.reports.page_ranks import ranks_section
 from memprof.reports.page_summary import oom_banner, page_header, summary
 from memprof.reports.page_tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
@@ -25,6 +26,7 @@ def page_body(document: Document) -> Markup:
             summary(document.summary, document.badge, document.advice.first),
             prediction_section(document.prediction),
             advice_section(document.advice),
+            ranks_section(document.ranks),
             component_table(document.rows),
             timeline_section(document.timeline, document),
             icicle_section(document.icicle),

@@ -58,6 +58,9 @@ def render(document: Document) -> str:
     _print_summary(console, document, colour, facts=False)
     console.print()
     console.print(_components(document, width, colour))
+    if document.ranks:
+        console.print()
+        _print_ranks(console, document, colour)
     return text_of(console)
 
 
@@ -96,6 +99,9 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
         print_prediction(console, document.prediction)
     console.print()
     console.print(_components(document, width, colour))
+    if document.ranks:
+        console.print()
+        _print_ranks(console, document, colour)
     if document.phases:
         console.print()
         console.print(_phases(document, width, colour))
@@ -302,6 +308,13 @@ def _allocations(allocations: Sequence[Allocation], width: int, colour: bool) ->
             cells += [allocation.evidence, Text(short_path(allocation.site, 1))]
         table.add_row(*cells)
     return table
+
+
+def _print_ranks(console: Console, document: Document, colour: bool) -> None:
+    from memprof.reports.terminal_ranks import print_ranks
+
+    if document.ranks:
+        print_ranks(console, document.ranks, colour)
 
 
 def _print_closing(console: Console, document: Document) -> None:

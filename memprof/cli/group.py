@@ -24,6 +24,8 @@ _COMMANDS = {
     "simulate": ("memprof.cli.simulate", "Predict a run's memory without a GPU: the real step on fake tensors."),
     "plan": ("memprof.cli.plan", "What fits a GPU: methods side by side, and the best settings found."),
     "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
+    "run": ("memprof.cli.run", "Run a training script with memprof attached, no code changed."),
+    "oom": ("memprof.cli.oom", "Explain an out-of-memory message from a log, number by number."),
     "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
 }
 
@@ -54,11 +56,13 @@ class _LazyGroup(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        code: Any = 0
         try:
             # Without standalone mode click returns the code of --help and --version instead of exiting with it.
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
-            sys.exit(code if isinstance(code, int) else 0)
+            if not callable(code):
+                sys.exit(code if isinstance(code, int) else 0)
         except click.exceptions.Abort:
             sys.exit(130)
         except click.ClickException as error:
@@ -72,6 +76,7 @@ class _LazyGroup(click.Group):
             sys.exit(130)
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
+        code()  # somebody's script (memprof run), whose every ending is its own
 
 
 def _one_line(words: str) -> str:

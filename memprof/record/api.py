@@ -13,6 +13,7 @@ from memprof.errors import InputError, UsageError
 from memprof.record.protocol import Recorder
 from memprof.record.session import Session
 from memprof.record.switch import switched_off
+from memprof.units import parse_size
 from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
@@ -27,16 +28,20 @@ def make_recorder(
     *,
     max_entries: int | None = None,
     stacks: str | None = "python",
-    capacity: int | None = None,
+    capacity: int | str | None = None,
     hidden: Sequence[str] = (),
     reset_peaks: bool = True,
 ) -> Recorder:
     """The recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
 
     Raises:
-        UsageError: an unknown kind, or the CUDA history asked for a device that is none.
+        UsageError: an unknown kind, a capacity that is no size, or the CUDA history asked for a device that is none.
     """
     import torch
+
+    room = parse_size(capacity) if isinstance(capacity, str) else capacity
+    if room is not None and room < 1:
+        raise UsageError("capacity is the bytes the device is to have, such as capacity='24GB'.")
 
     where = _device(device)
     if kind == "auto":
@@ -46,11 +51,11 @@ def make_recorder(
             raise UsageError(f"kind='cuda' needs a CUDA or ROCm device, and {where} is none; use kind='trace'.")
         from memprof.record.cuda_history import CudaHistory
 
-        return CudaHistory(where, max_entries=max_entries, stacks=stacks, reset_peaks=reset_peaks)
+        return CudaHistory(where, max_entries=max_entries, stacks=stacks, reset_peaks=reset_peaks, capacity=room)
     if kind == Kind.TRACE.value:
         from memprof.record.tensor_trace import TensorTrace
 
-        return TensorTrace(where, max_entries=max_entries, stacks=stacks, capacity=capacity, hidden=hidden)
+        return TensorTrace(where, max_entries=max_entries, stacks=stacks, capacity=room, hidden=hidden)
     raise UsageError(f"kind={kind!r} is not known; use 'auto', 'cuda' or 'trace'.")
 
 
@@ -68,7 +73,7 @@ def record(
     kind: str = "auto",
     max_entries: int | None = None,
     stacks: str | None = "python",
-    capacity: int | None = None,
+    capacity: int | str | None = None,
     reset_peaks: bool = True,
 ) -> Iterator[Session]:
     """Record what the code inside allocates and write it to ``path`` as a torch memory snapshot.
@@ -86,7 +91,9 @@ def record(
         kind: ``"cuda"`` (the allocator's history), ``"trace"`` (the tensor trace) or ``"auto"``.
         max_entries: how many of the newest entries to keep; None for all (CUDA: one million).
         stacks: ``"python"``, ``"all"`` for C++ frames too, or None.
-        capacity: bytes of the device, where it is not to be asked.
+        capacity: bytes (or a size such as ``"2GB"``) the device is to have: what needs more raises
+            ``torch.OutOfMemoryError``. The tensor trace counts tensors; on CUDA torch's own limit for the process is
+            set, and lifted when recording ends.
         reset_peaks: let per-phase peaks on CUDA be measured with ``reset_peak_memory_stats``; what your own code
             then reads from ``max_memory_allocated`` counts from the latest phase's start.
 

@@ -40,6 +40,10 @@ class CudaBackend(Protocol):
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None: ...
 
+    def limit(self, device: int, nbytes: int | None) -> None:
+        """Let this process reserve no more than ``nbytes`` of a device; None lifts the limit."""
+        ...
+
 
 class TorchCuda:
     """The real one."""
@@ -93,3 +97,8 @@ class TorchCuda:
         attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(observer)
+
+    def limit(self, device: int, nbytes: int | None) -> None:
+        total = int(self._torch.cuda.get_device_properties(device).total_memory)
+        fraction = 1.0 if nbytes is None else min(1.0, nbytes / total)
+        self._torch.cuda.set_per_process_memory_fraction(fraction, device)

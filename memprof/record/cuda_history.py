@@ -49,6 +49,7 @@ class CudaHistory:
         reset_peaks: let the allocator's peak counters be reset at phase boundaries. Without it a phase's peak is
             known only where it raised the run's peak.
         thin: thin steady decoding.
+        capacity: bytes this process may reserve while recording; torch's own limit for the process is set to it.
         backend: torch, or a stand-in.
     """
 
@@ -63,6 +64,7 @@ class CudaHistory:
         stacks: str | None = "python",
         reset_peaks: bool = True,
         thin: bool = True,
+        capacity: int | None = None,
         backend: CudaBackend | None = None,
     ) -> None:
         self.notes: list[str] = []
@@ -74,6 +76,7 @@ class CudaHistory:
         self._stacks = stacks or "python"
         self._capture = capture_function(stacks)
         self._reset_peaks = reset_peaks
+        self._capacity = capacity
         self._thin = thin and self._backend.can_skip
         self._foreign = False
         self._tagging = False
@@ -99,6 +102,8 @@ class CudaHistory:
             self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
         else:
             self._backend.record(self._context, self._stacks, self._entries, [], True)
+        if self._capacity is not None:
+            self._backend.limit(self.index, self._capacity)
         self._tagging = self._backend.can_tag and not self._backend.current_tag()
         _recording.add(self)
         if self._backend not in _observed:
@@ -113,6 +118,8 @@ class CudaHistory:
         self._final = self._snapshot()
         self._stop_us = self.now_us()
         _recording.discard(self)
+        if self._capacity is not None:
+            self._backend.limit(self.index, None)
         if self._tagging:
             self._backend.tag("")
         if not self._foreign:

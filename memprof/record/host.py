@@ -10,7 +10,16 @@ from typing import Any
 
 from memprof._version import __version__
 
-__all__ = ["device_name", "device_total", "host_section", "nvml_process_bytes", "pinned_bytes", "rss_bytes", "versions"]
+__all__ = [
+    "device_name",
+    "device_total",
+    "host_section",
+    "node_name",
+    "nvml_process_bytes",
+    "pinned_bytes",
+    "rss_bytes",
+    "versions",
+]
 
 _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torchao", "deepspeed", "vllm")
 
@@ -46,6 +55,12 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def node_name(redact: bool = False) -> str:
+    """What tells this machine from the others of a run: its name, or its number where names are left out."""
+    number = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or os.environ.get("SLURM_NODEID") or "0"
+    return f"node-{number}" if redact else platform.node() or f"node-{number}"
 
 
 def device_name(device_type: str, index: int) -> str:

@@ -14,13 +14,15 @@ from memprof.vocabulary import Phase
 if TYPE_CHECKING:
     from memprof.record.session import Session
 
-__all__ = ["ACTIVE", "PhaseLog", "PhaseMark", "phase", "phase_id"]
+__all__ = ["ACTIVE", "REHEARSAL", "PhaseLog", "PhaseMark", "phase", "phase_id"]
 
 # Recordings that run now, oldest first; ``phase`` marks all of them.
 ACTIVE: list[Session] = []
 
 # Enclosing phases a nested span names in its ``within``.
 _OUTER = {Phase.EVALUATE.value}
+# No phase of its own: a span with this detail, and everything nested in it, names it in ``within``.
+REHEARSAL = "rehearsal"
 
 
 def phase_id(name: str | Phase) -> str:
@@ -64,11 +66,19 @@ class PhaseLog:
         """Open a span inside whatever is open."""
         if step is None and self._open:
             step = self._open[-1].step
-        within = next((m.phase for m in reversed(self._open) if m.phase in _OUTER), None)
+        within = REHEARSAL if detail == REHEARSAL else self._within()
         mark = PhaseMark(phase, self._now(), None, step, within, detail)
         self._open.append(mark)
         self._spans.append(mark)
         return mark
+
+    def _within(self) -> str | None:
+        for mark in reversed(self._open):
+            if mark.phase in _OUTER:
+                return mark.phase
+            if mark.detail == REHEARSAL:
+                return REHEARSAL
+        return None
 
     def exit(self, mark: PhaseMark) -> list[PhaseMark]:
         """Close ``mark`` and whatever was left open inside it (an exception skips exits); innermost first."""

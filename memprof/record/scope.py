@@ -62,6 +62,10 @@ class ModuleScope:
         stack = self._threads.stack
         return stack[-1] if stack else None
 
+    def enter(self, module: nn.Module) -> None:
+        """A module whose forward began just before the hooks were there."""
+        self._enter(module, None)
+
     def clear(self) -> None:
         """Forget what this thread's stack holds: nothing runs at a phase's outermost end."""
         self._threads.stack.clear()

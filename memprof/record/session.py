@@ -15,7 +15,7 @@ from typing import Any
 
 from memprof.record import phases
 from memprof.record.caches import CacheWatch
-from memprof.record.host import host_section, nvml_process_bytes, pinned_bytes, rss_bytes, versions
+from memprof.record.host import host_section, node_name, nvml_process_bytes, pinned_bytes, rss_bytes, versions
 from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
@@ -329,6 +329,7 @@ class Session:
             "device": dict(vars(device)),
             "rank": self.rank,
             "world_size": self.world_size,
+            "node": self._node(),
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "config": _plain(self.config) if self.config else None,
             "setup": self._setup(),
@@ -373,6 +374,11 @@ class Session:
             if collecting:
                 gc.enable()
         return target
+
+    def _node(self) -> str | None:
+        """Which machine this is, where there may be several."""
+        several = self.world_size > 1 and self.recorder.kind is not Kind.SIMULATED
+        return node_name(self._redact) if several else None
 
     def _oom(self) -> dict[str, Any] | None:
         found = self.recorder.oom()

@@ -14,13 +14,14 @@ import re
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.record.capacity import out_of_memory
 from memprof.record.clock import Clock
 from memprof.record.frames import StackWriter, capture_function
 from memprof.record.modes import remove_mode
@@ -57,7 +58,7 @@ class TensorTrace:
         max_entries: the newest entries that are kept (torch counts an allocation as one entry and a free as two);
             None keeps all.
         stacks: ``"python"``, ``"all"`` (C++ frames too, slow to write down) or None.
-        capacity: bytes the device has, where the user knows better.
+        capacity: bytes the device is to have: what needs more ends in ``torch.OutOfMemoryError``, as it would there.
         hidden: folders whose frames are left out of stacks.
     """
 
@@ -74,6 +75,7 @@ class TensorTrace:
     ) -> None:
         self.scope = ModuleScope()
         self.notes: list[str] = []
+        self.on_oom: Callable[[], None] | None = None
         # Distributed runs number their CPUs; tensors there do not.
         self._device = torch.device("cpu") if device.type == "cpu" else device
         self._capacity = capacity
@@ -228,23 +230,57 @@ class TensorTrace:
     def failed(self, error: BaseException) -> None:
         """Note an operation that ran out of memory."""
         match = _CPU_OOM.search(str(error))
-        if match is None and not isinstance(error, torch.OutOfMemoryError):
-            return
+        if match is not None:
+            self._note_oom(int(match.group(1)), None)
+        elif isinstance(error, torch.OutOfMemoryError):
+            self._note_oom(int(getattr(error, "requested_bytes", 0)), None)
+
+    def _note_oom(self, requested: int, free: int | None) -> None:
         self._oom = {
-            "requested_bytes": int(match.group(1)) if match else 0,
-            "device_free_bytes": None,
+            "requested_bytes": requested,
+            "device_free_bytes": free,
             "captured": self._capture() if self._capture else None,
             "time_us": self._clock.tick(),
         }
+        if self.on_oom is not None:
+            try:
+                self.on_oom()
+            except Exception as error:
+                self.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
+
+    def too_much(self, out: Any) -> int:
+        """Bytes of the result that does not fit the capacity; 0 where everything does."""
+        if self._capacity is None:
+            return 0
+        wanted, seen = self._allocated, set()
+        for tensor in _tensors((out,)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen and self._ours(storage):
+                seen.add(storage._cdata)
+                known = self._live.get(storage._cdata)
+                growth = storage.nbytes() - (known.nbytes if known is not None else 0)
+                wanted += growth
+                if growth > 0 and wanted > self._capacity:
+                    return growth
+        return 0
+
+    def refusal(self, requested: int) -> torch.OutOfMemoryError:
+        """Note that the device is full, and the error to raise."""
+        held, capacity = self._allocated, self._capacity or 0
+        self._note_oom(requested, max(0, capacity - held))
+        return out_of_memory(self._device.type, self.index, capacity, held, requested)
+
+    def _ours(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage lies on the device that is watched."""
+        device = storage.device
+        return device.type == self._device.type and self._device.index in (None, device.index)
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
         self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
 
     def _born(self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()
-        if not nbytes or storage.device.type != self._device.type:
-            return
-        if self._device.index is not None and storage.device.index != self._device.index:
+        if not nbytes or not self._ours(storage):
             return
         self._remember(storage, nbytes)
         self._allocated += nbytes
@@ -287,9 +323,7 @@ class TensorTrace:
     def _adopt(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
-            if storage._cdata in self._live or storage.device.type != self._device.type:
-                return
-            if self._device.index is not None and storage.device.index != self._device.index:
+            if storage._cdata in self._live or not self._ours(storage):
                 return
             if not (nbytes := storage.nbytes()) or not storage.data_ptr():
                 return
@@ -342,6 +376,10 @@ class TensorTrace:
         trace = self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            grown = size - storage.nbytes()
+            room = None if trace._capacity is None else trace._capacity - trace._allocated
+            if room is not None and 0 < grown > room and trace._ours(storage):
+                raise trace.refusal(size)
             result = original(storage, size)
             try:
                 trace._resized(storage)
@@ -406,6 +444,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(error, RuntimeError):
                 self._trace.failed(error)
             raise
+        if requested := self._trace.too_much(out):
+            # The operation has run; dropping its result leaves things as if it had not.
+            out = None
+            raise self._trace.refusal(requested)
         if self._trace.failure is None:
             try:
                 self._trace.see(func, args, kwargs, out)

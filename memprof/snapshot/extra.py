@@ -19,6 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "device": (dict,),
     "rank": _INT,
     "world_size": _INT,
+    "node": (str,),
     "created": (str,),
     "config": (dict,),
     "setup": (dict,),

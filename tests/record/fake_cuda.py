@@ -109,3 +109,7 @@ class Allocator:
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
         self.observer = observer
+
+    def limit(self, device: int, nbytes: int | None) -> None:
+        assert device == self.index
+        self.calls.append(f"limit {nbytes}")

@@ -1,0 +1,63 @@
+"""``memprof oom``: an out-of-memory message is enough to begin with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from memprof.cli.options import emit, format_option, json_option, save_json
+from memprof.errors import InputError, UsageError
+
+__all__ = ["command"]
+
+# The message is at the end of a log; of a larger one only that is read.
+_MOST_BYTES = 256 * 2**20
+
+
+@click.command(name="oom", short_help="Explain an out-of-memory message, number by number.")
+@click.argument("log", type=click.Path(path_type=Path, allow_dash=True), metavar="LOG|-")
+@format_option
+@json_option
+def command(log: Path, style: str, json_file: Path | None) -> None:
+    """Explain the out-of-memory messages in LOG (- reads standard input): what each number means, what is missing, what
+    the trouble is, and what to try, in order.
+
+    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks. Every wording of torch
+    is known, for CUDA, ROCm, XPU, MPS and the CPU. Nothing else is needed: no torch, no GPU.
+    """
+    to_stdout = json_file is not None and str(json_file) == "-"
+    if to_stdout and style == "markdown":
+        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+    from memprof.oomtext import explain_log, render_markdown, render_text
+
+    answer = explain_log(_read(log))
+    if not answer["failures"]:
+        name = "standard input" if str(log) == "-" else str(log)
+        raise InputError(
+            f"{name} holds no out-of-memory message; paste the line that says 'out of memory. Tried to allocate'."
+        )
+    save_json(answer, None if to_stdout else json_file)
+    if to_stdout or style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(answer))
+        return
+    emit(render_markdown(answer) if style == "markdown" else render_text(answer))
+
+
+def _read(log: Path) -> str:
+    try:
+        if str(log) == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open(log, "rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _MOST_BYTES))
+                data = file.read(_MOST_BYTES)
+    except OSError as error:
+        raise InputError(f"{log}: cannot be read ({error.strerror or error}).") from None
+    # PowerShell's > writes UTF-16.
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    return data.decode(encoding, "replace")

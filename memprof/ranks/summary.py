@@ -1,0 +1,123 @@
+"""What is kept of one rank's report: enough for every comparison between ranks, a few kilobytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memprof.errors import InputError
+from memprof.vocabulary import Category, Phase
+
+__all__ = ["check_summary", "rank_summary"]
+
+_PEAK = ("allocated_bytes", "active_bytes", "reserved_bytes", "non_torch_bytes", "phase", "step")
+_DEVICE_PEAK = ("reserved_bytes", "non_torch_bytes", "phase", "step")
+_OOM = ("requested_bytes", "device_free_bytes", "phase", "step")
+_CATEGORIES = {c.value for c in Category}
+_PHASES = {p.value for p in Phase}
+
+
+def rank_summary(report: Mapping[str, Any], rank: int | None = None, file: str | None = None) -> dict[str, Any]:
+    """The summary of one rank's report (an entry of ``ranks`` in ``memprof.report/1``); sizes in bytes.
+
+    Args:
+        report: the rank's own ``memprof.report/1``.
+        rank: its number, where the report does not know it.
+        file: the name of the recording; the report's own where it says.
+
+    Raises:
+        InputError: the report lacks what a summary needs.
+    """
+    try:
+        source, peak = report["source"], report["peak"]
+        files = source["files"]
+        summary = {
+            "rank": source["rank"] if rank is None else rank,
+            "node": source.get("node"),
+            "device": source["device"],
+            "device_name": source.get("device_name"),
+            "device_total_bytes": source["device_total_bytes"],
+            "file": file if file is not None else files[0] if files else None,
+            "history": source["history"],
+            "tokens": _tokens(report, peak["step"]),
+            "peak": {**{name: peak.get(name) for name in _PEAK}, "categories": _present(peak["categories"])},
+            "device_peak": {name: report["device_peak"].get(name) for name in _DEVICE_PEAK},
+            "own_peaks": _present(report["own_peaks"]),
+            "phases": _highest(report["phases"]),
+            "host": report["host"],
+            "oom": None if report["oom"] is None else {name: report["oom"].get(name) for name in _OOM},
+        }
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"a rank's report without what a summary needs ({error!r}); write it again.") from None
+    return check_summary(summary)
+
+
+def check_summary(summary: Any) -> dict[str, Any]:
+    """The summary, if its figures can be reckoned with: it may have come from another machine or another version.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    if isinstance(summary, dict) and _is_usable(summary):
+        return summary
+    rank = summary.get("rank") if isinstance(summary, dict) else None
+    raise InputError(f"the summary of rank {str(rank)[:12]} is damaged or of another version; write its report again.")
+
+
+def _is_usable(summary: dict[str, Any]) -> bool:
+    peak, device, phases = (summary.get(name) for name in ("peak", "device_peak", "phases"))
+    if not (isinstance(peak, dict) and isinstance(device, dict) and isinstance(phases, list)):
+        return False
+    whole = [summary.get("rank"), peak.get("allocated_bytes"), peak.get("active_bytes")]
+    maybe = [
+        device.get("reserved_bytes", ""),
+        device.get("non_torch_bytes", ""),
+        peak.get("step", ""),
+        summary.get("tokens"),
+    ]
+    text = [summary.get("node"), peak.get("phase")]
+    return (
+        all(_is_size(n) for n in whole)
+        and all(n is None or _is_size(n) for n in maybe)
+        and all(t is None or isinstance(t, str) for t in text)
+        and _is_composition(peak.get("categories"))
+        and all(_is_phase(p) for p in phases)
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_phase(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.get("phase") in _PHASES
+        and _is_size(part.get("peak_bytes"))
+        and _is_composition(part.get("categories"))
+    )
+
+
+def _is_composition(part: Any) -> bool:
+    return isinstance(part, dict) and all(c in _CATEGORIES and _is_size(n) for c, n in part.items())
+
+
+def _present(categories: Mapping[str, int]) -> dict[str, int]:
+    return {category: n for category, n in categories.items() if n}
+
+
+def _highest(phases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each phase at its highest, in the order in which they first ran."""
+    found: dict[str, dict[str, Any]] = {}
+    for span in phases:
+        known = found.setdefault(span["phase"], {"phase": span["phase"], "peak_bytes": -1, "categories": {}})
+        if span["peak_bytes"] > known["peak_bytes"]:
+            known |= {"peak_bytes": span["peak_bytes"], "categories": _present(span["categories"])}
+    return list(found.values())
+
+
+def _tokens(report: Mapping[str, Any], step: int | None) -> int | None:
+    """Tokens the step of the peak trained on; of the only step where the peak lies outside any."""
+    steps = (report.get("growth") or {}).get("steps") or []
+    at = [s["tokens"] for s in steps if s["step"] == step or len(steps) == 1]
+    return at[0] if at else None

@@ -1,0 +1,163 @@
+"""How a process is told to end, and how what was recorded is written before it does.
+
+An exception unwinds and is met on its way. A SIGTERM does not: by default the process is gone at once. While a run is
+watched, and only where the program has no handler of its own, the signal writes what there is and then does what it
+would have done: the process still dies by it. A second one ends it on the spot.
+
+Python runs its handlers between two steps of the main thread, which may be waiting for a dead rank inside a
+collective and never come back. So a thread listens too; what it cannot leave to the main thread it does itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+__all__ = ["Interrupts", "Terminations"]
+
+# How long the main thread may take to notice a signal before it counts as stuck.
+_PATIENCE_S = 2.0
+_LOOKS = 20
+
+
+class Interrupts:
+    """Ctrl-C inside the block waits for its end: a dump that has begun is finished. The second in the block does not.
+
+    Only Python's own handler is put off, and only on the main thread. ``pending`` says whether one came; whoever
+    uses the block raises it, or knows that an interrupt is on its way already.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._previous: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if _main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous = signal.signal(signal.SIGINT, self._wait)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None and signal.getsignal(signal.SIGINT) == self._wait:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if self.pending:
+            raise KeyboardInterrupt
+        self.pending = True
+
+
+class Terminations:
+    """Calls ``rescue`` when the process gets a SIGTERM it has no handler for, and then lets it die by it.
+
+    Args:
+        rescue: writes what there is; whatever it raises is swallowed. Runs once.
+    """
+
+    def __init__(self, rescue: Callable[[], None]) -> None:
+        self._rescue = rescue
+        self._owner = os.getpid()
+        self._begun = threading.Event()
+        self._once = threading.Lock()
+        self._installed = False
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Begin to listen, where that is possible and nobody else does."""
+        if not _main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        signal.signal(signal.SIGTERM, self._caught)
+        self._installed = True
+        with suppress(OSError, ValueError):
+            self._listen()
+
+    def stop(self) -> None:
+        """Put everything back."""
+        if not self._installed or not _main_thread():
+            return
+        self._installed = False
+        if signal.getsignal(signal.SIGTERM) == self._caught:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._pipe is not None:
+            if (now := signal.set_wakeup_fd(-1)) not in (-1, self._pipe[1]):
+                signal.set_wakeup_fd(now)  # somebody else's by now
+            os.close(self._pipe[1])  # the thread reads the end of it, closes its own and leaves
+            self._pipe = None
+
+    def _listen(self) -> None:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        if (other := signal.set_wakeup_fd(write, warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(other)
+            os.close(read)
+            os.close(write)
+            return
+        self._pipe = (read, write)
+        # A child shares the pipe, and its signals are not ours.
+        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
+        threading.Thread(target=self._wait, args=(read,), name="memprof-signals", daemon=True).start()
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        """On the main thread, between two steps of the program."""
+        self._begun.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._save()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _wait(self, read: int) -> None:
+        """On the listening thread: a byte is a signal's number."""
+        while data := _read(read):
+            if signal.SIGTERM not in data or os.getpid() != self._owner:
+                continue
+            if self._begun.wait(_PATIENCE_S) or not _stuck():
+                continue
+            self._begun.set()
+            # Dying by the signal is C's to do: Python lets only its main thread change a handler.
+            ctypes.pythonapi.PyOS_setsig.restype = ctypes.c_void_p
+            ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), ctypes.c_void_p(0))
+            self._save()
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.close(read)
+
+    def _save(self) -> None:
+        # A forked worker inherits the handler, but the run is its parent's.
+        if os.getpid() == self._owner and self._once.acquire(blocking=False):
+            with suppress(BaseException):
+                self._rescue()
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+
+
+def _main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _stuck() -> bool:
+    """Whether the main thread stands still inside one call."""
+    main = threading.main_thread().ident
+    seen = set()
+    for _ in range(_LOOKS):
+        frame = sys._current_frames().get(main or 0)
+        seen.add((id(frame), None if frame is None else frame.f_lasti))
+        time.sleep(0.01)
+    return len(seen) == 1
+
+
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, 64)
+    except OSError:
+        return b""
+
+
+def _quietly(call: Callable[..., Any], *arguments: Any) -> None:
+    with suppress(Exception):
+        call(*arguments)
