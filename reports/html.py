@@ -19,7 +19,7 @@ from memprof.reports.figures import thinned, timeline_figure
 from memprof.reports.files import write_text
 from memprof.reports.json import dumps
 from memprof.reports.markup import Markup, el, join
-from memprof.reports.model import Document, Timeline
+from memprof.reports.model import Allocation, Document, Timeline
 from memprof.reports.page_compare import comparison_body
 from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, css_variables, slug
 from memprof.reports.sections import page_body
@@ -197,13 +197,15 @@ def _timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, 
         "labels": {c: category_label(c) for c in timeline.categories},
         "peak_point": timeline.peak_point,
         "clock_us": timeline.clock_us,
+        # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
         "allocations": [
-            [
-                a.name or a.site or a.detail or a.category_label,
-                slug(a.category),
-                a.each_bytes,
-                [list(life) for life in a.lives],
-            ]
-            for a in document.allocations
+            *[[*_lives(a), 1] for a in document.allocations],
+            *[[*_lives(a), 0] for a in document.elsewhere],
         ],
     }
+
+
+def _lives(allocation: Allocation) -> list[Any]:
+    name = allocation.name or allocation.site or allocation.detail or allocation.category_label
+    lives = [list(life) for life in allocation.lives]
+    return [name, slug(allocation.category), allocation.each_bytes, lives]
