@@ -203,7 +203,7 @@ def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
     """
     recorded = (source.get("setup") or {}).get("model_config")
     if isinstance(recorded, Mapping) and recorded.get("model_type"):
-        return dict(recorded)
+        return {name: value for name, value in recorded.items() if name != "use_cache"}
     config = source.get("config") or {}
     if (named := _named(config.get("model_name") or config.get("model") or "")) is not None:
         return named
