@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,28 +150,31 @@ def _train(case: Mapping[str, Any], changes: Mapping[str, Any], cache: Path, fol
     return next((folder / "out").glob("*.pickle"))
 
 
-def real(cache: Path, wanted: list[str]) -> list[dict[str, Any]]:
-    """Each case trained, advised, and trained again with each change."""
+Rows = list[dict[str, Any]]
+
+
+def real(cache: Path, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
+    """Each case trained, advised, and trained again with each change; what is in ``rows`` is not done again."""
     from memprof.advice.evaluate import evaluate_advice
     from memprof.plan.runner import runner
     from memprof.simulate.like import place_model, settings_like
 
-    rows: list[dict[str, Any]] = []
     for name, case in REAL.items():
         if wanted and not any(word in name for word in wanted):
             continue
         report = train(case, {}, cache)
         likeness = settings_like(report["source"])
         settings = place_model(likeness, cache / "models")
-        with runner(None, workers=1, use_cache=False) as machine:
+        with runner(None, workers=1) as machine:
             found = evaluate_advice(report, settings, machine, seconds=1e9)
         changes = _changes(report)
         measured = report["peak"]["allocated_bytes"]
         for place, entry in enumerate(e for e in found.entries if e["basis"] == "simulated"):
+            if any((r["run"], r["id"]) == (name, entry["id"]) for r in rows):
+                continue
             after = train(case, changes[entry["id"]], cache)["peak"]["allocated_bytes"]
             rows.append(_row(name, "trained", entry, place, measured, found.base["peak_bytes"], measured - after))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            keep(rows)
 
 
 def _changes(report: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -196,15 +199,14 @@ def _row(
 # -- simulated runs ----------------------------------------------------------------------------------------------------
 
 
-def simulated(wanted: list[str], workers: int) -> list[dict[str, Any]]:
-    """Estimates from the unchanged run's sizes beside simulations of the changed runs."""
+def simulated(workers: int, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
+    """Estimates from the unchanged run's sizes beside simulations of the changed runs; as :func:`real`."""
     from memprof.advice.estimate import MOST, entry, estimate, run_of
     from memprof.errors import MemprofError
     from memprof.plan.runner import runner
     from memprof.simulate.fit import evaluate
     from memprof.simulate.settings import Settings
 
-    rows: list[dict[str, Any]] = []
     with runner(None, workers=workers) as machine:
         for name, values in SIMULATED.items():
             if wanted and not any(word in name for word in wanted):
@@ -215,14 +217,15 @@ def simulated(wanted: list[str], workers: int) -> list[dict[str, Any]]:
             found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
             best = sorted(found, key=lambda e: -int(e.saves or 0))[:MOST]
             for place, e in enumerate(best):
+                if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):
+                    continue
                 try:
                     after = machine.run([settings.with_(**e.candidate.changes)])[0]["peak_bytes"]
                 except MemprofError as error:
                     print(f"{name}: {e.candidate.id}: {error}", file=sys.stderr)
                     continue
                 rows.append(_row(name, "simulated", entry(e, run), place, base, base, base - after))
-                print(json.dumps(rows[-1]), flush=True)
-    return rows
+                keep(rows)
 
 
 def combination(workers: int) -> dict[str, Any]:
@@ -261,7 +264,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one part and put it into the result file beside the others."""
+    """Run one part, or what is missing of it, and put it into the result file beside the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["real", "simulated", "combination"])
     parser.add_argument("--only", nargs="*", default=[], help="runs whose name holds one of these words")
@@ -269,22 +272,30 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found: Any
+    before = json.loads(given.out.read_text(encoding="utf-8")) if given.out is not None and given.out.is_file() else {}
     if given.part == "combination":
-        found = combination(given.workers)
+        _save({**before, "combination": combination(given.workers)}, given.out)
+        return
+    rows: Rows = list(before.get(given.part, {}).get("rows", []))
+
+    def keep(found: Rows) -> None:
+        print(json.dumps(found[-1]), flush=True)
+        _save({**before, given.part: {"rows": found, "summary": summary(found)}}, given.out)
+
+    if given.part == "real":
+        real(given.cache, given.only, rows, keep)
     else:
-        rows = real(given.cache, given.only) if given.part == "real" else simulated(given.only, given.workers)
-        found = {"rows": rows, "summary": summary(rows)}
-        print(json.dumps(found["summary"], indent=1))
-    if given.out is not None:
-        before = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-        if given.part != "combination" and given.only and given.part in before:
-            kept = {(r["run"], r["id"]): r for r in before[given.part]["rows"]}
-            kept |= {(r["run"], r["id"]): r for r in found["rows"]}
-            found = {"rows": list(kept.values()), "summary": summary(list(kept.values()))}
-        before |= {given.part: found, "environment": environment()}
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
+        simulated(given.workers, given.only, rows, keep)
+    print(json.dumps(summary(rows), indent=1))
+
+
+def _save(result: dict[str, Any], path: Path | None) -> None:
+    text = json.dumps({**result, "environment": environment()}, indent=1)
+    if path is None:
+        print(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
