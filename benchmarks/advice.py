@@ -130,6 +130,8 @@ def _train(case: Mapping[str, Any], changes: Mapping[str, Any], cache: Path, fol
     if (length := changed.pop("completion_length", None)) is not None:
         values["max_completion_length"] = length
     values |= changed
+    selective = values["gradient_checkpointing"] == "selective"
+    values["gradient_checkpointing"] = bool(values["gradient_checkpointing"])
     # Completions end at their limit, so that the runs differ in nothing but what was changed.
     values["generation_kwargs"] = {"min_new_tokens": values["max_completion_length"]}
     adapter = None
@@ -146,6 +148,10 @@ def _train(case: Mapping[str, Any], changes: Mapping[str, Any], cache: Path, fol
         callbacks=[MemProfCallback(output_dir=folder / "out", steps=[2], report=False)],
         peft_config=adapter,
     )
+    if selective:
+        from trl.models import enable_selective_activation_checkpointing
+
+        enable_selective_activation_checkpointing(trainer.model)
     trainer.train()
     return next((folder / "out").glob("*.pickle"))
 

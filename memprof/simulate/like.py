@@ -111,7 +111,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
     """The dtype most floating-point parameters have; an adapter's few in float32 do not decide."""
-    by_count = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
+    by_count: dict[str, int] = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
     if by_count:
         return max(by_count, key=lambda name: by_count[name])
     name = str(config.get("dtype") or "float32")
