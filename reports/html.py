@@ -27,7 +27,15 @@ from memprof.reports.words import category_label
 
 from memprof._version import __version__
 
-__all__ = ["PHASE_UNIT", "pack_columns", "render_comparison", "render_html", "write_comparison", "write_html"]
+__all__ = [
+    "PHASE_UNIT",
+    "pack_columns",
+    "render_comparison",
+    "render_html",
+    "render_plain",
+    "write_comparison",
+    "write_html",
+]
 
 # Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
 _POLICY = (
@@ -66,6 +74,11 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 def render_html(document: Document) -> str:
     """The whole page as text."""
     return _render(document.title, page_body(document), _data(document), bool(document.timeline))
+
+
+def render_plain(title: str, body: Markup, data: dict[str, Any]) -> str:
+    """A page without a chart of its own script's: ``data["report"]`` is what its download button would save."""
+    return _render(title, body, data, charts=False)
 
 
 def render_comparison(comparison: Comparison) -> str:
