@@ -116,8 +116,11 @@ def test_a_strangers_pickle_is_advised_by_its_categories() -> None:
     assert found["adamw_8bit"]["saves_bytes"] == pytest.approx(12 * GIB * (1 - 2.03 / 8), rel=1e-6)
     assert found["checkpointing"]["saves_bytes"] == pytest.approx(18 * GIB, rel=1e-6)
     assert found["micro_batch_half"]["saves_bytes"] == 10 * GIB
-    nothing = _advice({"forward": {"weights": GIB}}, None, kind="cuda")
-    assert nothing == {}
+    assert _advice({"forward": {"weights": GIB}}, None, kind="cuda") == {}
+    # No gradient was ever seen, and nothing says that activations were kept: this is no training.
+    assert _advice({"forward": {"weights": GIB, "activations": GIB}}, None, kind="cuda") == {}
+    kept = _advice({"forward": {"activations": GIB}}, None, kind="cuda", details={"activations": {"saved": GIB}})
+    assert set(kept) == {"micro_batch_half", "checkpointing"}
 
 
 def test_what_saves_most_comes_first() -> None:
@@ -130,5 +133,6 @@ def test_odd_configurations_cost_nothing_but_the_advice() -> None:
     for config in ({"model": 3}, {"num_generations": "x"}, {"model_name": "m", "per_device_train_batch_size": None}):
         odd = report({"forward": {**HELD, "activations": 40 * GIB}}, None, kind="cuda")
         odd["source"]["config"] = config
+        odd["peak"]["details"] = {"activations": {"saved": 40 * GIB}}
         assert run_of(odd).settings is None
         assert estimated_advice(odd)
