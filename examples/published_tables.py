@@ -1,21 +1,27 @@
-"""The published VRAM table of GRPO methods and sizes, simulated: ours beside theirs.
+"""Two published VRAM tables of GRPO, simulated: ours beside theirs, from one command each.
 
-    python examples/published_tables.py [--sizes 0.5B,1B] [--workers 2]
+    python examples/published_tables.py methods              # methods and sizes on one H100
+    python examples/published_tables.py components           # Llama-3.1-8B, 20K tokens, 8 generations, by component
+    python examples/published_tables.py methods --print      # what was simulated before, nothing run
 
-The published figures are the peak of the first hundred steps on one H100 80 GB, with TRL of early 2025: bf16, flash
-attention, prompts of 256 and completions of 786 tokens, one prompt with its four completions in a micro-batch,
-accumulation 4, LoRA of rank 16. The configurations were not published in full, and what they say of themselves differs
-from their repository in places: agreement within some gigabytes is what can be asked.
+Results go to ``--results`` (benchmarks/results/cpu) as they come, and what is there is not run again.
+
+``methods``: peak GB of the first hundred steps on an H100 80 GB, TRL of early 2025, bf16, flash attention, prompts of
+256 and completions of 786 tokens, one prompt with its four completions in a micro-batch, accumulation 4, LoRA of rank
+16. The configurations were not published in full: agreement within some gigabytes is what can be asked.
+
+``components``: sums of components, not measured peaks; each column's parts need not peak together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+from pathlib import Path
 from typing import Any
 
-from memprof.plan.runner import runner
-from memprof.simulate.settings import Settings
-
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "cpu"
 MODELS = {
     "0.5B": "Qwen/Qwen2.5-0.5B-Instruct",
     "1B": "meta-llama/Llama-3.2-1B-Instruct",
@@ -41,10 +47,21 @@ PUBLISHED: dict[str, list[int | None]] = {
     "full + 8-bit Adam + checkpointing": [15, 24, 41, 72, None],
     "LoRA": [13, 16, 32, 58, 69],
 }
+# GB as published: training memory, GRPO memory, inference cost, keys and values of one sequence, total.
+COMPONENTS = {"Unsloth": (42, 9.8, 0, 2.5, 54.3), "TRL with flash attention 2": (414, 78.3, 16, 2.5, 510.8)}
+LONG: dict[str, dict[str, Any]] = {
+    "TRL 1.16, 8 in a micro-batch": {"recipe": "trl"},
+    "TRL's older loss, 8 in a micro-batch": {"recipe": "trl-full-logits"},
+    "TRL 1.16, 1 in a micro-batch, accumulated": {
+        "recipe": "trl", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
+    },
+}  # fmt: skip
 
 
-def settings_of(model: str, method: str) -> Settings:
-    """The published run, as far as it is known."""
+def settings_of(model: str, method: str) -> Any:
+    """A cell of the first table, as far as it is known."""
+    from memprof.simulate.settings import Settings
+
     return Settings(
         model=model,
         dtype="bfloat16",
@@ -59,26 +76,105 @@ def settings_of(model: str, method: str) -> Settings:
     )
 
 
-def main() -> None:
-    """Simulate the table and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sizes", default=",".join(MODELS))
-    parser.add_argument("--workers", type=int, default=None)
-    arguments = parser.parse_args()
-    sizes = arguments.sizes.split(",")
-    cells = [(method, size) for method in METHODS for size in sizes]
-    with runner("H100", workers=arguments.workers) as machine:
-        rows = machine.run([settings_of(MODELS[size], method) for method, size in cells])
-    found = dict(zip(cells, rows, strict=True))
-    print(f"| peak GB, simulated (published) | {' | '.join(sizes)} |")
-    print(f"|---|{'--:|' * len(sizes)}")
-    for method in METHODS:
-        words = []
+def long_settings(name: str) -> Any:
+    """A column of the second table: LoRA on all linear layers, bf16, checkpointing, 512 + 19 968 tokens."""
+    from memprof.simulate.settings import Settings
+
+    values = {"per_device_train_batch_size": 8, **LONG[name]}
+    return Settings(
+        model=MODELS["8B"], dtype="bfloat16", lora_r=16, num_generations=8, prompt_length=512,
+        completion_length=19_968, **values,
+    )  # fmt: skip
+
+
+def kept(file: Path) -> dict[str, Any]:
+    """What was simulated before."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
+
+
+def keep(file: Path, results: dict[str, Any]) -> None:
+    """Write them, complete or not at all."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(part, file)
+
+
+def run_methods(file: Path, sizes: list[str], workers: int | None) -> None:
+    """Simulate what is missing, size by size."""
+    from memprof.plan.runner import runner
+
+    results = kept(file)
+    with runner("H100", workers=workers) as machine:
         for size in sizes:
-            row, published = found[method, size], PUBLISHED[method][list(MODELS).index(size)]
-            ours = f"{row['device_peak_bytes'] / 1e9:.1f}" if row["fits"] else "OOM"
-            words.append(f"{ours} ({published if published is not None else 'OOM'})")
-        print(f"| {method} | {' | '.join(words)} |")
+            missing = [method for method in METHODS if f"{method}|{size}" not in results]
+            for method in missing:
+                row = machine.run([settings_of(MODELS[size], method)])[0]
+                names = ("fits", "peak_bytes", "device_peak_bytes", "largest_category", "peak_phase")
+                results[f"{method}|{size}"] = {name: row[name] for name in names}
+                keep(file, results)
+
+
+def run_components(file: Path) -> None:
+    """Simulate what is missing; each group's own peak, as the published sums are made."""
+    from memprof.simulate.fit import evaluate
+
+    results = kept(file)
+    for name in LONG:
+        if name not in results:
+            analysis = evaluate(long_settings(name), None).analysis
+            peak = analysis.device_peak
+            results[name] = {
+                "own_peaks": analysis.group_own_peaks,
+                "peak_bytes": analysis.peak.allocated_bytes,
+                "reserved_bytes": peak.reserved_bytes if peak else None,
+                "at_peak": analysis.peak.groups,
+            }
+            keep(file, results)
+
+
+def methods_table(results: dict[str, Any]) -> str:
+    """Markdown: simulated GB, published in brackets."""
+    lines = [f"| peak GB, simulated (published) | {' | '.join(MODELS)} |", f"|---|{'--:|' * len(MODELS)}"]
+    for method, published in PUBLISHED.items():
+        cells = []
+        for size, theirs in zip(MODELS, published, strict=True):
+            row = results.get(f"{method}|{size}")
+            ours = "–" if row is None else f"{row['device_peak_bytes'] / 1e9:.1f}{'' if row['fits'] else ', OOM'}"
+            cells.append(f"{ours} ({theirs if theirs is not None else 'OOM'})")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def components_table(results: dict[str, Any]) -> str:
+    """Markdown, GB: the published sums, and each group's own peak in ours beside the highest sum at one instant."""
+    groups = ("training", "grpo_loss", "inference", "kv_cache", "total")
+    lines = [
+        "| GB | training | GRPO loss | inference | keys and values | total |",
+        "|---|--:|--:|--:|--:|--:|",
+        *(f"| {name}, published | {' | '.join(map(str, sizes))} |" for name, sizes in COMPONENTS.items()),
+    ]
+    for name, row in results.items():
+        cells = [f"{row['own_peaks'][group] / 1e9:.1f}" for group in groups]
+        lines.append(f"| {name}, simulated: own peaks | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Simulate a table, as far as it is not there, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=["methods", "components"])
+    parser.add_argument("--sizes", default=",".join(MODELS), help="of the first table")
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--results", type=Path, default=FOLDER)
+    parser.add_argument("--print", action="store_true", dest="only_print", help="simulate nothing")
+    asked = parser.parse_args()
+    file = asked.results / f"published_{asked.table}.json"
+    if not asked.only_print and asked.table == "methods":
+        run_methods(file, asked.sizes.split(","), asked.workers)
+    elif not asked.only_print:
+        run_components(file)
+    print((methods_table if asked.table == "methods" else components_table)(kept(file)))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def plain_config(config: Any) -> dict[str, Any] | None:
     if config is None or not hasattr(config, "to_json_string"):
         return None
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    dropped = ("dtype", "torch_dtype", "quantization_config")  # what was really loaded is in ``dtypes``
+    # What was really loaded is in ``dtypes``; trainers switch the cache off in the config, and generate with it.
+    dropped = ("dtype", "torch_dtype", "quantization_config", "use_cache")
     return {k: v for k, v in values.items() if not k.startswith("_") and k not in dropped}
 
 

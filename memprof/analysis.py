@@ -210,6 +210,22 @@ class Analysis:
             rows = rows[(line.address[rows] <= address) & (address < line.address[rows] + line.size[rows])]
         return [self.allocation(int(row)) for row in self._largest(rows, top)]
 
+    def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
+        """The ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
+
+        Of every phase the ``spans`` stretches with the highest peaks are looked at.
+        """
+        by_phase: dict[str, list[Breakdown]] = {}
+        for breakdown in self.phases:
+            by_phase.setdefault(breakdown.phase, []).append(breakdown)
+        found: set[int] = set()
+        for stretches in by_phase.values():
+            for breakdown in sorted(stretches, key=lambda b: -b.active_bytes)[:spans]:
+                found.update(int(row) for row in self._largest(breakdown.rows, each))
+        found.difference_update(int(row) for row in self.peak.rows)
+        rows = np.array(sorted(found), dtype=np.int64)
+        return [self.allocation(int(row)) for row in self._largest(rows, None)]
+
     def _largest(self, rows: I64, top: int | None) -> I64:
         order = np.argsort(-self.timeline.size[rows], kind="stable")
         return rows[order[:top]]

@@ -49,6 +49,7 @@ __all__ = ["Document", "build_document", "document_of"]
 # How many allocations a document looks at: the page's icicle and its folded table want more than the JSON lists.
 _MAX_ALLOCATIONS = 5000
 _MAX_ROWS = 60
+_MAX_ELSEWHERE = 150
 
 
 # Up to so many events a document's timeline has every one; beyond, about so many points, no peak missing.
@@ -73,13 +74,14 @@ def document_of(
         report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
     report = analysis.to_dict() if (alone := report is None) else report
-    allocations = analysis.explain("peak", top=_MAX_ALLOCATIONS)
+    allocations, elsewhere = analysis.explain("peak", top=_MAX_ALLOCATIONS), analysis.explain_phases()
     if redact:
         from memprof.redact import redact as redacted
 
-        report, allocations = redacted(report) if alone else report, redacted(allocations)
+        report = redacted(report) if alone else report
+        allocations, elsewhere = redacted(allocations), redacted(elsewhere)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
-    return build_document(report, analysis.series(points), label, allocations)
+    return build_document(report, analysis.series(points), label, allocations, elsewhere)
 
 
 def build_document(
@@ -87,6 +89,7 @@ def build_document(
     series: dict[str, Any] | None = None,
     label: str | None = None,
     allocations: Sequence[Mapping[str, Any]] | None = None,
+    elsewhere: Sequence[Mapping[str, Any]] = (),
 ) -> Document:
     """The document of one report (``memprof.report/1``).
 
@@ -95,6 +98,7 @@ def build_document(
         series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
         label: a title of the reader's choice; default: the model and step, or the file's name.
         allocations: those alive at the peak, where more are known than the report lists.
+        elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """
     listed = report["peak"]["allocations"] if allocations is None else allocations
     rows = allocation_rows(listed, report["peak"]["active_bytes"])
@@ -112,6 +116,7 @@ def build_document(
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
+        elsewhere=allocation_rows(elsewhere, report["peak"]["active_bytes"])[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),

@@ -19,7 +19,7 @@ from memprof.reports.figures import thinned, timeline_figure
 from memprof.reports.files import write_text
 from memprof.reports.json import dumps
 from memprof.reports.markup import Markup, el, join
-from memprof.reports.model import Document, Timeline
+from memprof.reports.model import Allocation, Document, Timeline
 from memprof.reports.page_compare import comparison_body
 from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES, css_variables, slug
 from memprof.reports.sections import page_body
@@ -27,7 +27,15 @@ from memprof.reports.words import category_label
 
 from memprof._version import __version__
 
-__all__ = ["PHASE_UNIT", "pack_columns", "render_comparison", "render_html", "write_comparison", "write_html"]
+__all__ = [
+    "PHASE_UNIT",
+    "pack_columns",
+    "render_comparison",
+    "render_html",
+    "render_plain",
+    "write_comparison",
+    "write_html",
+]
 
 # Nothing is fetched and nothing but the page's own scripts (by their hashes) is run; plotly sets inline styles.
 _POLICY = (
@@ -66,6 +74,11 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 def render_html(document: Document) -> str:
     """The whole page as text."""
     return _render(document.title, page_body(document), _data(document), bool(document.timeline))
+
+
+def render_plain(title: str, body: Markup, data: dict[str, Any]) -> str:
+    """A page without a chart of its own script's: ``data["report"]`` is what its download button would save."""
+    return _render(title, body, data, charts=False)
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -197,13 +210,15 @@ def _timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, 
         "labels": {c: category_label(c) for c in timeline.categories},
         "peak_point": timeline.peak_point,
         "clock_us": timeline.clock_us,
+        # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
         "allocations": [
-            [
-                a.name or a.site or a.detail or a.category_label,
-                slug(a.category),
-                a.each_bytes,
-                [list(life) for life in a.lives],
-            ]
-            for a in document.allocations
+            *[[*_lives(a), 1] for a in document.allocations],
+            *[[*_lives(a), 0] for a in document.elsewhere],
         ],
     }
+
+
+def _lives(allocation: Allocation) -> list[Any]:
+    name = allocation.name or allocation.site or allocation.detail or allocation.category_label
+    lives = [list(life) for life in allocation.lives]
+    return [name, slug(allocation.category), allocation.each_bytes, lives]

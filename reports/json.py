@@ -41,11 +41,16 @@ def write_json(data: dict[str, Any], path: Path) -> None:
     write_text(path, dumps(data))
 
 
-_KINDS = {"memprof.report/1": "report", "memprof.explain/1": "explain", "memprof.compare/1": "compare"}
+_KINDS = {
+    "memprof.report/1": "report",
+    "memprof.explain/1": "explain",
+    "memprof.compare/1": "compare",
+    "memprof.plan/1": "plan",
+}
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of ``memprof.report/1``, ``memprof.explain/1`` and ``memprof.compare/1``."""
+    """The JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1`` and ``plan/1``."""
     text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 

@@ -359,7 +359,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Document:
-    """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from."""
+    """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
+
+    ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's.
+    """
 
     title: str
     subtitle: tuple[str, ...]
@@ -374,6 +377,7 @@ class Document:
     allocations: tuple[Allocation, ...]
     allocations_bytes: int
     allocations_listed: int
+    elsewhere: tuple[Allocation, ...]
     device_peak: DevicePeak | None
     steps: Steps | None
     evidence: tuple[EvidenceShare, ...]

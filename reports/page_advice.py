@@ -11,6 +11,8 @@ from memprof.reports.text import gib, signed_gib
 
 __all__ = ["advice_section"]
 
+_SHOWN = 4
+
 
 def advice_section(advised: Advised) -> Markup | None:
     """Changes, those that save most first; the set that fits before them, where one was asked for."""
@@ -21,10 +23,18 @@ def advice_section(advised: Advised) -> Markup | None:
         "What would lower the peak",
         advised.basis,
         _combination(advised.combination),
-        el("ol", {"class": "advice"}, *[_change(a, advised.changes) for a in advised.changes])
-        if advised.changes
-        else None,
+        *_lists([_change(a, advised.changes) for a in advised.changes]),
     )
+
+
+def _lists(items: Sequence[Markup]) -> list[Markup]:
+    """The first ones open, the rest folded: the timeline is what people scroll to."""
+    shown, rest = items[:_SHOWN], items[_SHOWN:]
+    found = [el("ol", {"class": "advice"}, *shown)] if shown else []
+    if rest:
+        more = el("summary", {}, "One more that saves less" if len(rest) == 1 else f"{len(rest)} more that save less")
+        found.append(el("details", {}, more, el("ol", {"class": "advice", "start": str(_SHOWN + 1)}, *rest)))
+    return found
 
 
 def _combination(found: Combination | None) -> Markup | None:

@@ -334,18 +334,20 @@ def _fragmentation(run: Run) -> Iterator[Candidate]:
 
 def _for_unknown(run: Run) -> Iterator[Candidate]:
     """From the categories alone, where the file does not say how the run was configured."""
-    peak = run.peak
-    if peak.of("activations") or peak.of("loss_logits"):
+    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
+    kept = run.details.get("activations", {})
+    training = trained > 0 or kept.get("saved", 0) > 0.5 * peak.of("activations")
+    if training and (peak.of("activations") or peak.of("loss_logits")):
         yield Candidate(
             id="micro_batch_half",
-            action="Train half as many completions at a time",
+            action="Train half as many sequences at a time",
             setting="per_device_train_batch_size halved, gradient_accumulation_steps doubled",
             costs="The same tokens in twice as many passes: slower only where a pass no longer fills the GPU.",
             exact=True,
             toll=Toll.SLOWER,
             effect=effects.smaller_micro_batch(0.5),
         )
-    if run.details.get("activations", {}).get("boundary", 0) == 0 and peak.of("activations"):
+    if training and not kept.get("boundary", 0) and peak.of("activations"):
         yield Candidate(
             id="checkpointing",
             action="Turn gradient checkpointing on",
@@ -356,7 +358,6 @@ def _for_unknown(run: Run) -> Iterator[Candidate]:
             toll=Toll.SLOWER,
             effect=effects.checkpointed,
         )
-    trained = run.own_peaks.get("gradients", 0)
     if trained and peak.of("optimizer_state") > 1.5 * trained:
         yield Candidate(
             id="adamw_8bit",

@@ -40,7 +40,8 @@ _CHECKPOINTED = 0.10
 # NF4 with a scale in float32 for each block of 64: bytes a parameter.
 _NF4 = 0.5 + 4 / 64
 # A tile of TRL's loss: 4096 tokens by 32768 entries of the vocabulary, float32.
-_TILE = 4096 * 32768 * 4
+_TILE_ROWS = 4096
+_TILE = _TILE_ROWS * 32768 * 4
 
 
 def all_of(*categories: str) -> Effect:
@@ -52,8 +53,10 @@ def fewer_tokens(share: float) -> Effect:
     """The same step with ``share`` of the tokens: training, log-probs and generation."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
-        names = (*_BY_TOKEN, "kv_cache", *_logits(run))
-        return _lower(peak, names, share) if peak.phase in {*_PASSES, "generate"} else _lower(peak, ("inputs",), share)
+        if peak.phase not in {*_PASSES, "generate"}:
+            return _lower(peak, ("inputs",), share)
+        left = share if peak.phase == "generate" else _logits(run, share)
+        return {**_lower(peak, (*_BY_TOKEN, "kv_cache"), share), **_lower(peak, ("loss_logits",), left)}
 
     return effect
 
@@ -64,7 +67,8 @@ def smaller_micro_batch(share: float) -> Effect:
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         if peak.phase not in _PASSES:
             return {}
-        saved = dict(_lower(peak, ("activations", "activation_gradients", *_logits(run)), share))
+        saved = dict(_lower(peak, ("activations", "activation_gradients"), share))
+        saved |= _lower(peak, ("loss_logits",), _logits(run, share))
         settings = run.settings
         if settings is not None and settings.gradient_accumulation_steps == 1 and peak.phase in ("forward", "backward"):
             # With one pass a step there were no gradients before its backward; from the second pass on there are.
@@ -234,10 +238,13 @@ def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
     return {"activations": min(square * sizes.heads * 2 * 2 * kept, peak.of("activations"))}
 
 
-def _logits(run: Run) -> tuple[str, ...]:
-    """The logits follow the tokens where they are materialised; tiles do not."""
-    tiled = run.settings is not None and run.settings.recipe in ("trl", "lean")
-    return () if tiled else ("loss_logits",)
+def _logits(run: Run, share: float) -> float:
+    """What is left of the logits with ``share`` of the tokens: as much where they are materialised, or fill no tile."""
+    settings = run.settings
+    if settings is None or settings.recipe not in ("trl", "lean"):
+        return share
+    tokens = settings.per_device_train_batch_size * settings.completion_length
+    return min(tokens * share, _TILE_ROWS) / min(tokens, _TILE_ROWS)
 
 
 def _lower(peak: Peak, names: tuple[str, ...], share: float) -> Mapping[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from memprof.cli.options import emit, format_option, json_option
+from memprof.cli.options import emit, format_option, json_option, save_json
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
 
@@ -29,6 +29,9 @@ __all__ = ["command"]
 @click.option("--yaml", "as_yaml_", is_flag=True, help="Print the best configuration as YAML.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; default: one a core.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Page (.html) with the rows drawn."
+)
 @format_option
 @json_option
 def command(
@@ -40,6 +43,7 @@ def command(
     as_yaml_: bool,
     workers: int | None,
     no_cache: bool,
+    output: Path | None,
     style: str,
     json_file: Path | None,
     **given: Any,
@@ -52,6 +56,8 @@ def command(
     from memprof.simulate.gpus import find_gpu
 
     find_gpu(gpu)
+    if output is not None and output.suffix != ".html":
+        raise UsageError(f"-o {output}: a plan is written as a page; give a name that ends in .html, or use --json.")
     base = settings_of(config_file, given)
     fixed = {name for name, value in given.items() if value is not None}
     if config_file is not None:
@@ -67,7 +73,7 @@ def command(
             base, gpu, fixed=fixed, maximize=maximize, vary=_vary(vary), search=not no_search,
             workers=workers, use_cache=not no_cache, progress=told,
         )  # fmt: skip
-    _say(plan, style, json_file, as_yaml_)
+    _say(plan, style, json_file, as_yaml_, output)
     if not any(row.fits for row in plan.rows) and plan.best is None:
         sys.exit(4)
 
@@ -108,16 +114,25 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, asked: bar.update(task, completed=done, total=asked)
 
 
-def _say(plan: Any, style: str, json_file: Path | None, as_yaml_: bool) -> None:
+def _say(plan: Any, style: str, json_file: Path | None, as_yaml_: bool, output: Path | None) -> None:
     from memprof.plan import words
-    from memprof.reports.json import dumps, write_json
+    from memprof.reports.json import dumps
 
+    data = {**plan.to_dict(), "code": words.as_python(plan.best) if plan.best is not None else None}
+    if output is not None:
+        from memprof.reports.plan import write_plan
+
+        write_plan(data, output)
+        click.echo(f"Page: {output}", err=True)
     if (json_file is not None and str(json_file) == "-") or style == "json":
-        emit(dumps(plan.to_dict()))
+        emit(dumps(data))
         return
-    if json_file is not None:
-        write_json(plan.to_dict(), json_file)
-        click.echo(f"JSON: {json_file}", err=True)
-    emit(words.markdown(plan) if style == "markdown" else words.text(plan))
+    save_json(data, json_file)
+    if style == "markdown":
+        emit(words.markdown(plan))
+    else:
+        from memprof.reports.plan import bars
+
+        emit(words.text(plan, bars(data, sys.stdout)))
     if as_yaml_ and plan.best is not None:
         emit("\n" + words.as_yaml(plan.best))

@@ -16,6 +16,19 @@ __all__ = ["run_options", "settings_of"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNT = click.IntRange(min=1)
+_KIND = "gradient_checkpointing"
+
+
+def _keep(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    kept: str | None = context.params.get(_KIND)
+    return value if value is not None else kept
+
+
+def _switch_off(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        context.params[_KIND] = "none"
+
+
 _OPTIONS = (
     click.option("--model", help="Hub id of the packaged catalogue, folder, or config.json."),
     click.option(
@@ -30,18 +43,29 @@ _OPTIONS = (
     click.option("--per-device-train-batch-size", type=int, metavar="N", help="Completions in a micro-batch."),
     click.option("--gradient-accumulation-steps", type=int, metavar="N"),
     click.option("--steps-per-generation", type=int, metavar="N"),
+    click.option("--num-iterations", type=_COUNT, metavar="N", help="Optimizer passes over one generation."),
     click.option("--prompt-length", type=int, metavar="TOKENS"),
     click.option("--completion-length", type=int, metavar="TOKENS"),
-    click.option("--gradient-checkpointing/--no-gradient-checkpointing", default=None),
+    click.option(
+        "--gradient-checkpointing", is_flag=False, flag_value="full", metavar="[KIND]", callback=_keep,
+        help="full (also with no KIND), selective (attention's outputs are kept), offloaded (to the host) or none.",
+    ),
+    click.option(
+        "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off, help="As KIND none.",
+    ),
     click.option("--beta", type=float, help="KL coefficient; other than 0 needs a reference model."),
     click.option("--optim", help="A name of transformers' optimizers, or none for no optimizer step."),
     click.option("--attn", help="auto, flash, efficient or math."),
     click.option("--padding", help="none, or worst: masks hold padding, which rules flash attention out."),
     click.option("--generation", help="hf, none or vllm."),
+    click.option("--cache-implementation", help="Of hf's generation: dynamic, static or quantized."),
+    click.option("--cache-dtype", help="Of a quantized cache: fp8, int4 or int2."),
+    click.option("--reward-model", metavar="MODEL", help="A model that scores completions, given as --model is."),
     click.option("--recipe", help="trl, trl-full-logits or liger."),
     click.option("--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="Of the card, for vllm."),
     click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
     click.option("--gpus", type=int, metavar="N"),
+    click.option("--gpus-per-node", type=_COUNT, metavar="N", help="Whose processes share a host's memory; default 8."),
     click.option("--sharding", help="ddp, fsdp2, zero1, zero2 or zero3, with --gpus above 1."),
     click.option("--alloc-conf", metavar="STRING", help="As PYTORCH_CUDA_ALLOC_CONF."),
 )  # fmt: skip

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.errors import UsageError
 from memprof.plan.grid import methods_for
 from memprof.plan.runner import Runner, runner
+from memprof.simulate.accuracy import expected_error
+from memprof.simulate.fit import MARGIN
+from memprof.simulate.gpus import find_gpu
 from memprof.simulate.settings import Settings
 
-__all__ = ["MAXIMIZE", "Plan", "Row", "make_plan"]
+__all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 _LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
@@ -30,6 +33,7 @@ class Row:
     host_bytes: int
     largest_category: str
     phase: str
+    categories: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As in ``memprof.plan/1``."""
@@ -42,6 +46,7 @@ class Row:
             "host_bytes": self.host_bytes,
             "largest_category": self.largest_category,
             "phase": self.phase,
+            "categories": self.categories,
         }
 
 
@@ -66,6 +71,9 @@ class Plan:
             "rows": [row.to_dict() for row in self.rows],
             "best": self.best.to_dict() if self.best is not None else None,
             "maximized": self.maximized,
+            "total_bytes": find_gpu(self.gpu).total_bytes,
+            "limit_bytes": limit_of(self.gpu),
+            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows)),
             "notes": self.notes,
         }
 
@@ -139,6 +147,7 @@ def _row(name: str, settings: Settings, result: dict[str, Any]) -> Row:
         host_bytes=result["host_bytes"],
         largest_category=result["largest_category"],
         phase=result["peak_phase"],
+        categories=result.get("categories") or {},
     )
 
 
@@ -189,12 +198,14 @@ def _next(one: Row, other: Row, good: Row, bad: Row | None, what: str, room: int
     return min(target, low * 8)
 
 
-def _room(machine: Runner) -> int:
-    from memprof.simulate.fit import MARGIN
-    from memprof.simulate.gpus import find_gpu
+def limit_of(gpu: str) -> int:
+    """What a prediction must not exceed on a GPU, in bytes."""
+    return int(find_gpu(gpu).total_bytes / (1 + MARGIN))
 
+
+def _room(machine: Runner) -> int:
     assert machine.gpu is not None
-    return int(find_gpu(machine.gpu).total_bytes / (1 + MARGIN))
+    return limit_of(machine.gpu)
 
 
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:

@@ -26,8 +26,8 @@ def _cells(plan: Plan) -> list[tuple[str, ...]]:
     return [head, *rows]
 
 
-def text(plan: Plan) -> str:
-    """For a terminal."""
+def text(plan: Plan, drawn: str = "") -> str:
+    """For a terminal; ``drawn`` is the rows as bars."""
     cells = _cells(plan)
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     numbers = {2, 3, 4}
@@ -35,14 +35,19 @@ def text(plan: Plan) -> str:
     for row in cells:
         parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(parts).rstrip())
-    return "\n".join([*lines, "", *_ending(plan), ""])
+    return "\n".join([*lines, "", *([drawn] if drawn else []), *_ending(plan), "", *_notes(plan), ""])
 
 
 def markdown(plan: Plan) -> str:
     """For a README or an issue."""
     head, *rows = _cells(plan)
     lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|--:|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", *_ending(plan, fence=True), ""])
+    return "\n".join([*lines, "", *_ending(plan, fence=True), "", *_notes(plan), ""])
+
+
+def _notes(plan: Plan) -> list[str]:
+    """How far off all of this may be."""
+    return [str(plan.to_dict()["expected_error"]["sentence"])]
 
 
 def _ending(plan: Plan, fence: bool = False) -> list[str]:

@@ -103,7 +103,10 @@ class CacheWatch:
     def _claim(self, tensor: Any, detail: str, index: int) -> None:
         import torch
 
-        if isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, tuple):  # quantised: values and their scales
+            for part in tensor:
+                self._claim(part, detail, index)
+        elif isinstance(tensor, torch.Tensor):
             self._owners.claim(tensor, Category.KV_CACHE, detail, f"layers.{index}.{detail}")
 
 

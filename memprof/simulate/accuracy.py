@@ -22,13 +22,13 @@ def comparisons() -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
-def expected_error(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a prediction's error, as it stands in the report.
+def expected_error(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of the error of predictions with these settings, as it stands in the report.
 
     ``allocated`` and ``reserved`` hold the lowest and highest signed error seen (simulated / measured - 1) and how many
-    comparisons there were; ``not_compared`` names what this run takes from a model that nothing real was compared with.
+    comparisons there were; ``not_compared`` names what is modelled and nothing real was compared with.
     """
-    told = not_compared(config)
+    told = list(dict.fromkeys(part for config in configs for part in not_compared(config)))
     found = {
         "allocated": _range(("peak", "generation")),
         "reserved": _range(("reserved",)),

@@ -29,6 +29,8 @@ _DTYPE = [
     *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
     *("sum", "sum.dim_IntList"),
 ]
+# Left alone by CUDA's autocast; the CPU's brings their arguments to one dtype first (``autocast_mode.cpp``).
+_UNTOUCHED = ["cat", "stack", "index_copy"]
 _WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
 
 _OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -77,13 +79,22 @@ def _cast_widest(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _untouched(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            return op(*args, **kwargs)
+
+    return kernel
+
+
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """While open, ``torch.autocast("cpu")`` casts what ``torch.autocast("cuda")`` would."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    lists = ((_FLOAT32, _cast_float32), (_DTYPE, _set_dtype), (_WIDEST, _cast_widest), (_UNTOUCHED, _untouched))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for names, make in ((_FLOAT32, _cast_float32), (_DTYPE, _set_dtype), (_WIDEST, _cast_widest)):
+        for names, make in lists:
             for name in names:
                 library.impl(name, make(_operation(name)), "AutocastCPU")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -55,12 +55,20 @@ def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[F
 
 
 def _changes() -> list[tuple[Any, str, Any]]:
-    changes: list[tuple[Any, str, Any]] = [(nn.Module, "_apply", _apply)]
+    changes: list[tuple[Any, str, Any]] = [(nn.Module, "_apply", _apply), (torch, "inference_mode", _inference_mode)]
     for name, module in list(sys.modules.items()):
         # transformers takes fake tensors for a graph being traced and leaves the eager path for them.
         if name.startswith("transformers.") and "is_tracing" in vars(module):
             changes.append((module, "is_tracing", _never))
     return changes
+
+
+def _inference_mode(mode: Any = True) -> Any:
+    """``no_grad`` in its place: it holds the same memory, and composite operations are still taken apart before a
+    dispatch mode sees them."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else nullcontext()
 
 
 def _never(*_: Any, **__: Any) -> bool:

@@ -111,7 +111,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
     """The dtype most floating-point parameters have; an adapter's few in float32 do not decide."""
-    by_count = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
+    by_count: dict[str, int] = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
     if by_count:
         return max(by_count, key=lambda name: by_count[name])
     name = str(config.get("dtype") or "float32")
@@ -203,7 +203,7 @@ def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
     """
     recorded = (source.get("setup") or {}).get("model_config")
     if isinstance(recorded, Mapping) and recorded.get("model_type"):
-        return dict(recorded)
+        return {name: value for name, value in recorded.items() if name != "use_cache"}
     config = source.get("config") or {}
     if (named := _named(config.get("model_name") or config.get("model") or "")) is not None:
         return named

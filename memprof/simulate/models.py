@@ -34,17 +34,25 @@ def load_config(model: str) -> Any:
     return config
 
 
-def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool = False) -> Any:
+def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool = False, scores: bool = False) -> Any:
     """A causal language model of fake tensors; call it inside the fake world, where its tensors are counted.
 
-    Raises:
-        InputError: the architecture is not a causal language model, or its code needs real values.
-    """
-    from transformers import AutoModelForCausalLM
+    Args:
+        config: transformers' config.
+        dtype: of the parameters.
+        attention: transformers' name for the attention code.
+        nf4: keep linear layers in 4 bits.
+        scores: a model that gives each sequence one number instead (a reward model).
 
+    Raises:
+        InputError: the architecture is not one of these, or its code needs real values.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+            model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
             if nf4:
                 quantize_nf4(model)
         materialize(model)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeOwnerBook"]
 
+_SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
+
 
 class FakeOwnerBook(OwnerBook):
     """Owners of fake storages, whose addresses only the recorder knows."""
@@ -22,8 +24,13 @@ class FakeOwnerBook(OwnerBook):
     def __init__(self, recorder: FakeRecorder) -> None:
         super().__init__(recorder.now_us, recorder.watches)
         self._recorder = recorder
+        self._category_of: dict[int, Category] = {}
 
     def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
+        shard = hasattr(tensor, "_local_tensor") and category in _SHARDED
+        if shard:
+            self._category_of[id(tensor)] = category
+            detail = detail or "sharded"
         for storage in storages_of(tensor):
             known = self._claimed.get(storage._cdata)
             if known is not None and known() is storage:
@@ -31,6 +38,11 @@ class FakeOwnerBook(OwnerBook):
             if address := self._recorder.address_of(storage):
                 self._claimed[storage._cdata] = weakref.ref(storage)
                 self.claim_address(address, category, detail, name)
+
+
+    def category_of(self, parameter: torch.Tensor) -> Category:
+        """What a sharded parameter is; a weight if nobody said."""
+        return self._category_of.get(id(parameter), Category.WEIGHTS)
 
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         """Note what the block alive at ``address`` is."""

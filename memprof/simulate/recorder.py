@@ -7,9 +7,10 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +23,18 @@ from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, _TagWriter
 from memprof.simulate.engine import sums_in_place
 from memprof.simulate.hidden import hidden_bytes
+from memprof.simulate.host import HostPool
 from memprof.simulate.owners import FakeOwnerBook
 from memprof.simulate.plain_heap import PlainHeap
 from memprof.vocabulary import Category, History, Kind, Phase
 
 __all__ = ["FakeRecorder"]
 
-_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)  # frames that own no memory
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks.
+_OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
+# In place of an address: host memory, which is counted and has no events; memory that is held in another way.
+_HOST, _ELSEWHERE = -1, -2
 _graph_task = torch._C._current_graph_task_id
 _ADD = torch.ops.aten.add.Tensor
 _MULTIPLIES = {
@@ -108,6 +114,8 @@ class FakeRecorder:
         self._workspaces: set[bool] = set()
         self.stream_of: Callable[[], int] | None = None
         self.paused = 0
+        self.host = HostPool()
+        self._on_host = 0
 
     # -- recorder ----------------------------------------------------------------------------------------------
 
@@ -221,7 +229,7 @@ class FakeRecorder:
     def address_of(self, storage: Any) -> int:
         """The simulated address of a storage; 0 if it has none."""
         watch = self._live.get(storage._cdata)
-        return watch.address if watch is not None else 0
+        return watch.address if watch is not None and watch.address > 0 else 0
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for what an operation made, its kernel's own temporaries included."""
@@ -249,6 +257,15 @@ class FakeRecorder:
             self._workspaces.add(in_engine)
             self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
 
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """What is made inside is pinned host memory, not the device's, for as long as it lives."""
+        self._on_host += 1
+        try:
+            yield
+        finally:
+            self._on_host -= 1
+
     def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
         """A tensor's storage came to be, unless it is known already."""
         if tensor.untyped_storage()._cdata not in self._live:
@@ -260,12 +277,27 @@ class FakeRecorder:
         for address in taken:
             self.release(address)
 
-    def hold(self, nbytes: int, category: Category, owners: FakeOwnerBook | None, name: str) -> int:
+    def hold(
+        self,
+        nbytes: int,
+        category: Category,
+        owners: FakeOwnerBook | None,
+        name: str,
+        detail: str | None = None,
+    ) -> int:
         """Memory that no tensor stands for (workspaces, engine pools) and that stays; its address."""
         address, _ = self._malloc(nbytes, (nbytes,), torch.uint8, None)
         if owners is not None:
-            owners.claim_address(address, category, None, name)
+            owners.claim_address(address, category, detail, name)
         return address
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """A tensor whose memory is accounted for elsewhere (by :meth:`hold`): given back, and not counted again."""
+        storage: Any = tensor.untyped_storage()
+        watch = self._live.pop(storage._cdata, None)
+        if watch is not None:
+            self._give_back(watch)
+        self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
 
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` took."""
@@ -276,6 +308,10 @@ class FakeRecorder:
     def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()
         if not nbytes or self.paused:
+            return
+        if self._on_host:
+            self.host.malloc(nbytes)
+            self._remember(storage, _HOST, nbytes, 0)
             return
         address, stream = self._malloc(nbytes, shape, dtype, func)
         self._remember(storage, address, nbytes, stream)
@@ -319,14 +355,18 @@ class FakeRecorder:
         if not self._running or known is not watch:
             return
         del self._live[watch.key]
-        self.release(watch.address)
+        self._give_back(watch)
+
+    def _give_back(self, watch: _Watch) -> None:
+        if watch.address == _HOST:
+            self.host.free(watch.nbytes)
+        elif watch.address != _ELSEWHERE:
+            self.release(watch.address)
 
     def _resized(self, storage: Any) -> None:
         watch = self._live.pop(storage._cdata, None)
         if watch is not None:
-            self._captured, self._tag = None, ""
-            self._origin.pop(watch.address, None)
-            self.allocator.free(watch.address)
+            self._give_back(watch)
         if storage.nbytes():
             self._born(storage, (storage.nbytes(),), torch.uint8, None)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.simulate.caches import filled_cache, shapes_of
 from memprof.simulate.engines import ColocatedEngine
 from memprof.simulate.settings import Settings
 
@@ -52,47 +54,43 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as model,
         torch.no_grad(),
+        _gathered(trainer),
     ):
-        layers = _some_tokens(trainer, model, batch, settings.prompt_length, None)
+        asked = settings.prompt_length
+        if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
+            _some_tokens(trainer, model, batch, asked, settings.completion_length)
+            return
+        shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
         if settings.completion_length > _DECODED:
             held = settings.sequence_length - 1 - _DECODED
-            _some_tokens(trainer, model, batch, held + 1, _cache(model, layers, held))
+            cache = filled_cache(model, shapes, held, settings)
+            _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
+
+
+def _gathered(trainer: Any) -> AbstractContextManager[Any]:
+    """Under ZeRO-3 TRL has the whole model on every rank while it generates (``ds3_gather_for_generation``)."""
+    zero = getattr(trainer, "_memprof_zero", None)
+    return nullcontext() if zero is None else zero.gathered()
 
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
 
 
-def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, cache: Any) -> list[tuple[Any, Any, torch.dtype]]:
-    """Generate some tokens after ``tokens``; returns shapes and dtype of each layer's keys and values."""
+def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int, cache: Any = None) -> Any:
+    """Generate :data:`_DECODED` tokens of at most ``longest`` after ``tokens``; returns the cache."""
     import copy
 
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
-    generation.max_new_tokens = _DECODED
+    generation.max_new_tokens = longest
     generation.return_dict_in_generate = True
+    if cache is not None:
+        generation.cache_implementation = generation.cache_config = None
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
     )
-    return [
-        (tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype) for layer in out.past_key_values.layers
-    ]
-
-
-def _cache(model: Any, layers: list[tuple[Any, Any, torch.dtype]], held: int) -> Any:
-    """A cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    for index, (keys, values, dtype) in enumerate(layers):
-        window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
-        length = min(held, window - 1) if window else held
-        parts = [torch.empty(*shape[:-2], length, shape[-1], dtype=dtype) for shape in (keys, values)]
-        cache.update(*parts, index)
-        del parts
-        if hasattr(cache.layers[index], "cumulative_length"):
-            cache.layers[index].cumulative_length = held
-    return cache
+    return out.past_key_values
 
 
 def counted(sample: Any) -> Any:

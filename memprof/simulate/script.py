@@ -271,7 +271,7 @@ class _Interception:
                 as_fakes(reward)
                 self._session.add_model(reward, "reward")
         if functions:
-            self.notes.append(f"{len(functions)} reward function(s) answer at random; they hold no GPU memory")
+            self.notes.append(f"{len(functions)} reward function(s) were not called: there is no text to judge")
         return [_reward_named(r) if r in functions else r for r in rewards]
 
     def _reference(self, name: str, architecture: Any = None, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from memprof.record.caches import CacheWatch
 from memprof.record.session import Session
+from memprof.simulate.host import PROCESS_BYTES
 from memprof.simulate.owners import FakeOwnerBook
 from memprof.simulate.recorder import FakeRecorder
 
@@ -16,7 +17,7 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
 
-    ``non_torch``, ``managed_bytes`` (paged state) and ``pinned_bytes`` are set by what is simulated.
+    ``non_torch`` and ``managed_bytes`` (paged state) are set by what is simulated.
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
@@ -25,7 +26,6 @@ class FakeSession(Session):
         self.owners = self.book = FakeOwnerBook(recorder)
         self.caches = CacheWatch(self.owners)
         self.managed_bytes = 0
-        self.pinned_bytes = 0
         self.non_torch: int | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -39,12 +39,12 @@ class FakeSession(Session):
 
     def to_raw(self) -> dict[str, Any]:
         raw = super().to_raw()
+        pinned = self.fake_recorder.host
         raw["memprof"]["host"] = {
-            # The pinned allocator rounds up to powers of two.
-            "pinned_bytes": 1 << (self.pinned_bytes - 1).bit_length() if self.pinned_bytes else 0,
-            "pinned_requested_bytes": self.pinned_bytes,
+            "pinned_bytes": pinned.held,
+            "pinned_requested_bytes": pinned.requested_peak,
             "managed_bytes": self.managed_bytes,
-            "rss_bytes": 0,
+            "rss_bytes": PROCESS_BYTES + pinned.held + self.managed_bytes if self.fake_recorder.cuda else None,
         }
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}

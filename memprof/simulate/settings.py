@@ -18,7 +18,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "recipe": ("trl", "trl-full-logits", "liger"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"),
     "device": ("cuda", "cpu"),
-    "gradient_checkpointing": ("none", "full"),
+    "gradient_checkpointing": ("none", "full", "selective", "offloaded"),
+    "cache_implementation": ("dynamic", "static", "quantized"),
+    "cache_dtype": ("auto", "fp8", "int4", "int2"),
 }
 
 
@@ -47,7 +49,8 @@ class Settings:
     """One run. Lengths are tokens, one sequence's; sizes are bytes.
 
     ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
-    a model given by name in float32, and computes in bfloat16 (``mixed_precision``).
+    a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
+    False (``none``), True (``full``), ``selective`` or ``offloaded``.
     """
 
     model: str
@@ -63,7 +66,7 @@ class Settings:
     num_iterations: int = 1
     prompt_length: int = 512
     completion_length: int = 256
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | str = True
     beta: float = 0.0
     optim: str = "adamw_torch_fused"
     max_grad_norm: float = 1.0
@@ -71,22 +74,34 @@ class Settings:
     attn: str = "auto"
     padding: str = "none"
     generation: str = "hf"
+    cache_implementation: str = "dynamic"
+    cache_dtype: str = "auto"
+    reward_model: str | None = None
     vllm_gpu_memory_utilization: float = 0.3
     vllm_enable_sleep_mode: bool = False
     recipe: str = "trl"
     gpus: int = 1
+    gpus_per_node: int = 8
     sharding: str = "ddp"
+    reduce_bucket_size: int = 500_000_000
+    stage3_prefetch_bucket_size: int = 50_000_000
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
     alloc_conf: str = ""
     device: str = "cuda"
     gpu: str | None = None
 
     def __post_init__(self) -> None:
+        kind = self.gradient_checkpointing
+        object.__setattr__(self, "gradient_checkpointing", {"none": False, "full": True}.get(str(kind), kind))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
         self._check_numbers()
         self._check_optimizer()
+        self._check_generation()
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -97,6 +112,7 @@ class Settings:
             "prompt_length",
             "completion_length",
             "gpus",
+            "gpus_per_node",
             "num_iterations",
         ):
             if getattr(self, name) < 1:
@@ -108,17 +124,29 @@ class Settings:
         if self.optim not in OPTIMIZERS:
             raise UsageError(f"--optim {self.optim!r} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
 
-    def _check_together(self) -> None:
-        if self.load_in_4bit and self.lora_r is None:
-            raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
-        if self.sharding == "fsdp2" and (self.lora_r is not None or self.device == "cpu" or self.optim in _UNSHARDED):
-            raise UsageError("--sharding fsdp2 is simulated for full fine-tuning with torch's own optimizers on CUDA.")
-        if self.sharding in ("zero1", "zero2", "zero3"):
-            raise UsageError(f"--sharding {self.sharding} is not simulated yet; ddp and fsdp2 are.")
+    def _check_generation(self) -> None:
+        if self.cache_implementation != "dynamic" and self.generation != "hf":
+            raise UsageError("--cache-implementation is of transformers' own generation: drop it or --generation.")
+        if self.cache_dtype != "auto" and self.cache_implementation != "quantized":
+            raise UsageError("--cache-dtype is how a quantised cache is kept: add --cache-implementation quantized.")
         if self.generation == "vllm" and self.sharding == "fsdp2":
             raise UsageError("--generation vllm beside --sharding fsdp2 is not simulated yet; use --generation none.")
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+
+    def _check_together(self) -> None:
+        if self.load_in_4bit and self.lora_r is None:
+            raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
+        if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
+            raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
+        if self.sharding == "fsdp2" and self.load_in_4bit:
+            raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
+        if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
+            raise UsageError(
+                f"--sharding {self.sharding} is modelled for bfloat16 weights and torch's own AdamW (or none) on CUDA."
+            )
+        if self.checkpointing == "offloaded" and self.device == "cpu":
+            raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
         if self.num_generations < 2:
             raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
         batch = self.per_device_train_batch_size * self.gpus * self.generation_steps
@@ -133,6 +161,27 @@ class Settings:
     def generation_steps(self) -> int:
         """Micro-batches that share one generation; TRL's default is the accumulation's."""
         return self.steps_per_generation or self.gradient_accumulation_steps
+
+    @property
+    def sharded_by_zero(self) -> bool:
+        """Whether DeepSpeed's ZeRO divides the run over several GPUs."""
+        return self.gpus > 1 and self.sharding.startswith("zero")
+
+    @property
+    def whole_nowhere(self) -> bool:
+        """Whether parameters are divided before a rank ever holds a whole model."""
+        return self.gpus > 1 and self.sharding in ("fsdp2", "zero3")
+
+    @property
+    def weights_dtype(self) -> str:
+        """Of the parameters once they are where they are trained: DeepSpeed's are bfloat16."""
+        return "bfloat16" if self.sharded_by_zero else self.dtype
+
+    @property
+    def checkpointing(self) -> str:
+        """``none``, ``full``, ``selective`` or ``offloaded``."""
+        kind = self.gradient_checkpointing
+        return kind if isinstance(kind, str) else "full" if kind else "none"
 
     @property
     def sequence_length(self) -> int:
@@ -159,6 +208,7 @@ _ALIASES = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
     "torch_dtype": "dtype",
+    "activation_checkpointing": "gradient_checkpointing",
 }
 
 
@@ -185,6 +235,18 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         if name == "dtype":
             value = str(value).removeprefix("torch.")
         values[name] = value
+    return _with_kind(values, given)
+
+
+def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Kinds of checkpointing as transformers' and TRL's own arguments name them."""
+    if values.get("gradient_checkpointing", True) is not True:
+        return values
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        more = given.get(name)
+        for key, kind in (("offload", "offloaded"), ("selective", "selective")):
+            if isinstance(more, dict) and more.get(key):
+                values["gradient_checkpointing"] = kind
     return values
 
 

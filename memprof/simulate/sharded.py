@@ -5,6 +5,8 @@ Collectives of torch's fake group return at once; what they allocate is what a r
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,14 @@ import torch
 
 from memprof.errors import UsageError
 from memprof.simulate.fakes import patched
+from memprof.simulate.settings import Settings
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder import FakeRecorder
     from memprof.simulate.session import FakeSession
 
-__all__ = ["count_shards", "fake_group", "hold_buckets", "shard", "shards_planned_unseen"]
+__all__ = ["count_shards", "fake_group", "gathered_owned", "hold_buckets", "shard", "shards_planned_unseen"]
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def fake_group(world: int) -> Iterator[Any]:
         raise UsageError("this process belongs to a process group; simulate several GPUs in a process of its own.")
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (world,))
+        yield init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
     finally:
         dist.destroy_process_group()
 
@@ -61,21 +64,108 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
         yield
 
 
-def shard(model: Any, mesh: Any, *, trained: bool) -> None:
-    """Shard every layer and the rest of the model, as accelerate does, and count this rank's shards.
+def shard(model: Any, mesh: Any, settings: Settings) -> bool:
+    """Shard a model by accelerate's own code: its layers, its embeddings, its head, and what is left.
 
-    Parameters are computed with in bfloat16 and reduced in it; call it with recording paused, since no rank of a
-    real run holds the whole model.
+    Call it with recording paused, since no rank of a real run holds the whole model.
+
+    Returns:
+        Whether each layer became a unit of its own. With an adapter, transformers 5 hands accelerate a policy that its
+        FSDP2 does not know, and all layers are gathered at once.
+
+    Raises:
+        UsageError: the installed accelerate has no FSDP2.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    try:
+        from accelerate.utils import FullyShardedDataParallelPlugin
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    except ImportError:
+        raise UsageError("--sharding fsdp2 runs accelerate's own code: install accelerate 1.6 or later.") from None
+    from torch.distributed.fsdp import FSDPModule
 
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    wanted = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in wanted:
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    model.requires_grad_(trained)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    if settings.mixed_precision != "no":
+        plugin.set_mixed_precision(settings.mixed_precision)
+    accelerator = types.SimpleNamespace(
+        state=types.SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=mesh,
+        parallelism_config=types.SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        mixed_precision=settings.mixed_precision,
+        is_main_process=False,
+        device=torch.device("cpu"),
+    )
+    if getattr(model, "peft_config", None) is not None:
+        _as_transformers_would(model, accelerator)
+    fsdp2_prepare_model(accelerator, model)
+    return sum(isinstance(m, FSDPModule) for m in model.modules()) > _OUTSIDE_LAYERS
+
+
+_OUTSIDE_LAYERS = 4  # embeddings, last norm, head, and the model itself
+
+
+def _as_transformers_would(model: Any, accelerator: Any) -> None:
+    try:
+        from transformers.integrations.fsdp import update_fsdp_plugin_peft
+    except ImportError:  # transformers 4: a method of the trainer, for the first FSDP only
+        return
+    update_fsdp_plugin_peft(model, accelerator)
+
+
+@contextmanager
+def gathered_owned(session: FakeSession) -> Iterator[None]:
+    """While open, what FSDP2 gathers is known as the parameter it is, and what it stages as communication."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    recorder, book = session.fake_recorder, session.book
+    gather, allocate = FSDPParam.alloc_all_gather_outputs, collectives.DefaultAllocMixin.allocate
+    reduce = FSDPParamGroup.post_backward
+
+    def claim(tensor: Any, category: Category, detail: str | None, name: str) -> None:
+        if address := recorder.address_of(tensor.untyped_storage()):
+            book.claim_address(address, category, detail, name)
+
+    def gathered(self: Any) -> None:
+        gather(self)
+        category = book.category_of(self.sharded_param)
+        for tensor in self.all_gather_outputs:
+            claim(tensor, category, "unsharded", f"{self._param_fqn} (gathered)")
+
+    def allocated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = allocate(self, *args, **kwargs)
+        if "reduce_scatter_input" not in sys._getframe(1).f_locals:  # what is reduced into becomes the gradients
+            claim(made, Category.COMMUNICATION, None, type(self).__name__)
+        return made
+
+    def reduced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for parameter in self.fsdp_params:
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None:
+                claim(whole.grad, Category.GRADIENTS, "unsharded", parameter._param_fqn)
+        return reduce(self, *args, **kwargs)
+
+    recorder.stream_of = _stream
+    with patched(
+        (FSDPParam, "alloc_all_gather_outputs", gathered),
+        (FSDPParamGroup, "post_backward", reduced),
+        (collectives.DefaultAllocMixin, "allocate", allocated),
+    ):
+        yield
+
+
+def _stream() -> int:
+    """FSDP2 gathers and reduces on streams of its own, which have pools of their own."""
+    current = torch.cpu.current_stream()
+    return 0 if current is _DEFAULT_STREAM else id(current)
+
+
+_DEFAULT_STREAM = torch.cpu.current_stream()
 
 
 def count_shards(model: Any, recorder: FakeRecorder) -> None:

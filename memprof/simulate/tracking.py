@@ -46,6 +46,11 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for kind in types:
             if self._is_foreign(kind):
                 return NotImplemented
+        if kwargs.get("pin_memory"):  # there is no device to pin for; the recorder counts it
+            with self._recorder.on_host():
+                out = func(*args, **{**kwargs, "pin_memory": False})
+                self._recorder.see(func, args, kwargs, out)
+            return out
         special = _SPECIAL.get(func)
         out = special(self, func, args, kwargs) if special is not None else func(*args, **kwargs)
         self._recorder.see(func, args, kwargs, out)

@@ -26,7 +26,7 @@ def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
     from transformers.generation.utils import GenerationMixin
 
     def reference(*_: Any, **__: Any) -> Any:
-        return build_model(config, settings.dtype, attention="sdpa")
+        return build_model(config, settings.weights_dtype, attention="sdpa")
 
     def fast_all(mask: Any) -> Any:
         answer = mask.sum() == mask.numel()

@@ -12,16 +12,23 @@ import math
 import tempfile
 from typing import Any
 
+import torch
+
+from memprof.integrations.facts import plain_config
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
+from memprof.simulate.caches import cache_arguments, modelled_quanto
+from memprof.simulate.checkpointing import choose_checkpointing, offloading_to_host
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
 from memprof.simulate.recipes import apply_recipe
+from memprof.simulate.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
-from memprof.simulate.sharded import count_shards, hold_buckets, shard, shards_planned_unseen
+from memprof.simulate.sharded import count_shards, gathered_owned, hold_buckets, shard, shards_planned_unseen
 from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fakes
+from memprof.simulate.zero_trainer import attach_zero, gathering_for_zero
 from memprof.vocabulary import Phase
 
 __all__ = ["run_trl", "selected_of"]
@@ -52,16 +59,22 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
     """
     from transformers import PrinterCallback, ProgressCallback
 
+    session.setup = {"model_config": plain_config(config)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(own_accelerate_state())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
         stack.enter_context(quiet())
         load = session.enter_phase(Phase.LOAD.value)
         stack.enter_context(trl_on_fakes(settings, config))
+        stack.enter_context(modelled_quanto())
+        if settings.device == "cuda":
+            stack.enter_context(offloading_to_host(session))
         if mesh is not None:
             stack.enter_context(shards_planned_unseen(session.fake_recorder))
+            stack.enter_context(gathered_owned(session))
         trainer = _trainer(settings, config, folder, session, mesh)
-        if settings.gpus > 1 and mesh is None:
+        stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
+        if settings.gpus > 1 and settings.sharding == "ddp":
             hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
@@ -80,24 +93,29 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
     from trl import GRPOTrainer
 
     recorder = session.fake_recorder
-    if mesh is not None:
-        recorder.paused += 1
-    model = build_model(config, settings.dtype, attention="sdpa", nf4=settings.load_in_4bit)
+    recorder.paused += settings.whole_nowhere
+    model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
+    choose_checkpointing(model, settings.checkpointing)
+    rewards = _rewards(settings)
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=_reward,
         args=_arguments(settings, folder),
         train_dataset=_dataset(settings),
         processing_class=_tokenizer(config),
         peft_config=_adapter(settings),
+        **rewards,
     )
     if mesh is not None:
-        _shard(trainer, mesh, recorder)
+        _shard(trainer, mesh, settings, session)
+    elif settings.sharded_by_zero:
+        trainer._memprof_zero = attach_zero(trainer, settings, session)
     session.owners._models.clear()
     session.add_model(trainer.model, "policy")
     if trainer.ref_model is not None:
         session.add_model(trainer.ref_model, "reference")
+    if settings.reward_model is not None:
+        session.add_model(trainer.reward_funcs[0], "reward")
     session.owners.claim_models()
     fake_rollout(trainer, settings, session)
     _set_optimizer(trainer, settings, session)
@@ -105,15 +123,23 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
     return trainer
 
 
-def _shard(trainer: Any, mesh: Any, recorder: Any) -> None:
+def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:
     """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
-    shard(trainer.model, mesh, trained=True)
+    recorder = session.fake_recorder
+    if not shard(trainer.model, mesh, settings):
+        session.notes.append(
+            "FSDP2 gathers all layers at once here: with an adapter, transformers hands accelerate a wrapping policy "
+            "that its FSDP2 does not know."
+        )
     if trainer.ref_model is not None:
-        shard(trainer.ref_model, mesh, trained=False)
+        shard(trainer.ref_model, mesh, settings)
     recorder.paused -= 1
     for model in (trainer.model, trainer.ref_model):
         if model is not None:
             count_shards(model, recorder)
+    for scores in trainer.reward_funcs:
+        if isinstance(scores, torch.nn.Module):  # whole on every rank: accelerate shards what is trained
+            count_shards(scores, recorder)
 
 
 def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
@@ -138,7 +164,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
     arguments = GRPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=settings.mixed_precision == "bf16",
+        bf16=settings.mixed_precision == "bf16" and not settings.sharded_by_zero,
         fp16=False,
         per_device_train_batch_size=settings.per_device_train_batch_size * double,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,
@@ -146,11 +172,11 @@ def _arguments(settings: Settings, folder: str) -> Any:
         num_iterations=settings.num_iterations,
         num_generations=group * double,
         max_completion_length=settings.completion_length,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing=bool(settings.gradient_checkpointing),
         beta=settings.beta,
         loss_type=settings.loss_type,
         optim="adamw_torch" if settings.optim == "none" or settings.optim in MODELLED else settings.optim,
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=0.0 if settings.sharded_by_zero else settings.max_grad_norm,  # DeepSpeed clips its own share
         max_steps=(WARM_UP + MEASURED) * cycle,
         logging_strategy="no",
         save_strategy="no",
@@ -159,6 +185,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=False,
         learning_rate=1e-6,
+        **cache_arguments(settings),
     )
     arguments.per_device_train_batch_size //= double
     arguments.generation_batch_size //= double
@@ -177,8 +204,10 @@ def _adapter(settings: Settings) -> Any:
     return LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules=targets, task_type="CAUSAL_LM")
 
 
-def _reward(completions: list[Any], **_: Any) -> list[float]:
-    return [float(i % 2) for i in range(len(completions))]
+def _rewards(settings: Settings) -> dict[str, Any]:
+    if settings.reward_model is None:
+        return {"reward_funcs": reward_function}
+    return {"reward_funcs": [reward_model(settings)], "reward_processing_classes": [RewardTokenizer(settings)]}
 
 
 def _dataset(settings: Settings) -> Any:

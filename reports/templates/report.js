@@ -239,13 +239,13 @@
     $$("panel-parts").replaceChildren(...parts.map(([name, n]) => line(name, timeline.labels[name] || name, gib(n))));
     const clock = timeline.clock_us + time * 1e6;
     const alive = [];
-    for (const [label, category, each, lives] of timeline.allocations) {
-      const n = point === timeline.peak_point ? lives.length
+    for (const [label, category, each, lives, atPeak] of timeline.allocations) {
+      const n = point === timeline.peak_point ? atPeak * lives.length
         : lives.filter(([born, died]) => (born === null || born <= clock) && (died === null || clock < died)).length;
       if (n) alive.push([category, n > 1 ? label + " ×" + n : label, n * each]);
     }
     alive.sort((a, b) => b[2] - a[2]);
-    $$("panel-largest-title").textContent = point === timeline.peak_point ? "Largest alive" : "Of the peak's largest, alive here";
+    $$("panel-largest-title").textContent = point === timeline.peak_point ? "Largest alive" : "Largest known, alive here";
     $$("panel-largest").replaceChildren(...alive.slice(0, 7).map(([category, label, n]) => line(category, label, gib(n))));
   };
 

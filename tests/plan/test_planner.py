@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,30 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
     assert len(others) == 3
     (tmp_path / "deep" / "folder" / f"{key}.json").write_text("{")
     assert cache.load(key) is None
+
+
+def test_a_plan_is_drawn(known: list[_Known], tmp_path: Path) -> None:
+    import io
+
+    from memprof.reports.json import validate
+    from memprof.reports.plan import bars, write_plan
+
+    plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 64]))
+    rows = [replace(row, categories={"weights": GB, "activations": row.peak_bytes - GB}) for row in plan.rows]
+    data = {**replace(plan, rows=rows, model="<b>m").to_dict(), "code": as_python(plan.best) if plan.best else None}
+    validate(data)
+    write_plan(data, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "<b>m" not in page
+    boxes = [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*class="fill c-activations"', page)]
+    assert len(boxes) == 3
+    assert boxes == sorted(boxes)  # the growth is drawn to one scale
+    assert boxes[2] / boxes[0] == pytest.approx(
+        rows[2].categories["activations"] / rows[0].categories["activations"], rel=0.02
+    )
+    drawn = bars(data, io.StringIO())
+    lengths = [line.count("X") for line in drawn.splitlines() if line.startswith("num_generations")]
+    assert len(lengths) == 3
+    assert lengths == sorted(lengths)
+    assert "may be used" in drawn
+    assert "Expected error" in text(plan, drawn)

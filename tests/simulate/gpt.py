@@ -23,6 +23,7 @@ class Shape:
     vocabulary: int = 10_000
     batch: int = 4
     context: int = 256
+    wide_mask: bool = False  # a mask for every head of every sequence, as some of the captured programs made it
 
 
 class Projection(nn.Module):
@@ -73,7 +74,7 @@ def attend(query: Any, key: Any, value: Any, mask: Any) -> Any:
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.heads, self.wide_mask = shape.heads, shape.wide_mask
         self.query, self.key, self.value, self.out = (Projection(shape.width, shape.width) for _ in range(4))
 
     def forward(self, x: Any, table: Any) -> Any:
@@ -86,6 +87,8 @@ class Attention(nn.Module):
         key = rotate(key, table)
         places = torch.arange(tokens, device=x.device)
         mask = (places.view(-1, 1) >= places.view(1, -1))[None, ...]
+        if self.wide_mask:
+            mask = mask.expand(batch, self.heads, tokens, tokens).clone()
         mixed = attend(query, key, value, mask)
         mixed = mixed.transpose(1, 2).reshape(batch, tokens, width).contiguous()
         return self.out(mixed)

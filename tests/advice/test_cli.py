@@ -1,0 +1,123 @@
+"""``memprof advise`` from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from memprof.reports.json import validate
+
+from memprof.simulate.settings import Settings
+from tests.advice.reports import GIB, report
+
+FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
+HELD = {"forward": {"weights": 6 * GIB, "optimizer_state": 12 * GIB, "activations": 40 * GIB}}
+
+
+def _invoke(*arguments: str) -> Any:
+    from memprof.cli import main
+
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Path:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(report(HELD, FULL)))
+    return path
+
+
+def test_estimates_at_once(known: Path) -> None:
+    done = _invoke("advise", str(known), "--estimate")
+    assert done.exit_code == 0, done.output
+    assert "Turn gradient checkpointing on (estimated, same gradients)" in done.stdout
+    assert "gradient_checkpointing=True" in done.stdout
+    assert "First thing to change: " in done.stdout
+    data = json.loads(_invoke("advise", str(known), "--estimate", "--json", "-").stdout)
+    validate(data)
+    assert {entry["basis"] for entry in data["advice"]} == {"estimated"}
+    table = _invoke("advise", str(known), "--estimate", "--format", "markdown").stdout
+    assert "| Saves, GiB | Basis |" in table
+
+
+def test_a_folder_is_its_highest_recording(known: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "_memprof"
+    folder.mkdir(parents=True)
+    (folder / "step-000002.rank-0.json").write_text(known.read_text())
+    higher = {"forward": {**HELD["forward"], "activations": 50 * GIB}}
+    (folder / "step-000009.rank-0.json").write_text(json.dumps(report(higher, FULL)))
+    (folder / "other.json").write_text("{}")
+    data = json.loads(_invoke("advise", str(tmp_path / "out"), "--estimate", "--json", "-").stdout)
+    assert data["peak"]["allocated_bytes"] == 68 * GIB
+
+
+def test_mistakes_are_one_sentence(known: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "else.json").write_text('{"schema": "memprof.plan/1"}')
+    stranger = tmp_path / "stranger.json"
+    stranger.write_text(json.dumps(report(HELD, None, kind="cuda")))
+    for arguments, code, words in (
+        (["advise", str(tmp_path / "none.pickle")], 3, "none.pickle"),
+        (["advise", str(tmp_path / "empty")], 3, "no snapshot"),
+        (["advise", str(tmp_path / "else.json")], 3, "is no report"),
+        (["advise", str(known), "--gpu", "huge"], 2, "give a size such as 24GB"),
+        (["advise", str(known), "--gpu", "24GB", "--estimate"], 2, "drop one of them"),
+        (["advise", str(stranger), "--gpu", "24GB"], 3, "nothing is known of this run's configuration"),
+        (["simulate", "--set", "beta=0"], 2, "say which one with --like"),
+        (["simulate", "--like", str(known), "--set", "completion_lenght=3"], 2, "near it: completion_length"),
+        (["simulate", "--like", str(stranger)], 3, "cannot be simulated"),
+    ):
+        done = _invoke(*arguments)
+        assert done.exit_code == code, (arguments, done.output)
+        assert words in done.stderr
+        assert "Traceback" not in done.output
+
+
+def test_what_cannot_be_simulated_is_estimated_and_said_so(tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.json"
+    stranger.write_text(json.dumps(report(HELD, None, kind="cuda")))
+    done = _invoke("advise", str(stranger))
+    assert done.exit_code == 0
+    assert "savings are estimates" in " ".join(done.stdout.split())
+
+
+@pytest.mark.trl
+@pytest.mark.slow
+def test_a_set_that_fits_is_found_and_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled down: a small model on a card with a few hundred MiB beside CUDA's context."""
+    for package in ("torch", "transformers", "trl", "peft"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache"))
+    model = {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    run = tmp_path / "run.pickle"
+    made = _invoke(
+        "simulate", "--model", str(tmp_path / "config.json"), "--num-generations", "4", "--per-device-train-batch-size",
+        "4", "--prompt-length", "100", "--completion-length", "200", "--generation", "none",
+        "--no-gradient-checkpointing", "-o", str(run),
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    asked = ["advise", str(run), "--seconds", "0", "--workers", "1", "--json", "-"]
+    done = _invoke(*asked, "--gpu", "900MiB")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    validate(data)
+    together = data["combination"]
+    assert together["fits"]
+    assert together["changes"]
+    assert together["after_bytes"] * 1.03 <= 900 * 2**20 < together["before_bytes"] * 1.03
+    unchanged = data["unchanged"]
+    assert unchanged["simulated_bytes"] == pytest.approx(unchanged["measured_bytes"], abs=4096)
+
+    (tmp_path / "set.json").write_text(json.dumps(together["settings"]))
+    alone = _invoke("simulate", "--config", str(tmp_path / "set.json"), "--gpu", "900MiB", "--format", "json")
+    assert alone.exit_code == 0, alone.stderr
+    assert json.loads(alone.stdout)["fit"]["needed_bytes"] == together["after_bytes"]
+
+    assert _invoke(*asked, "--gpu", "620MiB").exit_code == 4

@@ -1,0 +1,146 @@
+"""The search for a set that fits: over runs whose memory is a formula, and over a real simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memprof.advice.combine import combine
+from memprof.advice.evaluate import evaluate_advice
+from memprof.advice.model import Run, Sizes
+from memprof.errors import UsageError
+from memprof.simulate.settings import Settings
+from tests.advice.reports import GIB, MODEL, report
+
+SIZES = Sizes.of(MODEL)
+
+
+class Reckoned:
+    """Answers as a simulation would, by closed forms of its own (not those of the estimates)."""
+
+    def __init__(self, gpu: str | None = None) -> None:
+        self.gpu = gpu
+        self.asked: list[Settings] = []
+
+    def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+        self.asked += wanted
+        return [self._row(s) for s in wanted]
+
+    def _row(self, s: Settings) -> dict[str, Any]:
+        from memprof.simulate.fit import MARGIN
+        from memprof.simulate.gpus import find_gpu
+
+        count = SIZES.parameters
+        wide = 4 if s.dtype == "float32" else 2
+        trained = SIZES.adapter_parameters(s.lora_r) if s.lora_r else count
+        weights = count * (0.6 if s.load_in_4bit else wide)
+        state = trained * (2.1 if "8bit" in s.optim else 2 * wide)
+        tokens = s.per_device_train_batch_size * s.sequence_length
+        kept = SIZES.layers * tokens * SIZES.hidden * wide * (1.3 if s.checkpointing == "full" else 9)
+        if s.checkpointing == "offloaded":
+            kept = tokens * SIZES.hidden * wide * 4
+        standing = {"weights": int(weights), "optimizer_state": int(state)}
+        alive = {
+            "forward": {**standing, "activations": int(kept)},
+            "optimizer_step": {**standing, "gradients": int(trained * wide)},
+        }
+        phases = {name: sum(held.values()) for name, held in alive.items()}
+        need = int(max(phases.values()) * 1.05) + GIB // 2
+        total = find_gpu(self.gpu).total_bytes if self.gpu else 0
+        return {
+            "peak_bytes": max(phases.values()), "peak_phase": max(phases, key=lambda n: phases[n]), "phases": phases,
+            "phase_categories": alive, "device_peak_bytes": need, "host_bytes": 0, "fits": need * (1 + MARGIN) <= total,
+        }  # fmt: skip
+
+
+FULL = Settings(model="m", gradient_checkpointing=False, generation="none", prompt_length=256, completion_length=1792)
+LIKE = Run(peaks=(), settings=FULL, sizes=SIZES)
+
+
+def _combined(gpu: str, settings: Settings = FULL, **more: Any) -> tuple[Any, Reckoned]:
+    machine = Reckoned(gpu)
+    return combine(settings, gpu, machine, LIKE, **more), machine  # type: ignore[arg-type]
+
+
+def test_what_fits_is_left_alone() -> None:
+    found, machine = _combined("H200")
+    assert found.fits
+    assert found.changes == ()
+    assert len(machine.asked) == 1
+    assert "fits as it is" in found.sentence()
+
+
+def test_one_change_where_one_is_enough() -> None:
+    found, _ = _combined("A100-40GB")
+    assert found.fits
+    assert len(found.changes) == 1
+    assert found.changes[0].exact  # what keeps the gradients is tried before what does not
+
+
+def test_no_member_of_a_set_can_be_left_out() -> None:
+    found, machine = _combined("12GB")
+    assert found.fits
+    assert len(found.changes) >= 2
+    assert found.settings in machine.asked  # the whole set was simulated, not reckoned from its parts
+    for spare in found.changes:
+        settings = FULL
+        for change in found.changes:
+            if change.id != spare.id:
+                settings = settings.with_(**change.changes)
+        assert not Reckoned("12GB").run([settings])[0]["fits"], spare.id
+
+
+def test_nothing_fits_a_card_that_is_too_small() -> None:
+    found, _ = _combined("1GB")
+    assert not found.fits
+    assert found.after_bytes < found.before_bytes
+    assert "Nothing found that fits" in found.sentence()
+
+
+def test_what_the_recorded_run_held_more_counts() -> None:
+    light, _ = _combined("A100-40GB")
+    heavy, _ = _combined("A100-40GB", shift=20 * GIB)
+    assert heavy.before_bytes == light.before_bytes + 20 * GIB
+    assert heavy.after_bytes * 1.03 <= 40338 * 2**20
+    assert len(heavy.changes) > len(light.changes)
+
+
+def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
+    machine = Reckoned()
+    before = machine.run([FULL])[0]
+    measured = report(before["phase_categories"], FULL)
+    found = evaluate_advice(measured, FULL, machine, seconds=1e9)  # type: ignore[arg-type]
+    assert {e["basis"] for e in found.entries} == {"simulated"}
+    half = next(e for e in found.entries if e["id"] == "micro_batch_4")
+    changed = FULL.with_(per_device_train_batch_size=4, gradient_accumulation_steps=2, steps_per_generation=2)
+    assert half["saves_bytes"] == before["peak_bytes"] - Reckoned().run([changed])[0]["peak_bytes"]
+    saved = [e["saves_bytes"] for e in found.entries]
+    assert saved == sorted(saved, reverse=True)
+
+    ticks = iter([0.0, 1.0, 100.0, 100.0])
+    machine = Reckoned()
+    short = evaluate_advice(measured, FULL, machine, seconds=10, batch=2, clock=lambda: next(ticks))  # type: ignore[arg-type]
+    assert len(machine.asked) == 3  # the unchanged run, and the first two changes
+    assert {e["basis"] for e in short.entries} == {"simulated", "estimated"}
+
+
+def test_a_refused_change_is_named_and_costs_no_other() -> None:
+    class Choosy(Reckoned):
+        def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+            rows = super().run(wanted)
+            for i, settings in enumerate(wanted):
+                if settings.load_in_4bit:
+                    assert refused is not None
+                    rows[i], refused[i] = {}, "no kernel for that"
+            return rows
+
+    measured = report(Reckoned().run([FULL])[0]["phase_categories"], FULL)
+    found = evaluate_advice(measured, FULL, Choosy(), seconds=1e9)  # type: ignore[arg-type]
+    assert found.refused["qlora"] == "no kernel for that"
+    assert "simulated" in {e["basis"] for e in found.entries}
+
+
+def test_an_unknown_card_is_refused() -> None:
+    with pytest.raises(UsageError, match="give a size"):
+        combine(FULL, "huge", Reckoned(), LIKE)  # type: ignore[arg-type]
