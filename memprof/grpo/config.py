@@ -16,6 +16,7 @@ _CHOICES = {
     "checkpointing": ("auto", "none", "full", "selective", "mlp", "offloaded"),
     "reference": ("auto", "adapter", "host", "device"),
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
+    "stochastic_rounding": ("auto", "never"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
 
@@ -77,8 +78,8 @@ class LeanGRPOConfig(GRPOConfig):
     generation_batch: int | None = field(
         default=None,
         metadata={
-            "help": "Sequences that transformers' generate works on together. None: as many as the KV cache of has "
-            "room for on the GPU."
+            "help": "Sequences that transformers' generate works on together. None: as many as the GPU has "
+            "room for the KV cache of; elsewhere all."
         },
     )
     generation_cache: str = field(
@@ -97,6 +98,13 @@ class LeanGRPOConfig(GRPOConfig):
         metadata={
             "help": "Weights of a model given as a string: 'fp32', 'bf16', 'nf4' (needs bitsandbytes), 'as_given' "
             "(model_init_kwargs decides). 'auto': bf16 under an adapter where bf16 is on, else TRL's default, fp32."
+        },
+    )
+    stochastic_rounding: str = field(
+        default="auto",
+        metadata={
+            "help": "'auto': where bf16 weights are trained by torch's AdamW or torchao's low-bit ones, so that small "
+            "updates are not lost; 'never'."
         },
     )
     memory_budget: str | None = field(

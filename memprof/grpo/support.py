@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from memprof.errors import UsageError
 
-__all__ = ["check_supported", "whole_batch_reason"]
+__all__ = ["check_supported", "reference_place", "whole_batch_reason"]
 
 # Optimizers that step inside the backward: several backwards would be several steps.
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
@@ -39,9 +40,50 @@ def whole_batch_reason(trainer: Any) -> str | None:
         return "the router's auxiliary loss needs the tokens of all sequences in one graph"
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
-    if str(getattr(trainer.accelerator.distributed_type, "value", "")).upper() == "DEEPSPEED" and _zero_stage(trainer) == 3:
+    if trainer.is_deepspeed_enabled and _zero_stage(trainer) == 3:
         return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
     return None
+
+
+def reference_place(args: Any, adapter: bool) -> tuple[str, str]:
+    """Where the reference policy is to be, ``none``, ``adapter``, ``host`` or ``device``, and why not on the host.
+
+    Args:
+        adapter: whether the policy is, or will be, a PEFT model.
+
+    Raises:
+        UsageError: what ``args.reference`` asks for is impossible.
+    """
+    wanted = args.reference
+    if args.beta == 0.0:
+        return "none", ""
+    if adapter:
+        if wanted in ("host", "device"):
+            raise UsageError(
+                f"reference={wanted!r} is for full fine-tuning: under an adapter the reference is the same weights "
+                "with the adapter off. Use reference='auto'."
+            )
+        return "adapter", ""
+    if wanted == "adapter":
+        raise UsageError("reference='adapter' needs an adapter (peft_config). Use reference='auto'.")
+    why = _why_on_device(args)
+    if wanted == "host" and why:
+        raise UsageError(f"reference='host' does not work here: {why}. Use reference='auto'.")
+    return ("device", why) if wanted == "device" or why else ("host", "")
+
+
+def _why_on_device(args: Any) -> str:
+    if args.sync_ref_model:
+        return "sync_ref_model updates the reference on the device"
+    if args.cast_lm_head_to_fp32:
+        return "cast_lm_head_to_fp32 changes the reference's head"
+    if not args.micro_splitting:
+        return "micro_splitting is off"
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
+        return "FSDP shards the reference over the ranks"
+    if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):
+        return "DeepSpeed holds the reference"
+    return ""
 
 
 def _prompt_learning(model: Any) -> bool:

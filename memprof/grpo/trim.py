@@ -17,7 +17,7 @@ __all__ = ["Row", "longest", "row_inputs", "rows_of"]
 
 @dataclass(frozen=True)
 class Row:
-    """Row ``index`` of a micro-batch: ``prompt`` and ``completion`` tokens, ``offset`` tokens of padding before them."""
+    """Row ``index`` of a micro-batch: ``prompt`` and ``completion`` tokens after ``offset`` tokens of padding."""
 
     index: int
     offset: int

@@ -57,7 +57,8 @@ def length_reward(completions: list[str], **_: Any) -> list[float]:
 def prompts(count: int = 16) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_dict({"prompt": [" ".join(f"t{(7 * i + j) % 50}" for j in range(2 + i % 5)) for i in range(count)]})
+    rows = [" ".join(f"t{(7 * i + j) % 50}" for j in range(2 + i % 5)) for i in range(count)]
+    return Dataset.from_dict({"prompt": rows})
 
 
 def build(kind: str, model: Any, folder: Path, *, lora: bool = False, data: Any = None, **settings: Any) -> Any:
@@ -95,6 +96,55 @@ def build(kind: str, model: Any, folder: Path, *, lora: bool = False, data: Any 
         randomise_adapters(trainer.model)
     trainer.current_gradient_accumulation_steps = 1
     return trainer
+
+
+def saved_llama(folder: Path, **changes: Any) -> str:
+    """The same as a checkpoint folder, which a reference model can be loaded from."""
+    if not folder.exists():
+        tiny_llama(**changes).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+class Rollouts:
+    """Completions of one trainer, kept and given to another in the same order.
+
+    The random state after each goes with them: TRL shuffles what was generated.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self._next = 0
+
+    def record(self, trainer: Any) -> None:
+        generate = trainer._generate_single_turn
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            found = generate(*args, **kwargs)
+            self.kept.append((found, torch.get_rng_state()))
+            return found
+
+        trainer._generate_single_turn = recording
+
+    def replay(self, trainer: Any) -> None:
+        self._next = 0
+
+        def replaying(*_args: Any, **_kwargs: Any) -> Any:
+            found, state = self.kept[self._next]
+            self._next += 1
+            torch.set_rng_state(state)
+            return found
+
+        trainer._generate_single_turn = replaying
+
+
+def logged(trainer: Any) -> list[dict[str, float]]:
+    """What each step logged, without what depends on the clock."""
+    clock = ("step_time", "runtime", "per_second", "train_loss")
+    return [
+        {key: float(value) for key, value in row.items() if value is not None and not any(c in key for c in clock)}
+        for row in trainer.state.log_history
+    ]
 
 
 def randomise_adapters(model: Any) -> None:
