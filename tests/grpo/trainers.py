@@ -196,12 +196,17 @@ def with_policies(trainer: Any, inputs: dict[str, Any], *, beta: float, noise: f
     return inputs
 
 
-def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor], dict[str, Any]]:
-    """Loss, gradient of every trainable tensor and logged metrics of one micro-batch."""
+def loss_and_gradients(
+    trainer: Any, inputs: dict[str, Any], wrapped: Any = None
+) -> tuple[float, dict[str, torch.Tensor], dict[str, Any]]:
+    """Loss, gradient of every trainable tensor and logged metrics of one micro-batch.
+
+    ``wrapped``: the model as accelerate wrapped it, where it did.
+    """
     trainer.model.train()
     trainer.model.zero_grad()
     trainer._metrics["train"].clear()
-    loss = trainer.compute_loss(trainer.model, dict(inputs))
+    loss = trainer.compute_loss(wrapped or trainer.model, dict(inputs))
     trainer.accelerator.backward(loss)
     gradients = {
         name: parameter.grad.detach().clone()
