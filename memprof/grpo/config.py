@@ -64,8 +64,8 @@ class LeanGRPOConfig(GRPOConfig):
         default="auto",
         metadata={
             "help": "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
-            "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': 'full' where "
-            "gradient_checkpointing is on, which is TRL's default, else 'none'."
+            "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
+            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept)."
         },
     )
     tiled_mlp: int | None = field(

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from memprof.grpo.head import add_lean_head
+from memprof.grpo.layers import decoder_layers
 from memprof.grpo.scoring import blank, score_piece, write
 from memprof.grpo.split import pieces_of
 from memprof.grpo.trim import Row, row_inputs
 
-__all__ = ["HostReference", "decoder_layers", "load_reference"]
+__all__ = ["HostReference", "load_reference"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -138,19 +139,6 @@ class HostReference(torch.nn.Module):
         finally:
             for tensor, host in kept:
                 tensor.data = host
-
-
-def decoder_layers(model: Any) -> list[Any]:
-    """The decoder layers of a causal LM: its list of ``num_hidden_layers`` modules.
-
-    Raises:
-        ValueError: there is no such list.
-    """
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return list(module)
-    raise ValueError(f"{type(model).__name__} has no list of its {count} decoder layers.")
 
 
 def _tensors(module: Any) -> list[torch.Tensor]:

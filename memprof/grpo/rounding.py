@@ -69,14 +69,18 @@ class StochasticAdamW(torch.optim.Optimizer):
         step = float(state["step"])
         first, second = group["betas"]
         grad = parameter.grad.float()  # type: ignore[union-attr]
-        mean = state["exp_avg"].float().lerp_(grad, 1 - first)
-        square = state["exp_avg_sq"].float().mul_(second).addcmul_(grad, grad, value=1 - second)
+        mean = _copy(state["exp_avg"]).lerp_(grad, 1 - first)
+        square = _copy(state["exp_avg_sq"]).mul_(second).addcmul_(grad, grad, value=1 - second)
         _store(state["exp_avg"], mean)
         _store(state["exp_avg_sq"], square)
         denominator = square.div_(1 - second**step).sqrt_().add_(group["eps"])
-        weight = parameter.float().mul_(1 - group["lr"] * group["weight_decay"])
+        weight = _copy(parameter).mul_(1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(mean, denominator, value=-group["lr"] / (1 - first**step))
         _store(parameter, weight)
+
+
+def _copy(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.float32, copy=True)
 
 
 def _store(where: torch.Tensor, values: torch.Tensor) -> None:

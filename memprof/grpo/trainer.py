@@ -13,6 +13,7 @@ from accelerate.utils.memory import clear_device_cache
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 
+from memprof.grpo.checkpointing import apply_checkpointing
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import sequences_together
 from memprof.grpo.head import Head, add_lean_head
@@ -21,6 +22,7 @@ from memprof.grpo.schemes import scheme_of
 from memprof.grpo.scoring import score_without_graph
 from memprof.grpo.steps import PiecewiseStep
 from memprof.grpo.support import check_supported, reference_place, whole_batch_reason
+from memprof.grpo.tiled_mlp import apply_tiled_mlp
 from memprof.grpo.trim import Row, rows_of
 from memprof.grpo.weights import choose_weights, rounded_optimizer
 
@@ -61,6 +63,17 @@ class LeanGRPOTrainer(GRPOTrainer):
         if self._whole_batch_reason:
             self._say(f"TRL's own step is used: {self._whole_batch_reason}.", logging.WARNING)
         self._place_reference(place, why_device, chosen.get("quantization_config"))
+        self._apply_techniques(base)
+
+    def _apply_techniques(self, base: Any) -> None:
+        if self.args.checkpointing != "auto":
+            # transformers would checkpoint whole layers once more when training starts.
+            self.args.gradient_checkpointing = self.args.activation_checkpointing = False
+            apply_checkpointing(base, self.args.checkpointing, device=self.accelerator.device)
+            self._say(f"checkpointing: {self.args.checkpointing}")
+        if self.args.tiled_mlp is not None:
+            apply_tiled_mlp(base, self.args.tiled_mlp)
+            self._say(f"MLPs in tiles of {self.args.tiled_mlp} tokens")
 
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":

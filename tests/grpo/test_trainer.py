@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(pair: tuple[Any, Any]) -> Any:
+def _as_it_was(request: pytest.FixtureRequest) -> Any:
+    """Settings that a test changes on the shared pair are put back."""
+    pair = request.getfixturevalue("pair") if "pair" in request.fixturenames else ()
     kept = [(dict(vars(trainer)), dict(vars(trainer.args))) for trainer in pair]
     yield
     for trainer, (own, args) in zip(pair, kept, strict=True):
@@ -173,3 +176,19 @@ def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
     finally:
         for trainer in pair:
             del trainer._compute_loss
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"checkpointing": kind} for kind in ("none", "mlp", "selective", "full", "offloaded")]
+    + [{"checkpointing": "offloaded", "tiled_mlp": 5, "loss_chunk_tokens": 3}, {"gradient_checkpointing": True}],
+    ids=lambda settings: "+".join(map(str, settings.values())),
+)
+def test_techniques_keep_the_gradient(settings: dict[str, Any], lora: bool, tmp_path: Path) -> None:
+    model = tiny_llama()
+    theirs = build("trl", model, tmp_path, lora=lora)
+    ours = build("lean", model, tmp_path, lora=lora, **settings)
+    assert_same((theirs, ours), batch(), beta=0.0)
+    if "checkpointing" in settings:
+        assert not ours.args.activation_checkpointing  # transformers adds none of its own when training starts

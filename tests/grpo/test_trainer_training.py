@@ -145,9 +145,10 @@ def test_generation_in_sub_batches(checkpoint: str, tmp_path: Path) -> None:
 
 def test_a_plain_grpo_config_will_do(checkpoint: str, tmp_path: Path) -> None:
     """The import is the only line that differs."""
+    from trl import GRPOConfig
+
     from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
     from tests.grpo.trainers import length_reward, prompts, tokenizer
-    from trl import GRPOConfig
 
     args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4,
                       max_completion_length=6, max_steps=1, report_to="none", save_strategy="no")  # fmt: skip
