@@ -1,0 +1,38 @@
+"""Lean GRPO: TRL's own trainer and loss in a fraction of the memory.
+
+:class:`LeanGRPOTrainer` takes the place of ``trl.GRPOTrainer``, :class:`LeanGRPOConfig` that of ``trl.GRPOConfig``.
+Importing this package is cheap: TRL and torch are loaded on first use of either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memprof.grpo.config import LeanGRPOConfig
+    from memprof.grpo.trainer import LeanGRPOTrainer
+
+__all__ = ["LeanGRPOConfig", "LeanGRPOTrainer"]
+
+_HOME = {"LeanGRPOConfig": "memprof.grpo.config", "LeanGRPOTrainer": "memprof.grpo.trainer"}
+_INSTALLED_BY = {"torch", "transformers", "trl", "accelerate", "datasets"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'memprof.grpo' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        home = import_module(_HOME[name])
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in _INSTALLED_BY:
+            raise
+        command = "pip install 'grpo-memprof[trl]'"
+        raise ModuleNotFoundError(f"memprof.grpo.{name} needs {package}: {command}", name=package) from missing
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

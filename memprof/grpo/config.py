@@ -1,0 +1,145 @@
+"""The lean trainer's settings: TRL's ``GRPOConfig`` and what is added to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trl import GRPOConfig
+
+from memprof.errors import UsageError
+
+__all__ = ["LeanGRPOConfig"]
+
+_CHOICES = {
+    "exact_two_pass": ("auto", "always", "never"),
+    "checkpointing": ("auto", "none", "full", "selective", "mlp", "offloaded"),
+    "reference": ("auto", "adapter", "host", "device"),
+    "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
+    "stochastic_rounding": ("auto", "never"),
+    "generation_cache": ("dynamic", "offloaded", "quantized"),
+}
+
+
+@dataclass
+class LeanGRPOConfig(GRPOConfig):
+    """Arguments of :class:`~memprof.grpo.LeanGRPOTrainer`: all of ``GRPOConfig``'s, and these.
+
+    Each can be switched by itself; the defaults are the lean ones. None changes the loss or, beyond rounding, its
+    gradients. ``docs/lean-trainer.md`` says what each saves and costs.
+    """
+
+    micro_splitting: bool = field(
+        default=True,
+        metadata={
+            "help": "Forward and backward in pieces of a few sequences each, without padding, instead of the whole "
+            "micro-batch in one graph."
+        },
+    )
+    max_tokens_per_piece: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that go through the model together; a longer sequence goes alone. None: 2048, so that "
+            "sequences longer than 1024 tokens go one by one."
+        },
+    )
+    exact_two_pass: str = field(
+        default="auto",
+        metadata={
+            "help": "A first forward of every piece without a graph, for losses that do not separate by sequence. "
+            "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused."
+        },
+    )
+    fused_loss: bool = field(
+        default=True,
+        metadata={
+            "help": "Gradients of the head's input (and weight) computed in the forward, chunk by chunk, wherever the "
+            "loss's gradient is known there. Off: logits are projected again in the backward."
+        },
+    )
+    loss_chunk_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens whose logits exist at a time. None: as many as fit 256 MiB in fp32."}
+    )
+    checkpointing: str = field(
+        default="auto",
+        metadata={
+            "help": "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
+            "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
+            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept)."
+        },
+    )
+    tiled_mlp: int | None = field(
+        default=None, metadata={"help": "Tokens that go through an MLP together. None: the MLP is not tiled."}
+    )
+    prefix_sharing: bool = field(
+        default=False,
+        metadata={"help": "The prompt of a group goes through the model once for all its completions, exactly."},
+    )
+    generation_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Sequences that transformers' generate works on together. None: as many as the GPU has "
+            "room for the KV cache of; elsewhere all."
+        },
+    )
+    generation_cache: str = field(
+        default="dynamic",
+        metadata={"help": "transformers' KV cache: 'dynamic', 'offloaded' (to host memory) or 'quantized'."},
+    )
+    reference: str = field(
+        default="auto",
+        metadata={
+            "help": "Where the reference policy is: 'adapter' (the adapter off or switched), 'host' (in host memory, "
+            "streamed layer by layer), 'device' (a copy on the GPU, as TRL). 'auto': adapter with PEFT, else host."
+        },
+    )
+    weights: str = field(
+        default="auto",
+        metadata={
+            "help": "Weights of a model given as a string: 'fp32', 'bf16', 'nf4' (needs bitsandbytes), 'as_given' "
+            "(model_init_kwargs decides). 'auto': bf16 under an adapter where bf16 is on, else TRL's default, fp32."
+        },
+    )
+    stochastic_rounding: str = field(
+        default="auto",
+        metadata={
+            "help": "'auto': where bf16 weights are trained by torch's AdamW or torchao's low-bit ones, so that small "
+            "updates are not lost; 'never'."
+        },
+    )
+    memory_budget: str | None = field(
+        default=None, metadata={"help": "For example '24GB': settings are chosen so that the run fits."}
+    )
+    vllm_enable_sleep_mode: bool = field(
+        default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}
+    )
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UsageError(f"{name} is one of {', '.join(allowed)}: got {value!r}.")
+        for name in ("max_tokens_per_piece", "loss_chunk_tokens", "tiled_mlp", "generation_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1: got {value}.")
+        if self.generation_cache != "dynamic" and self.cache_implementation is None:
+            self.cache_implementation = self.generation_cache
+        super().__post_init__()
+
+    @classmethod
+    def of(cls, args: GRPOConfig | None, output_dir: str) -> LeanGRPOConfig:
+        """``args`` as it is, a plain ``GRPOConfig`` with the lean defaults added, or all defaults for None."""
+        if isinstance(args, cls):
+            return args
+        if args is None:
+            return cls(output_dir)
+        lean = object.__new__(cls)
+        own = {f.name: f.default for f in fields(cls) if f.name not in vars(args)}
+        lean.__dict__.update({**own, **vars(args)})  # already checked by its own class
+        return lean
+
+    def lean_settings(self) -> dict[str, Any]:
+        """The settings this class adds, by name."""
+        theirs = {f.name for f in fields(GRPOConfig)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}

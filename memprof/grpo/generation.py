@@ -1,0 +1,60 @@
+"""How many sequences generate together: as many as their keys and values leave room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["cache_bytes", "decode_bytes", "sequences_together"]
+
+#: Share of the memory that is free which generation plans with: the rest is for fragmentation and activations.
+_SHARE = 0.85
+# Copies of one position's logits alive in a decode step: the model's, fp32's, sorted ones and probabilities.
+_LOGITS_COPIES = 6
+
+
+def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
+    """Keys and values of one sequence of ``tokens``: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
+
+    Layers that see a window hold at most the window.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    window = getattr(text, "sliding_window", None) or tokens
+    held = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
+    return int(2 * heads * width * held * itemsize)
+
+
+def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
+    """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
+    concatenation), and its logits."""
+    text = config.get_text_config()
+    cache = cache_bytes(config, tokens, itemsize)
+    return int(cache + cache // text.num_hidden_layers + _LOGITS_COPIES * 4 * text.vocab_size)
+
+
+def sequences_together(trainer: Any, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """Sequences to generate at once.
+
+    ``generation_batch`` decides where it is given. Else, on CUDA, as many as fit into what is free now; elsewhere all.
+    """
+    count = max(1, len(prompt_ids))
+    if trainer.args.generation_batch is not None:
+        return min(count, int(trainer.args.generation_batch))
+    device = trainer.accelerator.device
+    if device.type != "cuda" or trainer.args.generation_cache == "offloaded":
+        return count
+    tokens = max(map(len, prompt_ids), default=0) + trainer.max_completion_length
+    model = trainer._base_model(trainer.model)
+    each = decode_bytes(model.config, tokens, torch.empty((), dtype=model.dtype).element_size())
+    return max(1, min(count, int(_SHARE * _free_bytes(device)) // each))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What the process can still get: free on the device, and cached by torch without being used."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

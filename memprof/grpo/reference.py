@@ -1,0 +1,151 @@
+"""A reference policy that stays in host memory: layer by layer on the device, once for a whole generation batch.
+
+Full fine-tuning needs the reference's log-probabilities once for each generation batch and nothing more of it, yet a
+copy on the device weighs as much as the policy all the time. Here one decoder layer is there at a time. All sequences
+go through it before the next one comes, so the weights cross the bus once for each generation batch, and what is held
+beside the layer is one hidden state for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memprof.grpo.head import add_lean_head
+from memprof.grpo.layers import decoder_layers
+from memprof.grpo.scoring import blank, score_piece, write
+from memprof.grpo.split import pieces_of
+from memprof.grpo.trim import Row, row_inputs
+
+__all__ = ["HostReference", "load_reference"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
+    """The policy's checkpoint once more, as TRL loads its reference, but in host memory.
+
+    Weights that need no conversion stay mapped from the safetensors files, where the system can drop them from memory.
+    """
+    from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id
+
+    options = dict(args.model_init_kwargs or {})
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    options.setdefault("trust_remote_code", args.trust_remote_code)
+    options.setdefault("dtype", policy.dtype)
+    options.setdefault("attn_implementation", policy.config._attn_implementation)
+    options["device_map"] = None
+    model = create_model_from_path(get_config_model_id(policy.config), **options)
+    add_fused_lm_head(model, temperature=args.temperature)
+    add_lean_head(model)
+    return model.eval().requires_grad_(False)
+
+
+class HostReference(torch.nn.Module):
+    """Takes the place of ``trainer.ref_model``. ``module``: the model in host memory; ``device``: where it computes.
+
+    Its parameters are in host memory unless a pass is running. It has no ``forward``: :meth:`logps` is what it is for.
+    """
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        super().__init__()
+        self.module, self.device = module, device
+        self.layers = decoder_layers(module)
+        inside = {id(tensor) for layer in self.layers for tensor in _tensors(layer)}
+        self._around = [tensor for tensor in _tensors(module) if id(tensor) not in inside]
+
+    @torch.no_grad()
+    def logps(self, trainer: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
+        """Log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
+        found, unused = blank(inputs), blank(inputs)
+        pieces = pieces_of([row for row in rows if row.completion], trainer.args.max_tokens_per_piece)
+        if not pieces:
+            return found
+        with self._here(self._around), trainer.accelerator.autocast():
+            states, calls = self._start(trainer, inputs, pieces)
+            for number, layer in enumerate(self.layers):
+                with self._here(_tensors(layer)):
+                    for piece in range(len(pieces)):
+                        positional, named = calls[piece][number]
+                        states[piece] = _first(layer(states[piece], *positional, **named))
+                        calls[piece][number] = ((), {})
+            for piece, rows_of_piece in enumerate(pieces):
+                with self._layers_do(lambda index, hidden, call, final=states[piece]: final):
+                    scored = score_piece(trainer, self.module, inputs, rows_of_piece, want_entropy=False)
+                write(scored, found, unused)
+        return found
+
+    @contextmanager
+    def whole(self) -> Iterator[Any]:
+        """All of the model on the device, for inputs that cannot be cut into pieces."""
+        with self._here(list(_tensors(self.module))):
+            yield self.module
+
+    def _start(
+        self, trainer: Any, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]
+    ) -> tuple[list[torch.Tensor], list[list[Call]]]:
+        """What the first layer is given, and what each layer is given beside it, for every piece."""
+        states, calls = [], []
+        pad_id = trainer._tokenizer.pad_token_id
+        for piece in pieces:
+            seen: list[Call] = []
+            first: list[torch.Tensor] = []
+
+            def note(
+                index: int, hidden: torch.Tensor, call: Call, seen: Any = seen, first: Any = first
+            ) -> torch.Tensor:
+                if index == 0:
+                    first.append(hidden)
+                seen.append(call)
+                return hidden
+
+            with self._layers_do(note):
+                ids = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], piece, pad_id)
+                self.module.base_model(**ids, use_cache=False)
+            states.append(first[0])
+            calls.append(seen)
+        return states, calls
+
+    @contextmanager
+    def _layers_do(self, what: Callable[[int, torch.Tensor, Call], torch.Tensor]) -> Iterator[None]:
+        """Let each layer's forward be ``what(index, hidden states, other arguments)``."""
+
+        def replaced(index: int) -> Callable[..., torch.Tensor]:
+            def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+                return what(index, hidden_states, (args, kwargs))
+
+            return forward
+
+        try:
+            for index, layer in enumerate(self.layers):
+                layer.forward = replaced(index)
+            yield
+        finally:
+            for layer in self.layers:
+                vars(layer).pop("forward", None)
+
+    @contextmanager
+    def _here(self, tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> Iterator[None]:
+        """Copies of ``tensors`` on the device in their place, for a while."""
+        kept = [(tensor, tensor.data) for tensor in tensors]
+        try:
+            for tensor, host in kept:
+                tensor.data = host.to(self.device, copy=True)
+            yield
+        finally:
+            for tensor, host in kept:
+                tensor.data = host
+
+
+def _tensors(module: Any) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _first(found: Any) -> torch.Tensor:
+    """The hidden states a layer returns: older layers return a tuple."""
+    states: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return states

@@ -1,0 +1,147 @@
+"""Forward and backward of one micro-batch in pieces, with the loss's normalisers kept those of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memprof.grpo.head import RowGradient, Scored
+from memprof.grpo.objective import Gradient, Objective
+from memprof.grpo.schemes import TOKEN, TWO_PASS
+from memprof.grpo.scoring import blank, score_piece, stand_in, write
+from memprof.grpo.split import pieces_of
+from memprof.grpo.trim import Row
+
+__all__ = ["PiecewiseStep"]
+
+
+class PiecewiseStep:
+    """One micro-batch's step; see :mod:`memprof.grpo.schemes` for what ``scheme`` means."""
+
+    def __init__(
+        self, trainer: Any, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], scheme: str
+    ) -> None:
+        self._trainer, self._model, self._inputs, self._scheme = trainer, model, inputs, scheme
+        self._objective = Objective(trainer, model, inputs)
+        live = [row for row in rows if row.completion]
+        self._pieces = trainer._same_count(pieces_of(live, trainer.args.max_tokens_per_piece)) or [[]]
+        self._logps, self._entropies = blank(inputs), blank(inputs)
+        old = inputs.get("old_per_token_logps")
+        if old is not None and scheme != TWO_PASS:
+            # Rows not yet computed stand at ratio 1: any finite value would do.
+            self._logps = old.float() * inputs["completion_mask"]
+
+    def run(self) -> torch.Tensor:
+        """Run all pieces; the loss's value with the graph of the last piece."""
+        gradient, loss, states = None, None, []
+        if self._scheme == TWO_PASS:
+            states = self._first_pass()
+            loss, gradient = self._objective.loss_and_gradient(self._logps, self._entropies)
+        for number, piece in enumerate(self._pieces):
+            if states:
+                _set_random_state(self._logps.device, states[number])
+            if number + 1 < len(self._pieces):
+                with self._unsynchronised():
+                    self._backward(self._surrogate(piece, gradient))
+        last = self._surrogate(self._pieces[-1], gradient)
+        if loss is None:
+            with torch.no_grad():
+                loss = self._objective.loss(self._logps, self._entropies)
+        return last - last.detach() + loss.detach()
+
+    def _first_pass(self) -> list[Any]:
+        """Fill in every row's values; the random state before each piece, so that dropout can be repeated."""
+        states = []
+        with torch.no_grad():
+            for piece in self._pieces:
+                states.append(_random_state(self._logps.device))
+                scored = score_piece(self._trainer, self._model, self._inputs, piece or [stand_in(self._inputs)])
+                if piece:
+                    write(scored, self._logps, self._entropies)
+        return states
+
+    def _surrogate(self, piece: Sequence[Row], gradient: Gradient | None) -> torch.Tensor:
+        """A scalar whose gradient is the piece's share of the loss's."""
+        if not piece:
+            scored = score_piece(self._trainer, self._model, self._inputs, [stand_in(self._inputs)])
+            return scored.logps[0].sum() * 0.0
+        if gradient is not None and self._trainer.args.fused_loss and self._trainer.accelerator.scaler is None:
+            return self._anchored(piece, _known(gradient))
+        if gradient is None and self._scheme == TOKEN:
+            return self._anchored(piece, self._as_found)
+        scored = score_piece(self._trainer, self._model, self._inputs, piece)
+        if gradient is None:
+            write(scored, self._logps, self._entropies)
+            gradient = self._objective.gradient(self._logps, self._entropies)
+        return _weighted(scored, gradient)
+
+    def _anchored(self, piece: Sequence[Row], row_gradient: RowGradient) -> torch.Tensor:
+        scored = score_piece(self._trainer, self._model, self._inputs, piece, row_gradient=row_gradient)
+        return torch.stack([anchor for anchor in scored.anchors if anchor is not None]).sum()
+
+    def _as_found(
+        self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._logps[row.index, start:stop] = logps
+        self._entropies[row.index, start:stop] = entropies
+        gradient = self._objective.gradient(self._logps, self._entropies)
+        return _known(gradient)(row, logps, entropies, start, stop)
+
+    def _backward(self, surrogate: torch.Tensor) -> None:
+        accelerator = self._trainer.accelerator
+        options = {"scale_wrt_gas": False} if _is_deepspeed(accelerator) else {}
+        accelerator.backward(surrogate, **options)
+
+    @contextmanager
+    def _unsynchronised(self) -> Iterator[None]:
+        """Gradients stay here until the last piece; FSDP and DeepSpeed shard each piece's, which keeps them small."""
+        state = self._trainer.accelerator.gradient_state
+        kept = state.sync_gradients
+        state._set_sync_gradients(False)
+        distributed = isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
+        try:
+            if distributed:
+                with self._model.no_sync():
+                    yield
+            else:
+                yield
+        finally:
+            state._set_sync_gradients(kept)
+
+
+def _known(gradient: Gradient) -> RowGradient:
+    def of(
+        row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        part = (row.index, slice(start, stop))
+        return gradient[0][part], None if gradient[1] is None else gradient[1][part]
+
+    return of
+
+
+def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
+    terms = []
+    for row, logps, entropies in zip(scored.rows, scored.logps, scored.entropies, strict=True):
+        part = (row.index, slice(0, row.completion))
+        terms.append((logps * gradient[0][part]).sum())
+        if gradient[1] is not None and entropies is not None:
+            terms.append((entropies * gradient[1][part]).sum())
+    return torch.stack(terms).sum()
+
+
+def _is_deepspeed(accelerator: Any) -> bool:
+    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper() == "DEEPSPEED"
+
+
+def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), on_device
+
+
+def _set_random_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

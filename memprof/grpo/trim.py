@@ -1,0 +1,83 @@
+"""Where the real tokens of a micro-batch are: each row's prompt and completion without their padding.
+
+TRL pads prompts on the left and completions on the right, once, to the longest of the whole generation batch. A row
+without its padding needs no attention mask: what is left is causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Row", "longest", "row_inputs", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row ``index`` of a micro-batch: ``prompt`` and ``completion`` tokens after ``offset`` tokens of padding."""
+
+    index: int
+    offset: int
+    prompt: int
+    completion: int
+
+    @property
+    def length(self) -> int:
+        """Tokens without padding."""
+        return self.prompt + self.completion
+
+
+def rows_of(inputs: Mapping[str, Any]) -> list[Row] | None:
+    """The rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away).
+
+    Values that cannot be read, as in a simulation on fake tensors, count as tokens: nothing is padding there.
+    """
+    prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
+    size, width, kept = prompt_mask.shape[0], prompt_mask.shape[1], completion_mask.shape[1]
+    if is_fake(prompt_mask):
+        return [Row(i, 0, width, kept) for i in range(size)]
+    prompt, completion = prompt_mask.bool(), completion_mask.bool()
+    holes = (prompt[:, 1:] < prompt[:, :-1]).any() | (completion[:, 1:] > completion[:, :-1]).any()
+    # One transfer: a device is waited for once.
+    found = torch.cat([prompt.sum(1), completion.sum(1), holes.long().reshape(1)]).tolist()
+    if found[-1]:
+        return None
+    rows = [Row(i, width - found[i], found[i], found[size + i]) for i in range(size)]
+    # Without a prompt nothing predicts the first token; TRL asks the padding before it.
+    return None if any(row.completion and not row.prompt for row in rows) else rows
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no values (``FakeTensorMode``, ``meta``)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def longest(rows: Sequence[Row]) -> int:
+    """Tokens of the longest row, 0 for none."""
+    return max((row.length for row in rows), default=0)
+
+
+def row_inputs(
+    prompt_ids: torch.Tensor, completion_ids: torch.Tensor, rows: Sequence[Row], pad_id: int
+) -> dict[str, torch.Tensor]:
+    """The model's inputs for ``rows`` alone, starting together, padded on the right to the longest of them.
+
+    No attention mask: under a causal mask no token sees the padding after it. ``position_ids`` are those the tokens
+    had in TRL's batch, which counts from the left edge, padding included; they are left out where nothing was padded.
+    """
+    width = longest(rows)
+    start = prompt_ids.shape[1]
+    sequences = []
+    for row in rows:
+        ids = torch.cat([prompt_ids[row.index, start - row.prompt :], completion_ids[row.index, : row.completion]])
+        sequences.append(torch.nn.functional.pad(ids, (0, width - row.length), value=pad_id))
+    inputs = {"input_ids": torch.stack(sequences)}
+    if any(row.offset for row in rows):
+        offsets = torch.tensor([[row.offset] for row in rows], device=prompt_ids.device)
+        inputs["position_ids"] = offsets + torch.arange(width, device=prompt_ids.device)
+    return inputs

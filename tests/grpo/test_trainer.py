@@ -1,0 +1,194 @@
+"""The lean trainer's loss, gradients and metrics against TRL's own, from equal weights on equal micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grpo.trainers import batch, build, loss_and_gradients, tiny_llama, with_policies, worst
+
+pytestmark = pytest.mark.trl
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["full", "lora"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """TRL's trainer and the lean one, two or three rows to a piece."""
+    model, folder = tiny_llama(), tmp_path_factory.mktemp("pair")
+    return tuple(  # type: ignore[return-value]
+        build(kind, model, folder, lora=request.param, **extra)
+        for kind, extra in (("trl", {}), ("lean", {"max_tokens_per_piece": 40}))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(request: pytest.FixtureRequest) -> Any:
+    """Settings that a test changes on the shared pair are put back."""
+    pair = request.getfixturevalue("pair") if "pair" in request.fixturenames else ()
+    kept = [(dict(vars(trainer)), dict(vars(trainer.args))) for trainer in pair]
+    yield
+    for trainer, (own, args) in zip(pair, kept, strict=True):
+        vars(trainer).update(own)
+        vars(trainer.args).update(args)
+
+
+def set_both(pair: tuple[Any, Any], **values: Any) -> None:
+    """Settings that TRL copies to the trainer, and those it reads from ``args``."""
+    for trainer in pair:
+        for name, value in values.items():
+            setattr(trainer.args if name not in vars(trainer) else trainer, name, value)
+
+
+def assert_same(pair: tuple[Any, Any], inputs: Any, *, beta: float = 0.0) -> None:
+    theirs, ours = pair
+    inputs = with_policies(theirs, inputs, beta=beta)
+    loss, gradients, metrics = loss_and_gradients(theirs, inputs)
+    lean_loss, lean_gradients, lean_metrics = loss_and_gradients(ours, inputs)
+    assert any(gradient.norm() > 1e-4 for gradient in gradients.values())
+    assert lean_loss == pytest.approx(loss, rel=TOLERANCE, abs=1e-7)
+    assert worst(lean_gradients, gradients) <= TOLERANCE
+    assert lean_metrics.keys() == metrics.keys()
+    for name, values in metrics.items():
+        assert lean_metrics[name] == pytest.approx(values, rel=1e-4, abs=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize("off_policy", [True, False], ids=["off_policy", "on_policy"])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_every_loss(pair: tuple[Any, Any], loss_type: str, level: str, beta: float, off_policy: bool) -> None:
+    set_both(pair, loss_type=loss_type, importance_sampling_level=level, beta=beta)
+    assert_same(pair, batch(off_policy=off_policy), beta=beta)
+
+
+@pytest.mark.parametrize("two_pass", ["auto", "always"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_entropy_quantile": 0.4},
+        {"_entropy_bonus_enabled": True, "entropy_coef": 0.1},
+        {"_entropy_bonus_enabled": True, "entropy_coef": 0.1, "top_entropy_quantile": 0.4},
+        {"off_policy_mask_threshold": 0.1},
+        {"delta": 1.1},
+        {"use_bias_correction_kl": False},
+        {"fused_loss": False},
+    ],
+    ids=lambda settings: "+".join(settings),
+)
+def test_terms_and_masks(pair: tuple[Any, Any], settings: dict[str, Any], two_pass: str) -> None:
+    set_both(pair, **settings, exact_two_pass=two_pass, beta=0.04)
+    assert_same(pair, batch(), beta=0.04)
+
+
+def test_adaptive_entropy_keeps_one_window(pair: tuple[Any, Any]) -> None:
+    """The controller adds up the entropies of a window: pieces must not count twice."""
+    set_both(pair, _entropy_bonus_enabled=True, use_adaptive_entropy=True, entropy_coef=0.1, _last_world_entropy=0.0)
+    for trainer in pair:
+        trainer.accelerator.gradient_state._set_sync_gradients(False)
+    try:
+        assert_same(pair, batch())
+        windows = [trainer._entropy_window_stats for trainer in pair]
+    finally:
+        for trainer in pair:
+            trainer.accelerator.gradient_state._set_sync_gradients(True)
+    assert torch.allclose(windows[0], windows[1], rtol=1e-5)
+
+
+def test_tool_tokens_are_read_but_not_learnt(pair: tuple[Any, Any]) -> None:
+    inputs = batch()
+    inputs["tool_mask"] = (torch.arange(13) % 5 != 2).long().expand(4, -1) * inputs["completion_mask"]
+    set_both(pair, loss_type="bnpo")
+    assert_same(pair, inputs)
+
+
+def test_importance_ratio_of_an_engine(pair: tuple[Any, Any]) -> None:
+    inputs = batch()
+    inputs["importance_sampling_ratio"] = torch.rand(4, 13) + 0.5
+    set_both(pair, use_vllm=True, vllm_importance_sampling_correction=True)
+    assert_same(pair, inputs)
+
+
+def test_advantages_by_token(pair: tuple[Any, Any]) -> None:
+    """Subclasses give one advantage a token."""
+    inputs = batch()
+    inputs["advantages"] = torch.randn(4, 13)
+    assert_same(pair, inputs)
+
+
+def test_a_row_without_a_completion(pair: tuple[Any, Any]) -> None:
+    """``mask_truncated_completions`` leaves rows with nothing to learn."""
+    inputs = batch()
+    inputs["completion_mask"][1] = 0
+    assert_same(pair, inputs)
+
+
+def test_no_row_with_a_completion(pair: tuple[Any, Any]) -> None:
+    inputs = batch()
+    inputs["completion_mask"][:] = 0
+    for trainer in pair:
+        loss, gradients, _ = loss_and_gradients(trainer, with_policies(pair[0], inputs, beta=0.0))
+        assert loss == 0.0
+        assert gradients
+        assert all(not gradient.any() for gradient in gradients.values())
+
+
+def test_masks_with_holes_take_trls_path(pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    inputs = batch()
+    inputs["completion_mask"][:, 1] = 0
+    assert_same(pair, inputs)
+    assert "masks have holes" in caplog.text
+
+
+def test_evaluation(pair: tuple[Any, Any]) -> None:
+    theirs, ours = pair
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    losses = []
+    for trainer in pair:
+        trainer.model.eval()
+        with torch.no_grad():
+            losses.append(trainer.compute_loss(trainer.model, dict(inputs)).item())
+    assert losses[1] == pytest.approx(losses[0], rel=TOLERANCE)
+    assert ours._metrics["eval"].keys() == theirs._metrics["eval"].keys()
+
+
+def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
+    """Whatever a subclass computes from the log-probabilities: here a term over the whole batch at once."""
+    for trainer in pair:
+        plain = trainer._compute_loss
+
+        def other(model: Any, inputs: Any, plain: Any = plain, trainer: Any = trainer) -> torch.Tensor:
+            loss: torch.Tensor = plain(model, inputs)
+            given = trainer._given_logps[0] if getattr(trainer, "_given_logps", None) else None
+            if given is None:
+                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+                mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+                given = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 13)[0]
+            return loss + 0.1 * given.logsumexp((0, 1))
+
+        trainer._compute_loss = other
+    try:
+        assert_same(pair, batch())
+    finally:
+        for trainer in pair:
+            del trainer._compute_loss
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"checkpointing": kind} for kind in ("none", "mlp", "selective", "full", "offloaded")]
+    + [{"checkpointing": "offloaded", "tiled_mlp": 5, "loss_chunk_tokens": 3}, {"gradient_checkpointing": True}],
+    ids=lambda settings: "+".join(map(str, settings.values())),
+)
+def test_techniques_keep_the_gradient(settings: dict[str, Any], lora: bool, tmp_path: Path) -> None:
+    model = tiny_llama()
+    theirs = build("trl", model, tmp_path, lora=lora)
+    ours = build("lean", model, tmp_path, lora=lora, **settings)
+    assert_same((theirs, ours), batch(), beta=0.0)
+    if "checkpointing" in settings:
+        assert not ours.args.activation_checkpointing  # transformers adds none of its own when training starts

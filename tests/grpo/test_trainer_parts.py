@@ -1,0 +1,220 @@
+"""The lean trainer's parts against closed forms: rows, pieces, the KV cache, rounding, weights, what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memprof.errors import UsageError
+from memprof.grpo import LeanGRPOConfig
+from memprof.grpo.generation import cache_bytes
+from memprof.grpo.rounding import StochasticAdamW, round_to_bf16
+from memprof.grpo.split import pieces_of
+from memprof.grpo.support import reference_place
+from memprof.grpo.trim import Row, row_inputs, rows_of
+from tests.grpo.trainers import batch, build, saved_llama, tiny_llama
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@given(LENGTHS, st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_pieces_hold_every_row_once_and_keep_to_the_budget(lengths: list[tuple[int, int]], budget: int) -> None:
+    rows = [Row(i, 0, prompt, completion) for i, (prompt, completion) in enumerate(lengths)]
+    pieces = pieces_of(rows, budget)
+    assert sorted(row.index for piece in pieces for row in piece) == list(range(len(rows)))
+    for piece in pieces:
+        assert len(piece) == 1 or len(piece) * max(row.length for row in piece) <= budget
+    longest = [max(row.length for row in piece) for piece in pieces]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_rows_are_what_the_masks_say() -> None:
+    inputs = batch(6)
+    rows = rows_of(inputs)
+    assert rows is not None
+    for row in rows:
+        assert row.prompt == int(inputs["prompt_mask"][row.index].sum())
+        assert row.completion == int(inputs["completion_mask"][row.index].sum())
+        assert row.offset == 9 - row.prompt
+
+
+def test_a_pieces_inputs_are_the_rows_without_padding() -> None:
+    inputs = batch(6)
+    rows = rows_of(inputs) or []
+    made = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], rows, 1)
+    width = max(row.length for row in rows)
+    assert made["input_ids"].shape == (6, width)
+    for row in rows:
+        whole = torch.cat([inputs["prompt_ids"][row.index], inputs["completion_ids"][row.index]])
+        assert torch.equal(made["input_ids"][row.index, : row.length], whole[row.offset : row.offset + row.length])
+        assert made["position_ids"][row.index, 0] == row.offset
+    alone = [row for row in rows if row.offset == 0]
+    assert "position_ids" not in row_inputs(inputs["prompt_ids"], inputs["completion_ids"], alone, 1)
+
+
+@pytest.mark.parametrize("name", ["prompt_mask", "completion_mask"])
+def test_holes_and_empty_prompts_are_seen(name: str) -> None:
+    inputs = batch(4)
+    inputs[name][:, 5 if name == "prompt_mask" else 1] = 0
+    inputs[name][0, 5 if name == "prompt_mask" else 1] = 0
+    assert rows_of(inputs) is None
+    inputs = batch(4)
+    inputs["prompt_mask"][2] = 0
+    assert rows_of(inputs) is None
+
+
+def test_fake_tensors_count_as_full() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        rows = rows_of({"prompt_mask": torch.ones(3, 5), "completion_mask": torch.ones(3, 7)})
+    assert rows == [Row(i, 0, 5, 7) for i in range(3)]
+
+
+def test_cache_bytes_is_what_generation_holds() -> None:
+    model = tiny_llama().eval()
+    ids = torch.randint(4, 60, (1, 30))
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert cache_bytes(model.config, 30, 4) == held
+
+
+def test_cache_bytes_of_a_published_case() -> None:
+    """Llama-3.1-8B, 20,480 tokens, bf16: 2.5 GiB a sequence."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+    assert cache_bytes(config, 20480, 2) == 2.5 * 2**30
+
+
+def test_rounding_is_right_on_average() -> None:
+    values = torch.tensor([1.0, 1.0 + 2**-10, -(1.0 + 3 * 2**-9), 3e-39, 0.0])
+    source = torch.Generator().manual_seed(0)
+    rounded = torch.stack([round_to_bf16(values, source).double() for _ in range(20000)])
+    spread = rounded.std(0) / math.sqrt(len(rounded))
+    assert torch.all((rounded.mean(0) - values.double()).abs() <= 4 * spread + 1e-45)
+    exact = torch.tensor([1.5, -0.25, math.inf, -math.inf, 0.0])
+    assert torch.equal(round_to_bf16(exact).float(), exact)
+    assert torch.isnan(round_to_bf16(torch.tensor([math.nan])).float()).all()
+
+
+def test_small_updates_are_not_lost() -> None:
+    """1000 steps of 1e-5 on weights of 1: plain bf16 stays where it was, fp32 goes to 0.99."""
+
+    def run(kind: Any, dtype: torch.dtype) -> float:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.ones(4096, dtype=dtype))
+        optimizer = kind([weight], lr=1e-5, weight_decay=0.0)
+        for _ in range(1000):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        return float(weight.double().mean())
+
+    assert run(torch.optim.AdamW, torch.bfloat16) == 1.0
+    assert run(torch.optim.AdamW, torch.float32) == pytest.approx(0.99, abs=1e-4)
+    assert run(StochasticAdamW, torch.bfloat16) == pytest.approx(0.99, abs=5e-4)
+
+
+def test_in_fp32_it_is_torchs_adamw() -> None:
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 50)) for _ in range(2)]
+    settings = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    optimizers = [
+        torch.optim.AdamW([weights[0]], **settings),  # type: ignore[arg-type]
+        StochasticAdamW([weights[1]], **settings),  # type: ignore[arg-type]
+    ]
+    for step in range(20):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = torch.sin(torch.arange(50.0) + step)
+            optimizer.step()
+    assert torch.allclose(*weights, atol=1e-6)
+    # The state is torch's too, so a checkpoint of either resumes the other.
+    optimizers[0].load_state_dict(optimizers[1].state_dict())
+    assert optimizers[0].state_dict()["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize(
+    ("optim", "kind"), [("adamw_torch", "StochasticAdamW"), ("adamw_torch_fused", "StochasticAdamW"), ("sgd", "SGD")]
+)
+def test_bf16_training_rounds_at_random(
+    optim: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = build("lean", tiny_llama(torch.bfloat16), tmp_path, optim=optim, max_steps=1)
+    with caplog.at_level("INFO"):
+        optimizer = trainer.create_optimizer()
+    assert type(optimizer).__name__ == kind
+    assert "stochastic rounding" in caplog.text if kind == "StochasticAdamW" else "updates below" in caplog.text
+    never = build("lean", tiny_llama(torch.bfloat16), tmp_path, optim="adamw_torch", stochastic_rounding="never")
+    assert type(never.create_optimizer()).__name__ == "AdamW"
+    assert type(build("lean", tiny_llama(), tmp_path, optim="adamw_torch").create_optimizer()).__name__ == "AdamW"
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize(
+    ("weights", "bf16", "lora", "expected"),
+    [
+        ("auto", True, True, torch.bfloat16),
+        ("auto", False, True, torch.float32),
+        ("auto", True, False, torch.float32),
+        ("bf16", False, False, torch.bfloat16),
+        ("fp32", True, True, torch.float32),
+        ("as_given", True, True, torch.float32),
+    ],
+)
+def test_dtype_of_a_model_given_as_a_string(
+    weights: str, bf16: bool, lora: bool, expected: torch.dtype, tmp_path: Path
+) -> None:
+    model = saved_llama(tmp_path / "model")
+    trainer = build("lean", model, tmp_path, weights=weights, bf16=bf16, lora=lora)
+    assert trainer._base_model(trainer.model).lm_head.weight.dtype == expected
+
+
+@pytest.mark.trl
+def test_what_is_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    for settings_given, words in [
+        ({"optim": "lomo"}, "inside the backward"),
+        ({"exact_two_pass": "never", "top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        ({"checkpointing": "some"}, "checkpointing is one of"),
+        ({"max_tokens_per_piece": 0}, "at least 1"),
+        ({"reference": "adapter", "beta": 0.1}, "needs an adapter"),
+        ({"reference": "host", "beta": 0.1, "sync_ref_model": True}, "sync_ref_model"),
+        ({"reference": "host", "beta": 0.1, "lora": True}, "full fine-tuning"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            build("lean", model, tmp_path, **settings_given)
+
+
+def test_where_the_reference_is_put(tmp_path: Path) -> None:
+    def place(adapter: bool, **settings: Any) -> str:
+        return reference_place(LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **settings), adapter)[0]
+
+    assert place(False, beta=0.0) == "none"
+    assert place(True, beta=0.1) == "adapter"
+    assert place(False, beta=0.1) == "host"
+    assert place(False, beta=0.1, reference="device") == "device"
+    assert place(False, beta=0.1, sync_ref_model=True) == "device"
+
+
+@pytest.mark.trl
+def test_moe_takes_trls_own_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By name: the router's loss is over all tokens."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = MixtralConfig(
+        num_attention_heads=2, num_key_value_heads=2, num_local_experts=3, router_aux_loss_coef=0.1, **sizes
+    )
+    trainer = build("lean", MixtralForCausalLM(config), tmp_path, max_steps=1)
+    assert "router's auxiliary loss" in caplog.text
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert "aux_loss" in trainer.state.log_history[0]

@@ -1,0 +1,60 @@
+"""Two processes under DDP: gradients as TRL's DDP has them, whatever each rank has to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grpo.trainers import saved_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.trl, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    saved_llama(folder / "model")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "-m", "tests.grpo.two_ranks", str(folder),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("scheme", ["single", "twice"])
+def test_one_step_is_trls(ranks: list[dict[str, Any]], scheme: str) -> None:
+    for found in ranks:
+        step = found[scheme]
+        assert step["loss"][1] == pytest.approx(step["loss"][0], rel=1e-5)
+        assert step["distance"] <= 1e-5
+        assert max(step["norms"]) > 1e-3
+        theirs, ours = step["metrics"]
+        assert ours.keys() == theirs.keys()
+        for name, values in theirs.items():
+            assert ours[name] == pytest.approx(values, rel=1e-4, abs=1e-6, nan_ok=True), name
+
+
+def test_ranks_had_different_work_and_equal_gradients(ranks: list[dict[str, Any]]) -> None:
+    """Else the test above would show nothing about ranks."""
+    assert ranks[0]["single"]["pieces"] > ranks[1]["single"]["pieces"] >= 1
+    assert ranks[0]["single"]["norms"] == ranks[1]["single"]["norms"]
+
+
+def test_a_run_tracks_trls(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        theirs, ours = found["run"]
+        assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-5)
+        for row, lean_row in zip(theirs["logged"], ours["logged"], strict=True):
+            assert lean_row == pytest.approx(row, rel=1e-3, abs=2e-5, nan_ok=True)
+    assert ranks[0]["run"][1]["weights"] == ranks[1]["run"][1]["weights"]

@@ -1,0 +1,160 @@
+"""Whole training runs of the lean trainer beside TRL's, with the same completions fed to both."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memprof.grpo.reference import HostReference
+from tests.grpo.trainers import (
+    Rollouts,
+    batch,
+    build,
+    logged,
+    loss_and_gradients,
+    saved_llama,
+    tiny_llama,
+    with_policies,
+)
+
+pytestmark = pytest.mark.trl
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def assert_tracks(theirs: Any, ours: Any, rel: float = 2e-4) -> None:
+    """Equal logs step by step, and parameters that moved alike."""
+    rows, lean_rows = logged(theirs), logged(ours)
+    assert len(rows) == len(lean_rows)
+    for row, lean_row in zip(rows, lean_rows, strict=True):
+        assert lean_row.keys() == row.keys()
+        for name, value in row.items():
+            assert lean_row[name] == pytest.approx(value, rel=rel, abs=2e-5, nan_ok=True), (row["step"], name)
+
+
+def run_both(model: str, folder: Path, lean: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, Any]:
+    rollouts = Rollouts()
+    theirs = build("trl", model, folder, **settings)
+    rollouts.record(theirs)
+    theirs.train()
+    ours = build("lean", model, folder, **settings, **(lean or {}))
+    rollouts.replay(ours)
+    ours.train()
+    return theirs, ours
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "full-kl": {"beta": 0.04},
+    "lora-kl": {"beta": 0.04, "lora": True, "gradient_checkpointing": True},
+    "off-policy": {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "grpo"},
+    "autocast": {"bf16": True, "lora": True},
+    "entropy": {"top_entropy_quantile": 0.5, "gradient_accumulation_steps": 2, "entropy_coef": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_training_tracks_trl(name: str, checkpoint: str, tmp_path: Path) -> None:
+    lean = {"weights": "as_given"}  # TRL's dtype, so that the arithmetic is the same
+    theirs, ours = run_both(checkpoint, tmp_path, lean, max_steps=4, **SETTINGS[name])
+    assert any(row.get("reward_std", 0) > 0 for row in logged(theirs))
+    assert any(abs(row.get("grad_norm", 0)) > 1e-3 for row in logged(theirs))
+    assert_tracks(theirs, ours, rel=5e-2 if name == "autocast" else 2e-4)
+
+
+def test_checkpoints_are_interchangeable(checkpoint: str, tmp_path: Path) -> None:
+    """Four steps; the last two resumed by the other trainer from the first's checkpoint."""
+    rollouts = Rollouts()
+    straight = build("trl", checkpoint, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    rollouts.record(straight)
+    straight.train()
+    halves = Rollouts()
+    halves.kept = rollouts.kept[2:]
+    lean = build("lean", checkpoint, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    halves.replay(lean)
+    lean.train(resume_from_checkpoint=str(tmp_path / "trl" / "checkpoint-2"))
+    assert_tracks(straight, lean)
+
+    again = build("lean", checkpoint, tmp_path / "again", max_steps=4, save_strategy="steps", save_steps=2)
+    rollouts.replay(again)
+    again.train()
+    back = build("trl", checkpoint, tmp_path, max_steps=4)
+    halves.replay(back)
+    back.train(resume_from_checkpoint=str(tmp_path / "again" / "lean" / "checkpoint-2"))
+    assert_tracks(straight, back)
+
+
+def test_the_hosts_reference_is_the_devices(checkpoint: str, tmp_path: Path) -> None:
+    """The streamed reference gives the very numbers of a copy on the device, and leaves its weights where they were."""
+    host, device = (
+        build("lean", checkpoint, tmp_path / place, beta=0.04, reference=place, max_tokens_per_piece=30)
+        for place in ("host", "device")
+    )
+    assert isinstance(host.ref_model, HostReference)
+    assert not isinstance(device.ref_model, HostReference)
+    before = [parameter.data_ptr() for parameter in host.ref_model.parameters()]
+    inputs = batch(6)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        found = [t._get_per_token_logps_and_entropies(t.ref_model, ids, mask, 13)[0] for t in (host, device)]
+        mask[:, -13] = 0  # a hole: not cut into pieces
+        holes = [t._get_per_token_logps_and_entropies(t.ref_model, ids, mask, 13)[0] for t in (host, device)]
+    assert torch.equal(*found)
+    assert torch.equal(*holes)
+    assert found[0].abs().sum() > 1
+    assert [parameter.data_ptr() for parameter in host.ref_model.parameters()] == before
+
+
+def test_bf16_is_as_near_to_float64_as_trl(tmp_path: Path) -> None:
+    """In pure bf16 the errors of activations dominate; splitting must not add to them."""
+    errors: dict[str, list[float]] = {"trl": [], "lean": []}
+    for seed in range(3):
+        model = tiny_llama(torch.bfloat16, seed=seed)
+        exact = build("trl", model.double(), tmp_path)
+        inputs = with_policies(exact, batch(8, seed=seed), beta=0.0)
+        truth = loss_and_gradients(exact, inputs)[1]
+        for kind in errors:
+            lean = {"max_tokens_per_piece": 1} if kind == "lean" else {}
+            trainer = build(kind, model.bfloat16(), tmp_path, **lean)
+            found = loss_and_gradients(trainer, inputs)[1]
+            errors[kind] += [float((found[k].double() - truth[k]).norm() / truth[k].norm()) for k in truth]
+    mean = {kind: math.fsum(values) / len(values) for kind, values in errors.items()}
+    assert 0 < mean["lean"] <= mean["trl"], mean
+
+
+def test_generation_in_sub_batches(checkpoint: str, tmp_path: Path) -> None:
+    """Every prompt is answered, in its place, a few at a time."""
+    trainer = build("lean", checkpoint, tmp_path, generation_batch=3, max_steps=1, top_k=1)
+    whole = build("lean", checkpoint, tmp_path, max_steps=1, top_k=1)
+    prompts = [[4 + i % 7, 9, 5 + i] for i in range(8)]
+    sizes: list[int] = []
+    generate = trainer.model.generate
+    trainer.model.generate = lambda **given: (sizes.append(len(given["input_ids"])), generate(**given))[1]
+    trainer.model_wrapped = trainer.model
+    answers = trainer._generate_single_turn(prompts, None, {}, 4)
+    assert sizes == [3, 3, 2]
+    assert answers == whole._generate_single_turn(prompts, None, {}, 4)
+
+
+def test_a_plain_grpo_config_will_do(checkpoint: str, tmp_path: Path) -> None:
+    """The import is the only line that differs."""
+    from trl import GRPOConfig
+
+    from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
+    from tests.grpo.trainers import length_reward, prompts, tokenizer
+
+    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4,
+                      max_completion_length=6, max_steps=1, report_to="none", save_strategy="no")  # fmt: skip
+    trainer = LeanGRPOTrainer(checkpoint, length_reward, args, prompts(), processing_class=tokenizer())
+    assert isinstance(trainer.args, LeanGRPOConfig)
+    assert trainer.args.output_dir == str(tmp_path)
+    assert trainer.args.prefix_sharing is False
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -1,0 +1,91 @@
+"""Run by torchrun in two gloo processes: TRL's trainer and the lean one under DDP, compared on each rank.
+
+Writes ``rank-N.json`` into the folder given: distances and what each rank saw.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.grpo.trainers import (
+    Rollouts,
+    batch,
+    build,
+    logged,
+    loss_and_gradients,
+    tiny_llama,
+    with_policies,
+    worst,
+)
+
+
+def main(folder: Path) -> None:
+    """One micro-batch that differs between the ranks, then a short run."""
+    found = {"single": one_step(folder / "a", {}), "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5})}
+    found["run"] = short_run(folder)
+    rank = torch.distributed.get_rank()
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def one_step(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    results, pieces = [], 0
+    for kind in ("trl", "lean"):
+        extra = {"max_tokens_per_piece": 24} if kind == "lean" else {}
+        trainer = build(kind, tiny_llama(), folder, loss_type="dapo", **settings, **extra)
+        rank = trainer.accelerator.process_index
+        # Rank 1 has fewer rows with anything to learn, and shorter ones: fewer pieces.
+        inputs = batch(4, seed=20 + rank, completion=13 - 5 * rank)
+        if rank:
+            inputs["completion_mask"][:2] = 0
+        inputs = with_policies(trainer, inputs, beta=0.0)
+        inputs["num_items_in_batch"] = torch.tensor(60)
+        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)
+        trainer.accelerator.gradient_state._set_sync_gradients(True)
+        backwards = count_backwards(trainer)
+        results.append(loss_and_gradients(trainer, inputs, trainer.model_wrapped))
+        pieces = backwards[0]
+    (loss, gradients, metrics), (lean_loss, lean_gradients, lean_metrics) = results
+    return {
+        "loss": [loss, lean_loss],
+        "distance": worst(lean_gradients, gradients),
+        "norms": [float(gradient.norm()) for gradient in lean_gradients.values()],
+        "metrics": [metrics, lean_metrics],
+        "pieces": pieces,
+    }
+
+
+def count_backwards(trainer: Any) -> list[int]:
+    count, backward = [0], trainer.accelerator.backward
+
+    def counting(*args: Any, **kwargs: Any) -> None:
+        count[0] += 1
+        backward(*args, **kwargs)
+
+    trainer.accelerator.backward = counting
+    return count
+
+
+def short_run(folder: Path) -> list[Any]:
+    rank = torch.distributed.get_rank()
+    model = str(folder / "model")
+    rollouts = Rollouts()
+    runs = []
+    for kind in ("trl", "lean"):
+        settings: dict[str, Any] = {"max_steps": 3, "gradient_accumulation_steps": 2, "beta": 0.04}
+        trainer = build(kind, model, folder / f"run-{rank}", **settings)
+        rollouts.record(trainer) if kind == "trl" else rollouts.replay(trainer)
+        trainer.train()
+        weights = [float(parameter.double().norm()) for parameter in trainer.model.parameters()]
+        runs.append({"logged": logged(trainer), "weights": weights})
+    return runs
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
