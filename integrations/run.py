@@ -351,6 +351,7 @@ class TrainingRun:
         """Tell a session about the trainer's models, optimizer and settings."""
         session.config = collect_facts(trainer, self._options.redact)
         session.add_model(trainer.model, "policy")
+        session.owners.add_wrapper(getattr(trainer, "model_wrapped", None))
         for attribute, role in (("ref_model", "reference"), ("teacher_model", "reference"), ("value_model", "value")):
             if hasattr(other := getattr(trainer, attribute, None), "named_parameters"):
                 session.add_model(other, role)

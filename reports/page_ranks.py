@@ -25,7 +25,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; darker is more, ▲ clearly above the median rank"
+    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median rank"
     return section(
         "ranks",
         "Ranks",
@@ -100,8 +100,8 @@ def _picture(ranks: Ranks) -> Markup | None:
         drawn += [_stretch(line, first, last, shade, step) for first, last, shade in _stretches(shades)]
         drawn.append(el("text", {"x": "-8", "y": str(line * _LINE + 12), "text-anchor": "end"}, label))
     words = (
-        f"Ranks 0 to {ranks.world_size - 1} from left to right; each line on its own scale, light for the rank that "
-        "holds least of it, dark for the one that holds most; categories that hardly differ have no line"
+        f"Ranks 0 to {ranks.world_size - 1} from left to right; each line on its own scale, pale for the rank that "
+        "holds least of it, strong for the one that holds most; categories that hardly differ have no line"
     )
     box = f"-150 0 {_PICTURE_WIDTH + 150} {_LINE * len(lines)}"
     svg = el("svg", {"class": "rank-picture", "viewBox": box, "role": "img", "aria-label": words}, *drawn)
