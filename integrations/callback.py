@@ -141,11 +141,12 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            try:
-                run.end()
-            except Exception as error:
-                run.fail(error)
-            self._finish()
+            with run.finishing():
+                try:
+                    run.end()
+                except Exception as error:
+                    run.fail(error)
+                self._finish()
 
     # -- our own -----------------------------------------------------------------------------------------------
 

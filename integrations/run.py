@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,6 @@ class TrainingRun:
         if self._ended:
             return
         self._ended = True
-        self._terminations.stop()
         self._seams.restore()
         try:
             if self._session is not None:
@@ -212,13 +212,23 @@ class TrainingRun:
         elif self._session is not None and self._always:
             self._from_step = self._from_step or self._step
         interrupts = Interrupts()
-        try:
-            with interrupts:
-                self.end()
-        finally:
-            self._on_error(not interrupts.pending)
+        with self.finishing():
+            try:
+                with interrupts:
+                    self.end()
+            finally:
+                self._on_error(not interrupts.pending)
         if interrupts.pending and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Around writing and reporting at the end: a signal to end waits for it."""
+        try:
+            with self._terminations.finishing():
+                yield
+        finally:
+            self._terminations.stop()
 
     def _terminated(self) -> None:
         """The process is about to die by a signal. Nothing is stopped: this may be another thread than the run's."""
