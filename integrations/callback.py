@@ -12,6 +12,7 @@ from typing import Any
 from memprof.integrations.finder import find_trainer
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, say, say_oom, summarise
+from memprof.integrations.ranks import put_ranks_together
 from memprof.integrations.run import TrainingRun, load_session, uses_cuda
 from memprof.integrations.schedule import Schedule
 from transformers.trainer_callback import TrainerCallback
@@ -53,6 +54,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             and store the page with W&B, MLflow and Trackio where they are active.
         capacity: bytes, or a size such as ``"24GB"``, the device is to have: what needs more ends in
             ``torch.OutOfMemoryError``, so that a smaller device can be tried on a larger one, or on none.
+        rehearse: before the first step, run one at the worst case the configuration allows (the longest prompt,
+            completions of full length, a full batch), and put everything back: what does not fit fails at once.
 
     Attributes:
         result: what the last ``train()`` left: ``snapshots``, ``reports``, ``page``, ``table``.
@@ -78,12 +81,13 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         reset_peaks: bool = True,
         scalars: bool = True,
         capacity: int | str | None = None,
+        rehearse: bool = False,
     ) -> None:
         chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
         self._options = Options.of(
             max_disk, output_dir, max_entries, stacks, capacity,
             steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
-            scalars=scalars, rehearse=False,
+            scalars=scalars, rehearse=rehearse,
         )  # fmt: skip
         Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
         self._print = table
@@ -116,6 +120,10 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         except Exception as error:
             self._run = None
             self._failed(error)
+        if self._options.rehearse and (run := self._following(state)) is not None:
+            sentence = run.rehearse(kwargs.get("train_dataloader"))
+            if sentence is not None and run.rank == 0 and self._print:
+                say(sentence, self.stream)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
@@ -133,11 +141,12 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            try:
-                run.end()
-            except Exception as error:
-                run.fail(error)
-            self._finish()
+            with run.finishing():
+                try:
+                    run.end()
+                except Exception as error:
+                    run.fail(error)
+                self._finish()
 
     # -- our own -----------------------------------------------------------------------------------------------
 
@@ -172,13 +181,16 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         self.result = Result(list(run.snapshots))
         if not run.snapshots or not self._options.report:
+            run.gathering.tell([])
             return
         names = ", ".join(str(path) for path in run.snapshots)
         if not report:
             say(f"memprof: interrupted again, no report; recorded: {names}", self.stream)
+            run.gathering.tell([])
             return
         try:
             self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+            put_ranks_together(self.result, run.folder, run.gathering, run.failed)
         except KeyboardInterrupt:
             say(f"memprof: interrupted, no report; recorded: {names}", self.stream)
             return

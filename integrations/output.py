@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise"]
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_whole"]
 
 # What `memprof run` prints when the script is over, below its traceback; None: at once.
 LATER: list[str] | None = None
@@ -29,6 +29,8 @@ class Result:
     reports: dict[Path, dict[str, Any]] = field(default_factory=dict)
     page: Path | None = None
     table: str = ""
+    drawn: Path | None = None  # whose document this is
+    document: Any = field(default=None, repr=False)
 
     @property
     def highest(self) -> Path | None:
@@ -80,9 +82,10 @@ def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> d
 
     analysis = analyze(load_snapshot(path))
     result.reports[path] = report = analysis.to_dict()
-    _write_text(path.with_suffix(".json"), json.dumps(report, indent=1))
+    write_whole(path.with_suffix(".json"), json.dumps(report, indent=1))
     if result.highest == path:
         _render(result, folder / "report.html" if page else None, analysis)
+        result.drawn = path
     return report
 
 
@@ -96,7 +99,7 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
     from memprof.reports import terminal
     from memprof.reports.document import document_of
 
-    document = document_of(analysis)
+    result.document = document = document_of(analysis)
     result.table = terminal.render(document)
     if page is not None:
         from memprof.reports.html import write_html
@@ -105,7 +108,8 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
         result.page = page
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, complete or not at all."""
     unfinished = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
         unfinished.write_text(text, encoding="utf-8")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memprof.integrations.distributed import Gathering
 from memprof.integrations.facts import collect_facts, collect_setup
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, add_report, prune
+from memprof.integrations.rehearsal import Rehearsal, refusal
 from memprof.integrations.schedule import Cycle, Schedule
 from memprof.integrations.seams import Seams
 from memprof.integrations.tracking import Tracking
@@ -18,7 +22,9 @@ from memprof.integrations.trainer_phases import TrainerPhases
 from memprof.record.api import make_recorder
 from memprof.record.endings import Interrupts, Terminations
 from memprof.record.host import device_name, device_total
+from memprof.record.phases import REHEARSAL
 from memprof.record.session import Session
+from memprof.units import format_bytes
 from memprof.vocabulary import Kind, Phase
 
 __all__ = ["TrainingRun"]
@@ -57,11 +63,12 @@ class TrainingRun:
         self.result = Result()
         self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
         self.rank = int(getattr(trainer.accelerator, "process_index", 0))
+        self.gathering = Gathering(self.rank, int(getattr(trainer.accelerator, "num_processes", 1)))
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._on_failure = on_failure
         self._on_error = on_error
-        self._ended = self._failed = self._failed_by_error = False
+        self._ended = self._failed = self._failed_by_error = self._rehearsing = False
         self._schedule = Schedule(options.steps, options.every)
         self._first_step = trainer.state.global_step + 1
         self._step = trainer.state.global_step
@@ -118,12 +125,56 @@ class TrainingRun:
             self._report()
         self._record_peak = max(self._record_peak, peak)
 
+    def rehearse(self, dataloader: Any) -> str | None:
+        """One step at the worst case before the first; what it needed, in a sentence (None: it did not take place).
+
+        Raises:
+            BaseException: what would end the run later: out of memory, an interrupt. It is written and reported first.
+        """
+        trainer = self._trainer()
+        why = "there is no trainer" if trainer is None else refusal(trainer)
+        if why is not None or self._ended:
+            warnings.warn(f"memprof cannot rehearse this run: {why}.", stacklevel=4)
+            return None
+        rehearsal = Rehearsal(trainer, dataloader, self._phases.end_step)
+        self._rehearsing, self._step = True, 0
+        self._begin_recording(trainer, 0)
+        session = self._session
+        mark = None
+        if session is not None:
+            session.set_step(0)
+            mark = session.enter_phase(Phase.OTHER.value, detail=REHEARSAL)
+        try:
+            rehearsal.run()
+        except BaseException as error:
+            self._rehearsing = False
+            rehearsal.restore()
+            if not isinstance(error, Exception) or _out_of_memory(error):
+                self._error(error)
+                raise
+            self._forget_rehearsal()
+            warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=4)
+            return None
+        self._rehearsing = False
+        peak = 0 if session is None else session.peak_of_step()
+        if session is not None and mark is not None:
+            session.exit_phase(mark)
+            peak = max(peak, session.peak_of_step())
+        rehearsal.restore()
+        self._finish_recording()
+        self._step = trainer.state.global_step
+        return f"memprof: rehearsed {rehearsal.sentence}: peak {format_bytes(peak)}."
+
+    def _forget_rehearsal(self) -> None:
+        self._from_step = None
+        if not self._always:
+            self._stop_session()
+
     def end(self) -> None:
         """Training ended; write what is recorded and put everything back."""
         if self._ended:
             return
         self._ended = True
-        self._terminations.stop()
         self._seams.restore()
         try:
             if self._session is not None:
@@ -148,32 +199,50 @@ class TrainingRun:
             self._stop_session()
         except Exception as further:
             error.__context__ = further
+        self.gathering.tell([])
         self._on_failure(error)
 
     def _error(self, error: BaseException) -> None:
         """An exception leaves the trainer: the last chance to write."""
+        if self._rehearsing:
+            return  # whoever rehearses decides
         self._failed_by_error = True
         if self._oom_step == self._step:
             self._from_step = None  # written when it happened, before anything was freed
         elif self._session is not None and self._always:
             self._from_step = self._from_step or self._step
         interrupts = Interrupts()
-        try:
-            with interrupts:
-                self.end()
-        finally:
-            self._on_error(not interrupts.pending)
+        with self.finishing():
+            try:
+                with interrupts:
+                    self.end()
+            finally:
+                self._on_error(not interrupts.pending)
         if interrupts.pending and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Around writing and reporting at the end: a signal to end waits for it."""
+        try:
+            with self._terminations.finishing():
+                yield
+        finally:
+            self._terminations.stop()
+
     def _terminated(self) -> None:
         """The process is about to die by a signal. Nothing is stopped: this may be another thread than the run's."""
-        session, self._ended = self._session, True
+        session, self._ended, self._failed_by_error = self._session, True, True
         if session is not None and (self._always or self._from_step is not None):
             self._write(session, self._from_step or self._step)
         if self._tracking is not None:
             self._tracking.end(True)
         self._on_error(True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exception, a signal or a mistake of memprof's own ended it."""
+        return self._failed_by_error or self._failed
 
     @property
     def over(self) -> bool:
@@ -293,6 +362,7 @@ class TrainingRun:
         session.config = collect_facts(trainer, self._options.redact)
         session.setup = collect_setup(trainer)
         session.add_model(trainer.model, "policy")
+        session.owners.add_wrapper(getattr(trainer, "model_wrapped", None))
         for attribute, role in (("ref_model", "reference"), ("teacher_model", "reference"), ("value_model", "value")):
             if hasattr(other := getattr(trainer, attribute, None), "named_parameters"):
                 session.add_model(other, role)
@@ -313,6 +383,12 @@ class TrainingRun:
         path = self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
         session.write(path)
         self.snapshots = prune([*(p for p in self.snapshots if p != path), path], self._options.max_disk)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def uses_cuda(trainer: Any, options: Options) -> bool:

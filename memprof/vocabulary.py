@@ -171,6 +171,8 @@ CATEGORY_LABELS: dict[Category, str] = {
 # Sub-ids a category may be broken into; shown on demand, never summed twice.
 CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.WEIGHTS: ("sharded", "unsharded"),
+    Category.GRADIENTS: ("unsharded",),
+    Category.COMMUNICATION: ("bucket",),
     Category.ACTIVATIONS: ("saved", "boundary", "recomputed", "no_grad", "transient"),
     Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
     Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),

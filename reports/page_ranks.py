@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.markup import Child, Markup, el
-from memprof.reports.page_parts import colour_class, column, section, swatch
+from memprof.reports.page_parts import column, section, swatch
 from memprof.reports.palette import slug
 from memprof.reports.ranks_model import Cell, RankRow, Ranks
 from memprof.reports.text import gib, thousands
@@ -14,6 +14,7 @@ __all__ = ["ranks_section"]
 
 # Up to so many ranks are rows at once; of more the fullest are, and the others open below.
 _ROWS_AT_ONCE = 32
+_NODES_AT_ONCE = 12
 # From so many on a picture of all of them stands above the table.
 _PICTURE_FROM = 12
 _PICTURE_WIDTH, _LINE = 1200, 16
@@ -24,7 +25,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; darker is more, ▲ clearly above the median rank"
+    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median rank"
     return section(
         "ranks",
         "Ranks",
@@ -44,7 +45,7 @@ def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
     devices = any(r.held_bytes is not None for r in rows)
     head = [column("Rank"), column("Node", extra="wide") if nodes else None, column("Peak in", extra="wide")]
     head += [column("Peak", True), column("Device held", True) if devices else None]
-    head += [el("th", {"scope": "col", "class": "num"}, swatch(c), label) for c, label in ranks.columns]
+    head += [el("th", {"scope": "col", "class": "num"}, swatch(c) if c else None, label) for c, label in ranks.columns]
     body = [_rank_row(row, nodes, devices) for row in rows]
     table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
     label = heading or "Ranks by category"
@@ -83,50 +84,38 @@ def _others(ranks: Ranks) -> Markup | None:
     return el("details", {"class": "more-ranks"}, summary, _matrix(ranks, rest, "The other ranks by category"))
 
 
-def _picture(ranks: Ranks) -> Markup:
+def _picture(ranks: Ranks) -> Markup | None:
     """Every rank as a column, in the order of their numbers: neighbours of one shade are drawn as one."""
-    rows = sorted(ranks.rows, key=lambda r: r.rank)
-    step = _PICTURE_WIDTH / len(rows)
-    height = _LINE * len(ranks.columns)
+    rows = {row.rank: row for row in ranks.rows}
+    lines = [
+        (label, [rows[r].cells[line].shade if r in rows else 0 for r in range(ranks.world_size)])
+        for line, (_, label) in enumerate(ranks.columns)
+    ]
+    lines = [(label, shades) for label, shades in lines if any(shades)]
+    if not lines:
+        return None
+    step = _PICTURE_WIDTH / ranks.world_size
     drawn: list[Child] = []
-    for line, (category, label) in enumerate(ranks.columns):
-        cells = [row.cells[line] for row in rows]
-        drawn += [_stretch(line, first, last, heat, step) for first, last, heat in _stretches(cells)]
+    for line, (label, shades) in enumerate(lines):
+        drawn += [_stretch(line, first, last, shade, step) for first, last, shade in _stretches(shades)]
         drawn.append(el("text", {"x": "-8", "y": str(line * _LINE + 12), "text-anchor": "end"}, label))
-        drawn.append(
-            el(
-                "rect",
-                {
-                    "class": f"c-{colour_class(category)} fill",
-                    "x": "-4",
-                    "y": str(line * _LINE + 2),
-                    "width": "3",
-                    "height": "12",
-                },
-            )
-        )
-    words = f"Ranks {rows[0].rank} to {rows[-1].rank} from left to right, a line for each category; darker is more"
-    svg = el(
-        "svg",
-        {
-            "class": "rank-picture",
-            "viewBox": f"-150 0 {_PICTURE_WIDTH + 150} {height}",
-            "role": "img",
-            "aria-label": words,
-        },
-        *drawn,
+    words = (
+        f"Ranks 0 to {ranks.world_size - 1} from left to right; each line on its own scale, pale for the rank that "
+        "holds least of it, strong for the one that holds most; categories that hardly differ have no line"
     )
+    box = f"-150 0 {_PICTURE_WIDTH + 150} {_LINE * len(lines)}"
+    svg = el("svg", {"class": "rank-picture", "viewBox": box, "role": "img", "aria-label": words}, *drawn)
     return el("figure", {"class": "ranks-figure"}, svg, el("figcaption", {"class": "caption muted"}, f"{words}."))
 
 
-def _stretches(cells: Sequence[Cell]) -> list[tuple[int, int, int]]:
-    """``(first, last, heat)`` of neighbours alike, without those that hold nothing."""
+def _stretches(shades: Sequence[int]) -> list[tuple[int, int, int]]:
+    """``(first, last, shade)`` of neighbours alike, without those that have none."""
     found: list[tuple[int, int, int]] = []
-    for i, cell in enumerate(cells):
-        if found and found[-1][2] == cell.heat and found[-1][1] == i - 1:
-            found[-1] = (found[-1][0], i, cell.heat)
-        elif cell.heat:
-            found.append((i, i, cell.heat))
+    for i, shade in enumerate(shades):
+        if found and found[-1][2] == shade and found[-1][1] == i - 1:
+            found[-1] = (found[-1][0], i, shade)
+        elif shade:
+            found.append((i, i, shade))
     return found
 
 
@@ -173,7 +162,12 @@ def _nodes(ranks: Ranks) -> Markup:
         )
         for n in ranks.nodes
     ]
-    return _small_table("By node", head, body)
+    first = _small_table("By node", head, body[:_NODES_AT_ONCE])
+    if len(body) <= _NODES_AT_ONCE:
+        return first
+    rest = len(body) - _NODES_AT_ONCE
+    others = _small_table("The other nodes", head, body[_NODES_AT_ONCE:])
+    return el("div", {}, first, el("details", {}, el("summary", {}, f"The other {thousands(rest)} nodes"), others))
 
 
 def _small_table(title: str, head: Sequence[Child], body: Sequence[Child]) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -16,6 +17,8 @@ _HEATS = 8
 # A cell is marked where it stands above the median by this part of the median rank's whole peak.
 _CLEARLY = 0.02
 _MOST_MISSING = 8
+# A category that nowhere comes to this part of the highest peak shares a column with the others like it.
+_WORTH_A_COLUMN = 0.01
 # Peaks that lie this close together are alike.
 _ALIKE = 0.005
 
@@ -27,10 +30,15 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         return None
     peak = across["peak"]
     spreads = {s["category"]: s for s in across["categories"]}
-    columns = [c for c in STACK_ORDER if c in spreads] + [c for c in spreads if c not in STACK_ORDER]
-    most = max((s["highest_bytes"] for s in across["categories"]), default=0)
-    clearly = _CLEARLY * peak["median_bytes"]
-    rows = [_row(r, report["source"]["rank"], columns, spreads, most, clearly) for r in ranks]
+    worth = [c for c in spreads if spreads[c]["highest_bytes"] >= _WORTH_A_COLUMN * peak["highest_bytes"]]
+    columns = [c for c in STACK_ORDER if c in worth] + [c for c in worth if c not in STACK_ORDER]
+    scale = _Scale(
+        columns,
+        spreads,
+        max((s["highest_bytes"] for s in spreads.values()), default=0),
+        _CLEARLY * peak["median_bytes"],
+    )
+    rows = [_row(r, report["source"]["rank"], scale) for r in ranks]
     rows.sort(key=lambda r: (not r.oom, -r.peak_bytes, r.rank))
     world = across["world_size"] or len(ranks)
     return Ranks(
@@ -39,10 +47,13 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         differences=tuple(_difference(d) for d in across["differences"]),
         count=len(ranks),
         world_size=world,
-        columns=tuple((c, plain(category_label(c))) for c in columns),
+        columns=(
+            *((c, plain(category_label(c))) for c in columns),
+            *([("", "Everything else")] if len(columns) < len(spreads) else []),
+        ),
         rows=tuple(rows),
         phases=tuple(_phase(p) for p in across["phases"]),
-        nodes=tuple(_node(n) for n in across["nodes"]),
+        nodes=tuple(sorted((_node(n) for n in across["nodes"]), key=lambda n: -n.highest_bytes)),
         median_bytes=peak["median_bytes"],
         lowest_bytes=peak["lowest_bytes"],
         total_bytes=peak["total_bytes"],
@@ -50,11 +61,30 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
     )
 
 
-def _row(
-    rank: Mapping[str, Any], shown: int, columns: Sequence[str], spreads: Mapping[str, Any], most: int, clearly: float
-) -> RankRow:
+@dataclass(frozen=True)
+class _Scale:
+    """What cells are measured against: each column's spread, the largest cell, and what is clearly above."""
+
+    columns: Sequence[str]
+    spreads: Mapping[str, Any]
+    most: int
+    clearly: float
+
+    def cell(self, column: str, n: int) -> Cell:
+        """A rank's cell in one column."""
+        spread = self.spreads[column]
+        low, high = spread["lowest_bytes"], spread["highest_bytes"]
+        shade = 1 + round((_HEATS - 1) * (n - low) / (high - low)) if high - low > self.clearly else 0
+        return Cell(n, ceil(_HEATS * n / self.most), shade, n - spread["median_bytes"] > self.clearly)
+
+
+def _row(rank: Mapping[str, Any], shown: int, scale: _Scale) -> RankRow:
     peak, device, held = rank["peak"], rank["device_peak"], rank["peak"]["categories"]
     reserved = device["reserved_bytes"]
+    cells = [scale.cell(c, held.get(c, 0)) for c in scale.columns]
+    rest = peak["active_bytes"] - sum(c.bytes for c in cells)
+    if len(scale.columns) < len(scale.spreads):
+        cells.append(Cell(rest, ceil(_HEATS * rest / scale.most), 0, False))
     return RankRow(
         rank=rank["rank"],
         node=plain(rank["node"] or ""),
@@ -63,10 +93,7 @@ def _row(
         held_bytes=None if reserved is None else reserved + (device["non_torch_bytes"] or 0),
         oom=rank["oom"] is not None,
         shown=rank["rank"] == shown,
-        cells=tuple(
-            Cell(n := held.get(c, 0), ceil(_HEATS * n / most) if most else 0, n - spreads[c]["median_bytes"] > clearly)
-            for c in columns
-        ),
+        cells=tuple(cells),
     )
 
 

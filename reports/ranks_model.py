@@ -9,13 +9,16 @@ __all__ = ["Cell", "NodeRow", "PhaseSpread", "RankRow", "Ranks"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One rank's bytes of one category. ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything);
+    """One rank's bytes of one category.
 
-    ``above`` says that it stands clearly above the median rank's.
+    ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything), ``shade`` from 1 (the lowest rank)
+    to 8 (the highest) where the category's spread is worth showing, and is 0 elsewhere; ``above`` says that it stands
+    clearly above the median rank's.
     """
 
     bytes: int
     heat: int
+    shade: int
     above: bool
 
 
@@ -64,7 +67,8 @@ class NodeRow:
 class Ranks:
     """Everything shown of the ranks beside the one that the document is about.
 
-    ``columns`` are ``(category id, label)``; ``rows`` stand fullest first, one that ran out of memory before all.
+    ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
+    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all.
     """
 
     sentence: str

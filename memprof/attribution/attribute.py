@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.attribution.buckets import apply_buckets
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
 from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts
 from memprof.attribution.gradients import apply_gradients, apply_unfinished_gradients, trained_sizes
@@ -74,6 +75,8 @@ def _decide(facts: Facts, draft: Draft) -> None:
     apply_owners(facts, draft)
     apply_gradients(facts, draft)
     apply_ghost_gradients(facts, draft)
+    _apply_matched(facts, draft, _with_role(facts, specific, "sharding"))
+    apply_buckets(facts, draft)
     apply_workspaces(facts, draft)
     trained = _trained(facts, draft, specific)
     parameters = _parameter_sizes(facts, draft, resolve, trained)

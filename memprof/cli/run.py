@@ -41,6 +41,7 @@ class _Steps(click.ParamType):
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option("--capacity", metavar="SIZE", help="Pretend the device has SIZE: what needs more runs out of memory.")
+@click.option("--rehearse", is_flag=True, help="First run one step at the worst case, then put everything back.")
 @click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Trace entries to keep, newest first.")
 @click.option(
     "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,
@@ -99,6 +100,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         "stacks": None if given["stacks"] == "none" else given["stacks"],
         "kind": given["kind"],
         "redact": given["redact"],
+        "rehearse": given["rehearse"],
         "report": not given["no_report"],
         "table": not given["no_table"],
         "scalars": not given["no_scalars"],

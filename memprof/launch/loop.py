@@ -91,10 +91,12 @@ class PlainLoop:
         if self._over:
             return
         interrupts = Interrupts()
-        with interrupts:
-            self._finish()
-        if not interrupts.pending:
-            self._report()
+        with self._terminations.finishing():
+            with interrupts:
+                self._finish()
+            if not interrupts.pending:
+                self._report()
+        self._terminations.stop()
 
     def _finish(self) -> None:
         self._over = True
@@ -105,7 +107,6 @@ class PlainLoop:
             warnings.warn(f"memprof could not write what it recorded ({error}).", stacklevel=2)
 
     def _unhook(self) -> None:
-        self._terminations.stop()
         while self._undo:
             self._undo.pop()()
 
@@ -319,6 +320,7 @@ class PlainLoop:
             return
         self._over = True
         self._unhook()
+        self._terminations.stop()
         session, self._session = self._session, None
         if session is not None:
             try:

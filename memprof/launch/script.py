@@ -85,7 +85,7 @@ class Script:
             _, spec, code = self._find(runpy._get_module_details, self.name)  # type: ignore[attr-defined]
             sys.argv[0] = str(spec.origin)
         elif os.path.isdir(self.name) or zipfile.is_zipfile(self.name):
-            self._set_path(self.name)
+            self._set_path(os.path.abspath(self.name))
             sys.argv[:] = [self.name, *self.arguments]
             _, spec, code = self._find(runpy._get_main_module_details)  # type: ignore[attr-defined]
         else:
@@ -129,9 +129,11 @@ def shown_traceback(error: BaseException, seen: set[int] | None = None) -> Trace
         frames.append(step)
         step = step.tb_next
     theirs = [tb for tb in frames if not _is_ours(tb.tb_frame.f_code.co_filename)]
-    for tb, following in zip(theirs, [*theirs[1:], None], strict=True):
+    following = None
+    for tb in reversed(theirs):
         tb.tb_next = following
-    error.__traceback__ = theirs[0] if theirs else None
+        following = tb
+    error.__traceback__ = following
     return error.__traceback__
 
 

@@ -16,8 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -67,6 +67,7 @@ class Terminations:
         self._begun = threading.Event()
         self._once = threading.Lock()
         self._installed = False
+        self._finishing = self._pending = False
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
@@ -91,6 +92,17 @@ class Terminations:
             os.close(self._pipe[1])  # the thread reads the end of it, closes its own and leaves
             self._pipe = None
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """What is written inside is finished; a signal that came meanwhile is obeyed at the end. The second is not."""
+        self._finishing = True
+        try:
+            yield
+        finally:
+            self._finishing = False
+            if self._pending:
+                os.kill(os.getpid(), signal.SIGTERM)
+
     def _listen(self) -> None:
         read, write = os.pipe()
         os.set_blocking(write, False)
@@ -108,6 +120,9 @@ class Terminations:
         """On the main thread, between two steps of the program."""
         self._begun.set()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._finishing:
+            self._pending = True
+            return
         self._save()
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -13,6 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memprof.record.sharded import (
+    SHARDED,
+    UNSHARDED,
+    bucket_bytes,
+    engine_tensors,
+    is_sharded,
+    shards_and_storages,
+    unsharded_parameters,
+    zero_tensors,
+)
+from memprof.units import format_bytes
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -38,6 +49,8 @@ _ADAPTER = re.compile(
 _REFERENCE_ADAPTER = re.compile(r"\.(ref)\.")
 _KEEP = 500_000
 _DEPTH = 4
+# Shards may be padded; their storages are no larger than this times the shards unless they hold something else too.
+_WHOLE = 1.25
 
 
 class OwnerBook:
@@ -55,6 +68,9 @@ class OwnerBook:
         self._claimed: dict[int, weakref.ref[Any]] = {}
         self._models: list[tuple[weakref.ref[Any], str]] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._wrappers: list[weakref.ref[Any]] = []
+        self._zero: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hooks: dict[int, Any] = {}
 
     # -- what to watch -----------------------------------------------------------------------------------------
 
@@ -63,11 +79,20 @@ class OwnerBook:
         if not any(ref() is model for ref, _ in self._models):
             self._models.append((weakref.ref(model), role))
 
+    def add_wrapper(self, module: Any) -> None:
+        """What an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
+        if hasattr(module, "modules") and not any(ref() is module for ref in self._wrappers):
+            self._wrappers.append(weakref.ref(module))
+
     def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer whose state is to be known; wrappers (accelerate's) are looked through."""
         inner = unwrap_optimizer(optimizer)
         if inner is not None:
             self._optimizers.add(inner)
+        for _ in range(_DEPTH):
+            if next(zero_tensors(optimizer), None) is not None:
+                self._zero.add(optimizer)
+            optimizer = getattr(optimizer, "optimizer", None)
 
     @property
     def models(self) -> list[tuple[Any, str]]:
@@ -82,9 +107,66 @@ class OwnerBook:
             adapted = getattr(model, "peft_config", None) is not None
             for name, tensor in _named_tensors(model):
                 category = _category(name, tensor, role, adapted)
-                self.claim(tensor, category, None, name)
+                self.claim(tensor, category, SHARDED if is_sharded(tensor) else None, name)
                 for part in _quantisation_state(tensor):
                     self.claim(part, category, None, f"{name} (quantisation state)")
+
+    def claim_shards(self) -> None:
+        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be."""
+        for module in [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]:
+            for tensor, category, detail, name in engine_tensors(module):
+                self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
+                self.claim(tensor, category, detail, name)
+            for parameter, name in unsharded_parameters(module):
+                self._watch_whole_gradient(parameter, name)
+        for optimizer in list(self._zero):
+            for tensor, category, detail, name in zero_tensors(optimizer):
+                self.claim(tensor, category, detail, name)
+
+    def _forget(self, tensor: Any) -> None:
+        for storage in storages_of(tensor):
+            self._claimed.pop(storage._cdata, None)
+
+    def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
+        if id(parameter) not in self._hooks:
+            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
+                lambda p: self._claim_quietly(p.grad, Category.GRADIENTS, UNSHARDED, name)
+            )
+
+    def _claim_quietly(self, tensor: Any, category: Category, detail: str, name: str) -> None:
+        """Inside the autograd engine: nothing of ours may be raised there."""
+        try:
+            if tensor is not None:
+                self.claim(tensor, category, detail, name)
+        except Exception:
+            return
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of the gradient buckets of whatever wraps the models, or is one of them."""
+        wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
+        return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
+
+    def remarks(self) -> list[str]:
+        """What is odd about what the models hold."""
+        said = []
+        for model, role in self.models:
+            own, held = shards_and_storages(model)
+            if held > own * _WHOLE:
+                said.append(
+                    f"the {role} model's shards of {format_bytes(own)} are views of whole parameters, which stay in "
+                    f"memory: {format_bytes(held)} are held"
+                )
+        return said
+
+    def unhook(self) -> None:
+        """Take back the hooks on gradients."""
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks = {}
+
+    @staticmethod
+    def _alive(refs: list[weakref.ref[Any]]) -> list[Any]:
+        return [thing for ref in refs if (thing := ref()) is not None]
 
     def claim_gradients(self) -> None:
         """What is in ``.grad`` now."""

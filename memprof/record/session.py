@@ -31,6 +31,8 @@ _MOST_HELD = 5
 _WORTH_ASKING = 1 << 20  # bytes
 # Where gradients are in place, and where optimizer state is.
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
+# After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
+_WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
 
 
 class Session:
@@ -128,6 +130,7 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self.owners.unhook()
         self.caches.stop()
         self.recorder.stop()
 
@@ -223,6 +226,8 @@ class Session:
         try:
             if mark.phase in _AFTER_GRADIENTS:
                 self.owners.claim_gradients()
+            if mark.phase in _WITH_SHARDS:
+                self.owners.claim_shards()
             if mark.phase == Phase.OPTIMIZER_STEP.value:
                 self.owners.claim_optimizers()
             self._close(mark)
@@ -269,6 +274,7 @@ class Session:
                 self._holders.append([tensor.untyped_storage().data_ptr(), now, *held])
 
     def _look_again(self) -> None:
+        self.owners.claim_shards()  # before their parameters: a flat parameter's views know less
         self.owners.claim_models()
         self.owners.claim_gradients()
         self.owners.claim_optimizers()
@@ -338,13 +344,14 @@ class Session:
             "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
             "owners": self.owners.rows(recorded.start_us),
             "holders": self._holders,
+            "buckets": self.owners.bucket_bytes(),
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
             "samples": [list(s) for s in self._samples],
             "host": host_section(),
             "oom": self._oom(),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
-            "notes": [*self.notes, *self.recorder.notes],
+            "notes": [*self.notes, *self.recorder.notes, *self.owners.remarks()],
         }
         if self._redact:
             redact(raw)

@@ -28,6 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "steps": (list,),
     "owners": (list,),
     "holders": (list,),
+    "buckets": (list,),
     "counters": (list,),
     "samples": (list,),
     "host": (dict,),
@@ -125,8 +126,8 @@ def _usable(key: str, part: Any) -> tuple[Any, int]:
         return good, len(part) - len(good)
     if key in _FIELDS:
         return _fields(part, _FIELDS[key])
-    if key == "notes":
-        good = [note for note in part if type(note) is str]
+    if key in ("notes", "buckets"):
+        good = [entry for entry in part if type(entry) is (str if key == "notes" else int)]
         return good, len(part) - len(good)
     return part, 0
 

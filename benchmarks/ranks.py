@@ -1,0 +1,78 @@
+"""The page of many ranks: how long it takes to write, how large it is, how soon a reader can use it.
+
+The ranks are made up (``tests/ranks/simulated.py``): the sample run with batches of other lengths. Their summaries are
+merged, the page written and opened in headless Chromium from a file. Times are the machine's; the limit is 2 s to load
+1024 ranks.
+
+    python -m benchmarks.ranks
+    python -m benchmarks.ranks --json benchmarks/results/cpu/ranks.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from memprof.reports.document import build_document
+from memprof.reports.html import write_html
+
+from benchmarks.measure import write_result
+from benchmarks.page import _WATCH
+from tests.ranks.simulated import many_ranks
+from tests.reports.browser import chromium
+from tests.reports.sample import sample
+
+LOAD_MS = 2000
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 128, 1024])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        found = {str(n): measure(n, Path(folder), browser, options.rounds) for n in options.ranks}
+    write_result({"load_limit_ms": LOAD_MS, "ranks": found}, options.json)
+
+
+def measure(world: int, folder: Path, browser: Any, rounds: int) -> dict[str, Any]:
+    """Figures of a page of ``world`` ranks."""
+    report = many_ranks(world, missing=(3,))
+    path = folder / f"{world}.html"
+    begun = time.process_time()
+    write_html(build_document(report, sample()[1]), path)
+    written = time.process_time() - begun
+    times = [_loaded(browser, path) for _ in range(rounds)]
+    return {
+        "summaries_bytes": len(json.dumps(report["ranks"])),
+        "write_cpu_s": round(written, 2),
+        "page_bytes": path.stat().st_size,
+        "median_ready_ms": round(statistics.median(times)),
+        "best_ready_ms": round(min(times)),
+        "worst_ready_ms": round(max(times)),
+        "ready_ok": statistics.median(times) <= LOAD_MS,
+    }
+
+
+def _loaded(browser: Any, path: Path) -> float:
+    """Milliseconds until the page says that it is ready."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    try:
+        page = context.new_page()
+        page.add_init_script(_WATCH)
+        page.goto(path.as_uri())
+        page.wait_for_function("window.readyAt", timeout=60_000)
+        return float(page.evaluate("window.readyAt"))
+    finally:
+        context.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What the ranks of a run tell rank 0 when training ends: summaries of a few kilobytes, through the group's own store.
+
+No collective: it would wait for every rank, and a run that ends badly has lost one. Each rank says at the beginning
+that it is here, and at the end leaves its summaries under a key; rank 0 reads those that come within a time, of ranks
+that said they were here and whose process, where it can be seen, still lives. Every call runs on a thread of its own
+with a deadline, so a store whose host is gone costs that long and no longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+__all__ = ["Gathering"]
+
+_T = TypeVar("_T")
+
+# How long rank 0 waits for the others, and how long any rank waits for the store itself.
+NORMAL_SECONDS = 60.0
+FAILED_SECONDS = 8.0
+_STORE_SECONDS = 5.0
+_POLL = 0.05
+# The newest recordings of a rank that are told; and what one rank's word may unpack to.
+_MOST_TOLD = 32
+_MAX_BYTES = 16 << 20
+
+_trainings = 0
+
+
+class Gathering:
+    """One ``train()`` of one rank.
+
+    Args:
+        rank, world_size: this process's place.
+        store: a ``torch.distributed`` store all ranks share; by default the one of the process group, if there is one.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Any = None) -> None:
+        global _trainings
+        _trainings += 1
+        self.rank = rank
+        self.world_size = world_size
+        self.began = time.time()
+        self._sent = False
+        # A restarted worker group begins to count anew.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._prefix = f"memprof/{attempt}/{_trainings}"
+        self._store = store if store is not None else _default_store() if world_size > 1 else None
+        if self._store is not None:
+            self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
+
+    def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
+        """Leave this rank's summaries for rank 0 (none is said too, so that nobody waits); whether that worked."""
+        if self._store is None or self._sent or self.rank == 0:
+            return False
+        self._sent = True
+        word = _packed(list(summaries)[-_MOST_TOLD:])
+        done = self._bounded(lambda: (self._store.set(self._key("told", self.rank), word), True)[1])
+        return bool(done)
+
+    def told(self, seconds: float) -> dict[int, list[Any]]:
+        """What the other ranks have told within ``seconds``, by rank; those of whom nothing came are left out."""
+        if self._store is None or self.rank != 0:
+            return {}
+        found: dict[int, list[Any]] = {}
+        self._bounded(lambda: self._collect(found, time.monotonic() + seconds), seconds + _STORE_SECONDS)
+        return dict(found)  # a thread that is late may still write into the other
+
+    def _collect(self, found: dict[int, list[Any]], deadline: float) -> None:
+        waiting = {r: pid for r in range(self.world_size) if r != self.rank and (pid := self._present(r)) is not None}
+        while waiting:
+            for rank in list(waiting):
+                if self._store.check([self._key("told", rank)]):
+                    found[rank] = _unpacked(self._store.get(self._key("told", rank)))
+                    del waiting[rank]
+                elif not _lives(waiting[rank]):
+                    del waiting[rank]
+            if time.monotonic() > deadline:
+                return
+            if waiting:
+                time.sleep(_POLL)
+
+    def _present(self, rank: int) -> str | None:
+        key = self._key("here", rank)
+        if not self._store.check([key]):
+            return None
+        said: bytes = self._store.get(key)
+        return said.decode("utf-8", "replace")
+
+    def _key(self, kind: str, rank: int) -> str:
+        return f"{self._prefix}/{kind}/{rank}"
+
+    def _bounded(self, call: Callable[[], _T], seconds: float = _STORE_SECONDS) -> _T | None:
+        """The call's result; None where it failed or took longer. Files are there in any case."""
+        results: list[_T] = []
+
+        def run() -> None:
+            try:
+                results.append(call())
+            except Exception:
+                return  # the store is gone with the rank that kept it
+
+        thread = threading.Thread(target=run, name="memprof-ranks", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        return results[0] if results else None
+
+
+def _default_store() -> Any:
+    """The store of the default process group, None where there is none."""
+    try:
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        return dist.distributed_c10d._get_default_store()
+    except Exception:
+        return None
+
+
+def _lives(said: str) -> bool:
+    """Whether the process that said it was here is there still; of another machine's nobody knows here."""
+    pid, _, node = said.partition(" ")
+    if node != platform.node() or not pid.isdigit():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return not _is_zombie(int(pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    """A process that ended and that its parent has not looked after."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
+    except OSError:
+        return False
+
+
+def _packed(summaries: list[dict[str, Any]]) -> str:
+    return zlib.compress(json.dumps(summaries, separators=(",", ":")).encode(), 6).hex()
+
+
+def _unpacked(word: bytes) -> list[Any]:
+    text = zlib.decompressobj().decompress(bytes.fromhex(word.decode("ascii")), _MAX_BYTES)
+    summaries = json.loads(text)
+    return summaries if isinstance(summaries, list) else []

@@ -1,0 +1,169 @@
+"""When a distributed training ends: the other ranks' figures put beside rank 0's, in its page, table and JSON."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memprof.integrations.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
+from memprof.integrations.output import Result, write_whole
+
+__all__ = ["put_ranks_together", "summaries_of"]
+
+# A page about another rank costs its analysis: only for one that clearly stands higher.
+_CLEARLY = 1.005
+
+Summaries = dict[int, dict[int, dict[str, Any]]]  # by rank, by step
+
+
+def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
+    """A summary of each of this rank's recordings."""
+    from memprof.ranks import rank_summary
+
+    return [rank_summary(report, rank, path.name) for path, report in result.reports.items()]
+
+
+def put_ranks_together(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:
+    """On rank 0: wait for the others, write the merged JSON, page and table. Elsewhere: tell rank 0.
+
+    Never raises; a warning says what could not be done.
+    """
+    try:
+        if gathering.rank != 0:
+            gathering.tell(summaries_of(result, gathering.rank))
+        elif gathering.world_size > 1 and result.reports:
+            _merge(result, folder, gathering, gathering.told(FAILED_SECONDS if failed else NORMAL_SECONDS))
+    except Exception as error:
+        warnings.warn(
+            f"memprof could not put the ranks together ({error!r}); try `memprof report {folder}`.", stacklevel=2
+        )
+
+
+def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> None:
+    from memprof.ranks.merge import fullest, merged, missing_ranks
+
+    known = _known(result, folder, gathering, told)
+    step = _step(known)
+    chosen = {rank: s for rank, steps in known.items() if (s := _of_step(steps, step)) is not None}
+    summaries = list(chosen.values())
+    shown = fullest(summaries)
+    world = gathering.world_size
+    missing = missing_ranks(chosen, world, folder)
+    path = folder / f"step-{step:06d}.rank-{gathering.rank}.pickle"
+    own = result.reports.get(path)
+    if own is None:
+        return  # rank 0 has no recording of the step that the others have
+    document, report = result.document if result.drawn == path else None, own
+    if document is None and (again := _analysed(path)) is not None:
+        document = again[0]
+    if shown != gathering.rank and _stands_out(chosen, shown, gathering.rank):
+        there = _analysed(folder / str(chosen[shown]["file"]))
+        if there is not None:
+            document, report = there
+    whole = merged(report, summaries, world, missing)
+    write_whole(folder / f"step-{step:06d}.ranks.json", json.dumps(whole, indent=1))
+    if document is not None:
+        _show(result, folder, document, whole)
+
+
+def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> Summaries:
+    """Every summary at hand: rank 0's own, those told, and of the other ranks what their files in reach say."""
+    from memprof.ranks import check_summary
+    from memprof.ranks.files import find_recordings
+
+    found: Summaries = {}
+    for summary in summaries_of(result, gathering.rank):
+        _add(found, summary)
+    for rank, said in told.items():
+        for summary in said:
+            if check_summary(summary)["rank"] == rank:
+                _add(found, summary)
+    ours = {(r, s) for r, steps in found.items() for s in steps}
+    own_steps = set(found.get(gathering.rank, {}))
+    for recording in find_recordings(folder):
+        rank, step, path = recording.rank, recording.step, recording.report
+        if (
+            rank is None
+            or rank >= gathering.world_size
+            or path is None
+            or step not in own_steps
+            or (rank, step) in ours
+        ):
+            continue
+        if (summary := _from_file(path, rank, gathering.began)) is not None:
+            _add(found, summary)
+    return found
+
+
+def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
+    """A rank's summary from the JSON it wrote in this training; None where that is older, or damaged."""
+    from memprof.ranks import rank_summary
+    from memprof.reportfile import read_memprof_json
+
+    try:
+        report = read_memprof_json(path) if path.stat().st_mtime >= since else None
+        return None if report is None else rank_summary(report, rank, path.with_suffix(".pickle").name)
+    except Exception:
+        return None
+
+
+def _add(found: Summaries, summary: dict[str, Any]) -> None:
+    name = str(summary["file"] or "")
+    digits = name.removeprefix("step-").partition(".")[0]
+    if digits.isdigit():
+        found.setdefault(summary["rank"], {})[int(digits)] = summary
+
+
+def _step(known: Summaries) -> int:
+    """The step most ranks recorded; of several the one with the highest peak of any rank."""
+    steps = {step for by_step in known.values() for step in by_step}
+
+    def weight(step: int) -> tuple[int, int, int]:
+        there = [by_step[step] for by_step in known.values() if step in by_step]
+        return len(there), max(s["peak"]["active_bytes"] for s in there), step
+
+    return max(steps, key=weight)
+
+
+def _of_step(by_step: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any] | None:
+    """A rank's summary of the step; of the step it ran out of memory in, where that came later."""
+    later = [by_step[s] for s in sorted(by_step) if s > step and by_step[s]["oom"] is not None]
+    return later[-1] if later else by_step.get(step)
+
+
+def _stands_out(chosen: Mapping[int, dict[str, Any]], shown: int, own: int) -> bool:
+    highest, mine = chosen[shown], chosen.get(own)
+    if mine is None:
+        return True
+    return highest["oom"] is not None or highest["peak"]["active_bytes"] > _CLEARLY * mine["peak"]["active_bytes"]
+
+
+def _analysed(path: Path) -> tuple[Any, dict[str, Any]] | None:
+    """Document and report of another rank's snapshot, where it can be reached from here."""
+    from memprof.reports.document import document_of
+
+    from memprof.analysis import analyze
+    from memprof.snapshot import load_snapshot
+
+    if not path.is_file():
+        return None
+    try:
+        analysis = analyze(load_snapshot(path))
+        return document_of(analysis), analysis.to_dict()
+    except Exception:
+        return None
+
+
+def _show(result: Result, folder: Path, document: Any, whole: dict[str, Any]) -> None:
+    from memprof.reports import terminal
+    from memprof.reports.html import write_html
+    from memprof.reports.ranks import ranks_of
+
+    document = replace(document, report=whole, ranks=ranks_of(whole))
+    result.table = terminal.render(document)
+    write_html(document, folder / "report.html")
+    result.page = folder / "report.html"

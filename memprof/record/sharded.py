@@ -1,0 +1,177 @@
+"""What the engines of sharded training hold, known by the objects they keep it in.
+
+FSDP2, FSDP1, DistributedDataParallel and DeepSpeed's ZeRO: their shards and flat buffers are parameters, gradients or
+optimizer state like any other, what they gather and reduce through is staging. Read only; nothing is called that
+computes or communicates. Attributes an engine's release does not have are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memprof.vocabulary import Category
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "SHARDED",
+    "UNSHARDED",
+    "bucket_bytes",
+    "engine_tensors",
+    "is_sharded",
+    "unsharded_parameters",
+    "zero_tensors",
+]
+
+SHARDED, UNSHARDED = "sharded", "unsharded"
+
+Found = Iterator[tuple[Any, Category, "str | None", str]]  # tensor, category, detail, name
+
+# Attributes of DeepSpeed's optimizers: stages 1 and 2, stage 3, and the bf16 optimizer.
+_ZERO = {
+    "bit16_groups_flat": (Category.WEIGHTS, None),
+    "bf16_groups_flat": (Category.WEIGHTS, None),
+    "fp16_partitioned_groups_flat": (Category.WEIGHTS, SHARDED),
+    "param_buffer_of_bit16_for_cpu_offload_groups": (Category.COMMUNICATION, None),
+    "single_partition_of_fp32_groups": (Category.OPTIMIZER_STATE, None),
+    "fp32_partitioned_groups_flat": (Category.OPTIMIZER_STATE, None),
+    "fp32_groups_flat_partition": (Category.OPTIMIZER_STATE, None),
+    "averaged_gradients": (Category.GRADIENTS, None),
+    "grad_partitions_flat_buffer": (Category.GRADIENTS, None),
+    "fp32_groups_gradients_flat": (Category.GRADIENTS, None),
+    "ipg_buffer": (Category.COMMUNICATION, None),
+    "ipg_buckets": (Category.COMMUNICATION, None),
+    "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer": (Category.COMMUNICATION, None),
+}
+_DEPTH = 4
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether this rank holds only its part of a parameter."""
+    placements = getattr(tensor, "placements", None)
+    if placements is not None:
+        return any(getattr(p, "is_shard", bool)() for p in placements)
+    return bool(getattr(tensor, "_is_flat_param", False) and getattr(tensor, "_full_param_padded", None) is not None)
+
+
+def shards_and_storages(model: nn.Module) -> tuple[int, int]:
+    """Bytes of a model's sharded parameters on this rank, and of the storages that hold them, each once.
+
+    A shard can be a view of the whole parameter: then nothing is saved, which only the second figure shows.
+    """
+    own, held = 0, {}
+    for parameter in model.parameters():
+        local = getattr(parameter, "_local_tensor", None)
+        if local is not None and is_sharded(parameter):
+            storage = local.untyped_storage()
+            own += local.numel() * local.element_size()
+            held[storage._cdata] = storage.nbytes()
+    return own, sum(held.values())
+
+
+def engine_tensors(model: nn.Module) -> Found:
+    """What FSDP1 and ZeRO-3 keep beside a model's own parameters, and what FSDP has gathered at this moment."""
+    for module in model.modules():
+        handle = getattr(module, "_handle", None)
+        flat = getattr(handle, "flat_param", None)
+        if flat is not None:
+            yield from _flat_parameter(flat)
+    for name, parameter in model.named_parameters():
+        partition = getattr(parameter, "ds_tensor", None)
+        if partition is not None:
+            yield partition, Category.WEIGHTS, SHARDED, name
+    for shard in _fsdp2_parameters(model):
+        for gathered in getattr(shard, "all_gather_outputs", ()):
+            yield gathered, Category.WEIGHTS, UNSHARDED, _name(shard)
+
+
+def _flat_parameter(flat: Any) -> Found:
+    """FSDP1: one flat parameter, its shard, and what it is gathered into."""
+    name = _flat_name(flat)
+    shard = getattr(flat, "_local_shard", None)
+    whole = getattr(flat, "_full_param_padded", None)
+    if shard is not None:
+        # Without a sharded size the flat parameter is the whole one (NO_SHARD).
+        yield shard, Category.WEIGHTS, SHARDED if whole is not None else None, name
+    for attribute in ("_full_param_padded", "_full_prec_full_param_padded"):
+        if (gathered := getattr(flat, attribute, None)) is not None:
+            yield gathered, Category.WEIGHTS, UNSHARDED, name
+    if (low := getattr(flat, "_mp_shard", None)) is not None:
+        yield low, Category.WEIGHT_CASTS, None, name
+    for attribute in ("_saved_grad_shard", "_cpu_grad", "grad"):
+        if (grad := getattr(flat, attribute, None)) is not None:
+            yield grad, Category.GRADIENTS, None, name
+
+
+def _flat_name(flat: Any) -> str:
+    names = list(getattr(flat, "_fqns", None) or ())
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "") or "flat parameter"
+
+
+def unsharded_parameters(model: nn.Module) -> Iterator[tuple[Any, str]]:
+    """FSDP's whole parameters, once there are any; their gradients are whole too until they are reduced."""
+    for module in model.modules():
+        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        if flat is not None and flat.requires_grad and is_sharded(flat):
+            yield flat, _flat_name(flat)
+    for shard in _fsdp2_parameters(model):
+        parameter = getattr(shard, "_unsharded_param", None)
+        if parameter is not None and parameter.requires_grad:
+            yield parameter, _name(shard)
+
+
+def _fsdp2_parameters(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # torch before 2.12 has one
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            yield from getattr(group, "fsdp_params", ())
+
+
+def _name(shard: Any) -> str:
+    return str(getattr(shard, "_param_fqn", None) or "parameter")
+
+
+def zero_tensors(optimizer: Any) -> Found:
+    """What an optimizer of DeepSpeed's ZeRO keeps: flat parameters, partitions, master weights, buckets."""
+    for attribute, (category, detail) in _ZERO.items():
+        for tensor in _tensors(getattr(optimizer, attribute, None)):
+            yield tensor, category, detail, attribute.rpartition("__")[2] or attribute
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < _DEPTH:
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        elif hasattr(value, "buffer"):  # an IPGBucket; of the gradients in it, views of the buffer, nothing is new
+            value = value.buffer
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                yield from _tensors(item, depth + 1)
+        elif isinstance(value, torch.Tensor):
+            yield value
+
+
+def bucket_bytes(wrapper: Any) -> list[int]:
+    """Sizes of DistributedDataParallel's gradient buckets, as its reducer states them.
+
+    They live as long as the wrapper, and no Python object stands for them. Empty where ``.grad`` is a view of a bucket:
+    there the buckets are the gradients.
+    """
+    logged: Callable[[], dict[str, Any]] | None = getattr(wrapper, "_get_ddp_logging_data", None)
+    if logged is None or getattr(wrapper, "gradient_as_bucket_view", False):
+        return []
+    said = logged()
+    sizes = said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes") or ""
+    return [int(n) for part in str(sizes).split(",") if (n := part.strip()).isdigit()]
