@@ -21,7 +21,6 @@ from memprof.simulate.settings import CHOICES, Settings
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category
 
-COMPLETIONS = 8
 CHECKPOINTING = {
     "full": "+ checkpointing: recompute every layer",
     "selective": "or: recompute all but attention's outputs",
@@ -38,7 +37,7 @@ class Step:
     after: int | None
 
 
-def steps(model: str, prompt_length: int, completion_length: int) -> list[Step]:
+def steps(model: str, completions: int, prompt_length: int, completion_length: int) -> list[Step]:
     """The rows; alternatives are held against the same row."""
     two = Settings(
         model=model,
@@ -46,8 +45,8 @@ def steps(model: str, prompt_length: int, completion_length: int) -> list[Step]:
         beta=0.04,  # a reference model is held
         optim="adamw_torch_fused",
         gradient_checkpointing=False,
-        num_generations=COMPLETIONS,
-        per_device_train_batch_size=COMPLETIONS,
+        num_generations=completions,
+        per_device_train_batch_size=completions,
         prompt_length=prompt_length,
         completion_length=completion_length,
     )
@@ -64,8 +63,8 @@ def steps(model: str, prompt_length: int, completion_length: int) -> list[Step]:
     small = shared.with_(
         gradient_checkpointing=True,
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=COMPLETIONS,
-        steps_per_generation=COMPLETIONS,
+        gradient_accumulation_steps=completions,
+        steps_per_generation=completions,
     )
     rows.append(Step("+ micro-batches of one completion", small, 3))
     rows.append(Step("+ 4-bit base (QLoRA)", small.with_(load_in_4bit=True), len(rows) - 1))
@@ -78,15 +77,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--full", action="store_true", help="Qwen2.5-7B on 24 GB")
     parser.add_argument("--model", help="hub id of the catalogue or config.json")
     parser.add_argument("--gpu", metavar="NAME|SIZE", help="default: 8GB, with --full 24GB")
+    parser.add_argument("--completions", type=int, default=8, help="of a prompt, and in a micro-batch at first")
     parser.add_argument("--prompt-length", type=int, default=256)
     parser.add_argument("--completion-length", type=int, default=786)
     arguments = parser.parse_args(argv)
     model = arguments.model or ("Qwen/Qwen2.5-7B-Instruct" if arguments.full else "Qwen/Qwen2.5-0.5B-Instruct")
     gpu = arguments.gpu or ("24GB" if arguments.full else "8GB")
-    named = steps(model, arguments.prompt_length, arguments.completion_length)
+    named = steps(model, arguments.completions, arguments.prompt_length, arguments.completion_length)
     rows = simulate_all([step.settings for step in named], gpu, arguments.workers)
     save([{"step": step.name, **row} for step, row in zip(named, rows, strict=True)], arguments.json)
-    print(f"{model}, {COMPLETIONS} completions of {arguments.prompt_length} + {arguments.completion_length} tokens:\n")
+    lengths = f"{arguments.prompt_length} + {arguments.completion_length}"
+    print(f"{model}, {arguments.completions} completions of {lengths} tokens:\n")
     print(table(["step", "GiB needed", "saves", f"fits {gpu}", "highest in", "largest"], _cells(named, rows)))
 
 
