@@ -112,6 +112,9 @@ def memprof_commands(command: str) -> list[list[str]]:
             words = shlex.split(part)
         except ValueError:
             continue
-        if "memprof" in words:
-            calls.append(words[words.index("memprof") + 1 :])
+        words = [word for i, word in enumerate(words) if "=" not in word or any("=" not in w for w in words[:i])]
+        for i, word in enumerate(words):
+            if word == "memprof" and len(words) > i + 1 and (i == 0 or words[i - 1] == "-m"):
+                calls.append(words[i + 1 :])
+                break
     return calls
