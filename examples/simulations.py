@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import MemprofError
+from memprof.plan import cache
 from memprof.plan.runner import runner
+from memprof.simulate.catalogue import find_config
 from memprof.simulate.result import run_row
 from memprof.simulate.settings import Settings
 
@@ -37,9 +39,19 @@ def ending(main: Callable[[], None]) -> None:
 def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> list[dict[str, Any]]:
     """One row of plain data for each of the settings: peaks in bytes, categories, verdict (memprof.simulate.result)."""
     if workers == 1:
-        return [run_row(settings.to_dict(), gpu) for settings in wanted]
+        return [_known_or_run(settings, gpu) for settings in wanted]
     with runner(gpu, workers=workers) as machine:
         return machine.run(list(wanted))
+
+
+def _known_or_run(settings: Settings, gpu: str) -> dict[str, Any]:
+    """In this process, kept where ``memprof plan`` keeps its results."""
+    key = cache.key_of(settings.to_dict(), find_config(settings.model), gpu)
+    row = cache.load(key)
+    if row is None:
+        row = run_row(settings.to_dict(), gpu)
+        cache.store(key, row)
+    return row
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -112,7 +112,8 @@ def memprof_commands(command: str) -> list[list[str]]:
             words = shlex.split(part)
         except ValueError:
             continue
-        words = [word for i, word in enumerate(words) if "=" not in word or any("=" not in w for w in words[:i])]
+        while words and re.match(r"\w+=", words[0]):  # MEMPROF=0 memprof ...
+            words.pop(0)
         for i, word in enumerate(words):
             if word == "memprof" and len(words) > i + 1 and (i == 0 or words[i - 1] == "-m"):
                 calls.append(words[i + 1 :])

@@ -63,6 +63,11 @@ def test_commands_within_sentences_exist(page: Path) -> None:
             assert_options(name, words)
 
 
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in main.list_commands(Context(main)) if f"memprof {name}" not in text] == []
+
+
 def assert_options(name: str, words: list[str]) -> None:
     command = main.get_command(Context(main), name)
     assert command is not None, f"no command memprof {name}"
