@@ -1,5 +1,6 @@
 # make demo   train a small model on this machine, profiled; the pages are written to demo/
 # make test   lint, types and tests
+# make docs   the documentation as a site, in build/site/
 # Both set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
 # which the demo and the tests run, want 3.11. PYTHON=... picks another.
 
@@ -15,7 +16,7 @@ DEMO_READY := $(VENV)/.demo-ready
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test lint types browser clean
+.PHONY: setup demo test docs lint types browser clean
 
 setup: $(READY) $(DEMO_READY)
 
@@ -24,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	{ echo "No Python 3.11 or later with venv was found (Debian: apt-get install python3-venv)." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt setuptools wheel
-	$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev,trl]"
+	$(PIP) install -c constraints.txt --no-build-isolation -e ".[dev,docs,trl]"
 	touch $@
 
 # A model and its questions, as data in two wheels. Their own dependencies (a CPU inference engine,
@@ -38,6 +39,10 @@ demo: setup
 
 test: setup lint types browser
 	$(BIN)/python -m pytest
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .

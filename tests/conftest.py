@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.workspace import Workspace
+
+if TYPE_CHECKING:
+    from memprof.demo import DemoResult
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +20,25 @@ def shared() -> Path:
     if not (folder / "snapshots").is_dir():
         pytest.skip("the folder of real snapshots (../shared) is not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def quick_demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
+    """The demo with its tiny model: two recorded GRPO runs and all the files they leave. Not to be changed."""
+    pytest.importorskip("trl")
+    import torch
+
+    from memprof.demo import run
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are slower on several threads
+    try:
+        return run(tmp_path_factory.mktemp("demo"), quick=True)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def workspace(quick_demo: DemoResult, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Where the commands of the documentation run."""
+    return Workspace(tmp_path_factory.mktemp("docs"), quick_demo.out)

@@ -1,37 +1,152 @@
-"""The documentation names files and commands that exist."""
+"""The documentation: links lead somewhere, commands run, Python compiles, the site builds."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click import Context
 
 from memprof.cli import main
+from tests.documentation import ROOT, SHELLS, Block, blocks_of, commands_in, documented_pages, memprof_commands
+from tests.workspace import Workspace
 
-ROOT = Path(__file__).resolve().parents[1]
-NAMED = [ROOT / name for name in ("README.md", "CHANGELOG.md", "benchmarks/README.md")]
-PAGES = [*NAMED, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *documented_pages()]
+BLOCKS = [block for page in documented_pages() for block in blocks_of(page)]
+SHELL = [block for block in BLOCKS if block.language in SHELLS]
+PYTHON = [block for block in BLOCKS if block.language in ("python", "py")]
 
-LINK = re.compile(r"\]\(([^)#\s]+)")
-SHELL_BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
-COMMAND = re.compile(r"^\s*memprof ([a-z]+)(.*?)(?:\s#.*)?$", re.MULTILINE)
-OPTION = re.compile(r"(?<!\S)(--?[a-z][a-z-]*)")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
+TABLE_COMMAND = re.compile(r"`(memprof [a-z]+[^`|]*)`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    links = LINK.findall(page.read_text(encoding="utf-8"))
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    missing = []
+    for link, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            missing.append(f"{link}#{anchor}")
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_shell_examples_use_commands_and_options_there_are(page: Path) -> None:
-    for block in SHELL_BLOCK.findall(page.read_text(encoding="utf-8")):
-        for name, rest in COMMAND.findall(block):
-            command = main.get_command(Context(main), name)
-            assert command is not None, f"{page.name}: no command {name}"
-            known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-            assert set(OPTION.findall(rest)) <= known | {"--help"}, f"{page.name}: memprof {name}{rest}"
+def anchors(page: Path) -> set[str]:
+    """The addresses of a page's headings, as the site and code hosts make them."""
+    headings = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_marks_are_understood_and_give_a_reason(block: Block) -> None:
+    assert not block.unknown_marks
+    assert block.language or not any(memprof_commands(line) for line in block.text.splitlines()), "name the language"
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_have_the_options_they_are_given(block: Block) -> None:
+    calls = [call for line in (*block.commands, *own_commands(block)) for call in memprof_commands(line)]
+    for name, *words in calls:
+        if not name.startswith("-"):
+            assert_options(name, words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_within_sentences_exist(page: Path) -> None:
+    for command in TABLE_COMMAND.findall(page.read_text(encoding="utf-8")):
+        for name, *words in memprof_commands(command):
+            assert_options(name, words)
+
+
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in main.list_commands(Context(main)) if f"memprof {name}" not in text] == []
+
+
+def assert_options(name: str, words: list[str]) -> None:
+    command = main.get_command(Context(main), name)
+    assert command is not None, f"no command memprof {name}"
+    if name == "run":
+        return  # what follows the script is the script's
+    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    flags = {word.split("=")[0].strip("[]") for word in words if re.match(r"\[?--?[a-z]", word)}
+    # In prose an option may stand for two: --a/--no-a, --flash|efficient.
+    assert {flag.split("/")[0].split("|")[0] for flag in flags} <= known | {"--help", "-h"}, f"memprof {name} {words}"
+
+
+def own_commands(block: Block) -> list[str]:
+    return commands_in(block.text)
+
+
+@pytest.mark.parametrize("block", [b for b in SHELL if b.commands != own_commands(b)], ids=str)
+def test_what_is_run_instead_runs_the_same_commands(block: Block) -> None:
+    shown = {call[0] for line in own_commands(block) for call in memprof_commands(line)}
+    assert shown <= {call[0] for line in block.commands for call in memprof_commands(line)}
+
+
+# -- running them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [block for block in SHELL if not block.not_run], ids=str)
+def test_commands_run(block: Block, workspace: Workspace) -> None:
+    for command in block.commands:
+        done = workspace.run(command)
+        assert done.returncode == block.exit_code, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.runs], ids=str)
+def test_python_runs(block: Block, workspace: Workspace) -> None:
+    done = workspace.python(block.text)
+    assert done.returncode == 0, done.stderr
+
+
+# -- the site --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_has_every_page(site: Path) -> None:
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.stem != "index"]
+    assert all((site / page.stem / "index.html").is_file() for page in pages)
+
+
+def test_the_navigation_has_every_page() -> None:
+    from mkdocs.utils import yaml_load
+
+    with (ROOT / "mkdocs.yml").open(encoding="utf-8") as file:
+        navigation = str(yaml_load(file)["nav"])
+    assert [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in navigation] == []
+
+
+def test_the_index_leads_to_every_page() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
+    assert [name for name in pages if f"({name}" not in text] == []
+
+
+def test_pages_ask_the_network_for_nothing_but_links(site: Path) -> None:
+    """No font, script, style or picture comes from elsewhere."""
+    fetched = re.compile(
+        r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"|<link[^>]+stylesheet[^>]+href="(https?:[^"]+)"'
+    )
+    found = {m.group() for page in site.rglob("*.html") for m in fetched.finditer(page.read_text(encoding="utf-8"))}
+    assert not found

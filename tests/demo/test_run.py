@@ -36,8 +36,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
-    return run(tmp_path_factory.mktemp("demo"), quick=True)
+def demo(quick_demo: DemoResult) -> DemoResult:
+    return quick_demo
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,199 @@
+"""Puts tables of measured figures into the documentation, between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+
+    python -m benchmarks.doc_tables [--check]
+
+The figures are those of ``results/cpu/*.json``; ``--check`` (and a test) only compares. Nothing is simulated here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.units import GIB
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "cpu"
+PAGES = (ROOT / "docs" / "claims.md", ROOT / "docs" / "grpo-memory.md", ROOT / "docs" / "faq.md",
+         ROOT / "examples" / "README.md")  # fmt: skip
+_PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def read(name: str) -> Any:
+    """One of the results."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Markdown; floats get two decimals, columns after the first are right-aligned."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)]]
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [*lines, *cells])
+
+
+def _claim(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = read("claims")["claims"][name]["found"]
+    return found
+
+
+def qlora() -> str:
+    """GB by size."""
+    head = ("model", "billions of parameters", "QLoRA, GB", "per billion", "LoRA, GB", "LoRA ÷ QLoRA")
+    return table(head, [
+        (f"Qwen2.5-{size}", row["parameters"] / 1e9, row["qlora_gb"], row["qlora_gb_per_billion"], row["lora_gb"],
+         row["lora_to_qlora"])
+        for size, row in _claim("qlora_is_gb_per_billion").items()
+    ])  # fmt: skip
+
+
+def sharing() -> str:
+    """GiB with two policies and with one base."""
+    head = ("Qwen2.5-7B, bf16, GiB", "models", "gradients and optimizer", "needed")
+    rows = _claim("sharing_a_base").items()
+    return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
+
+
+def adam() -> str:
+    """Bytes a parameter."""
+    return table(("Qwen2.5-0.5B", "bytes of optimizer state a parameter"), list(_claim("eight_bit_adam").items()))
+
+
+def accumulation() -> str:
+    """By accumulation steps."""
+    head = ("Qwen2.5-0.5B, full, bf16; accumulation steps", "gradients, own peak, GiB", "peak, GiB", "peak is in")
+    rows = _claim("accumulation").items()
+    return table(head, [(n, row["gradients_gib"], row["peak_gib"], row["phase"]) for n, row in rows])
+
+
+def five_gb() -> str:
+    """By completion length."""
+    rows = _claim("one_and_a_half_billion_in_5_gb").items()
+    head = ("prompt + completion", "GB needed", "peak is in", "largest")
+    return table(head, [(n, r["needed_gb"], r["phase"], CATEGORY_LABELS[Category(r["largest"])]) for n, r in rows])
+
+
+def row_510() -> str:
+    """Rows of the published table, executed."""
+    found = _claim("table_of_510_gb")
+    groups = [g for g in Group if any(g in run["own_peaks_gib"] for run in found["executed"].values())]
+    head = ("own peaks, GiB", *(GROUP_LABELS[g] for g in groups))
+    return table(head, [(name, *(run["own_peaks_gib"].get(g, 0.0) for g in groups))
+                        for name, run in found["executed"].items()])  # fmt: skip
+
+
+def forty_nine() -> str:
+    """What the 49 GB are."""
+    runs = _claim("forty_nine_gb_for_0_6b")
+    rows = []
+    for name, row in runs.items():
+        parts = ", ".join(
+            f"{CATEGORY_LABELS[Category(c)].lower()} {gib:.2f}" for c, gib in row["at_the_peak_gib"].items()
+        )
+        rows.append((name, row["needed_gib"], row["phase"], parts))
+    return table(("Qwen3-0.6B", "GiB needed", "peak is in", "at the peak, GiB"), rows)
+
+
+def slower() -> str:
+    """Checkpointing's cost."""
+    found = _claim("checkpointing_costs")
+    rows = [("floating-point operations", found["flops_ratio"]), ("time on a CPU", found["time_ratio_cpu_median"])]
+    return table(("forward and backward of a small Llama", "checkpointed ÷ not"), rows)
+
+
+def offload() -> str:
+    """What a link has to carry."""
+    rows = _claim("offload_costs").items()
+    head = ("model", "bytes moved a token and layer", "GB/s needed at 400 TFLOP/s")
+    return table(head, [(n, r["bytes_per_token_and_layer"], r["gb_per_s_to_hide_at_400_tflops"]) for n, r in rows])
+
+
+def memory_own() -> str:
+    """Every category of the two runs of docs/grpo-memory.md."""
+    runs = read("memory_pictures")["runs"]
+    order = [c for c in Category if any(run["own_peaks"].get(c, 0) > 5e6 for run in runs.values())]
+    rows: list[list[object]] = []
+    for category in order:
+        figures = [run[key].get(category, 0) / GIB for run in runs.values() for key in ("peak_categories", "own_peaks")]
+        rows.append([CATEGORY_LABELS[category], *figures])
+    rows.append(["Total", *(v for run in runs.values() for v in (run["peak_bytes"] / GIB, ""))])
+    return table(("GiB", "full: at the peak", "own peak", "LoRA: at the peak", "own peak"), rows)
+
+
+def fit() -> str:
+    """examples/fit_7b_on_one_gpu.py --full."""
+    rows = read("fit_7b")
+    by = {row["step"]: row["device_peak_bytes"] / GIB for row in rows}
+    return table(("Qwen2.5-7B, 8 × (256 + 786) tokens", "GiB needed", "fits 24 GB", "peak is in"), [
+        (row["step"], by[row["step"]], "yes" if row["fits"] else "no", row["peak_phase"]) for row in rows
+    ])  # fmt: skip
+
+
+def generations() -> str:
+    """examples/num_generations.py."""
+    rows = read("num_generations")
+    counts = list(dict.fromkeys(row["num_generations"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    by = {(row["way"], row["num_generations"]): row["device_peak_bytes"] / GIB for row in rows}
+    return table(("Qwen2.5-0.5B, full, bf16; GiB needed by completions a prompt", *map(str, counts)),
+                 [(way, *(by[way, n] for n in counts)) for way in ways])  # fmt: skip
+
+
+def context() -> str:
+    """examples/context_20k.py --full."""
+    answer = read("context_20k")
+    rows = [(row["label"], *(_pair(o, a) for o, a in zip(row["own_peak"], row["at_peak"], strict=True)))
+            for row in answer["rows"]]  # fmt: skip
+    return table(("GiB: own peak (at the peak)", *answer["runs"]), rows)
+
+
+def _pair(own: int | None, at_peak: int | None) -> str:
+    if own is None:
+        return "–" if at_peak is None else f"{at_peak / GIB:.2f}"
+    return f"{own / GIB:.2f} ({(at_peak or 0) / GIB:.2f})"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "qlora": qlora,
+    "sharing": sharing,
+    "adam": adam,
+    "accumulation": accumulation,
+    "five-gb": five_gb,
+    "row-510": row_510,
+    "forty-nine": forty_nine,
+    "slower": slower,
+    "offload": offload,
+    "memory-own": memory_own,
+    "fit": fit,
+    "generations": generations,
+    "context": context,
+}
+
+
+def filled(text: str) -> str:
+    """A page's text with its tables made anew."""
+    return _PLACE.sub(lambda m: f"{m.group(1)}\n{TABLES[m.group(2)]()}\n{m.group(3)}", text)
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a table differs.")
+def main(check: bool) -> None:
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()
