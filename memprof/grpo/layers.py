@@ -1,0 +1,96 @@
+"""The parts of a causal LM that the memory techniques work on, found by what they are and not by the model's name."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from memprof.errors import UsageError
+
+__all__ = ["Undo", "attention_of", "decoder_layers", "mlp_of", "replace_forward", "text_config"]
+
+#: Takes back what a function did to a model.
+Undo = Callable[[], None]
+
+_LAYER_BASE = "GradientCheckpointingLayer"
+_MLP_NAMES = ("mlp", "feed_forward", "ffn")
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of the language model in ``model``, whatever wraps it."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "get_text_config"):
+            return config.get_text_config()
+    raise UsageError(f"{type(model).__name__} has no transformers configuration: memprof.grpo works on those models.")
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers in order: the longest list of transformers' layers that have an attention.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(found) and all(map(_is_decoder_layer, module)):
+            found = list(module)
+    if not found:
+        raise UsageError(f"{type(model).__name__} has no list of transformers decoder layers with attention.")
+    return found
+
+
+def _is_decoder_layer(module: nn.Module) -> bool:
+    is_layer = any(base.__name__ == _LAYER_BASE for base in type(module).__mro__)
+    return is_layer and attention_of(module) is not None
+
+
+def attention_of(layer: nn.Module) -> nn.Module | None:
+    """The layer's (self-)attention."""
+    for name, child in layer.named_children():
+        if ("attn" in name or "attention" in name) and "norm" not in name:
+            return child
+    return None
+
+
+def mlp_of(layer: nn.Module) -> nn.Module:
+    """The layer's feed-forward network.
+
+    Raises:
+        UsageError: it has none by a known name.
+    """
+    for name in _MLP_NAMES:
+        child = getattr(layer, name, None)
+        if isinstance(child, nn.Module):
+            return child
+    raise UsageError(f"{type(layer).__name__} has no {', '.join(_MLP_NAMES)}: its feed-forward network was not found.")
+
+
+def replace_forward(module: nn.Module, wrapper: Callable[..., Any]) -> Undo:
+    """Make ``module`` run ``wrapper(module, inner, *args, **kwargs)``, ``inner`` being its forward until now.
+
+    The module's ``forward`` is replaced and not its call, so that hooks (FSDP's, PEFT's) stay outside. A deep copy of
+    the model gets a forward of its own.
+    """
+    before = module.__dict__.get("forward")
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = self.__dict__["_memprof_inner"][depth]
+        return wrapper(self, type(self).forward.__get__(self) if inner is None else inner, *args, **kwargs)
+
+    stack = module.__dict__.setdefault("_memprof_inner", [])
+    depth = len(stack)
+    stack.append(before)
+    module.forward = types.MethodType(forward, module)
+
+    def undo() -> None:
+        stack.pop()
+        if before is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.forward = before
+
+    return undo
