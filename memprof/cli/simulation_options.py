@@ -61,7 +61,7 @@ _OPTIONS = (
     click.option("--cache-implementation", help="Of hf's generation: dynamic, static or quantized."),
     click.option("--cache-dtype", help="Of a quantized cache: fp8, int4 or int2."),
     click.option("--reward-model", metavar="MODEL", help="A model that scores completions, given as --model is."),
-    click.option("--recipe", help="trl, trl-full-logits or liger."),
+    click.option("--recipe", help="trl, trl-full-logits, liger or lean."),
     click.option("--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="Of the card, for vllm."),
     click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
     click.option("--gpus", type=int, metavar="N"),

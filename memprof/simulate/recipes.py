@@ -11,9 +11,28 @@ import torch
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
 
-__all__ = ["apply_recipe"]
+__all__ = ["apply_recipe", "trainer_of"]
 
 _ENTROPY_ROWS = 128
+
+
+def trainer_of(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
+    """The trainer and config classes of ``settings.recipe``, and what the config is given beside TRL's arguments."""
+    if settings.recipe != "lean":
+        from trl import GRPOConfig, GRPOTrainer
+
+        return GRPOTrainer, GRPOConfig, {}
+    from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
+
+    own = {
+        "max_tokens_per_piece": settings.max_tokens_per_piece,
+        "tiled_mlp": settings.tiled_mlp,
+        "prefix_sharing": settings.prefix_sharing,
+        "generation_batch": settings.generation_batch,
+        "checkpointing": settings.checkpointing,
+        "weights": "as_given",
+    }
+    return LeanGRPOTrainer, LeanGRPOConfig, own
 
 
 def apply_recipe(trainer: Any, settings: Settings) -> None:

@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
-    "recipe": ("trl", "trl-full-logits", "liger"),
+    "recipe": ("trl", "trl-full-logits", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"),
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "full", "selective", "offloaded"),
@@ -80,6 +80,10 @@ class Settings:
     vllm_gpu_memory_utilization: float = 0.3
     vllm_enable_sleep_mode: bool = False
     recipe: str = "trl"
+    max_tokens_per_piece: int | None = None
+    tiled_mlp: int | None = None
+    prefix_sharing: bool = False
+    generation_batch: int | None = None
     gpus: int = 1
     gpus_per_node: int = 8
     sharding: str = "ddp"
@@ -102,7 +106,18 @@ class Settings:
         self._check_numbers()
         self._check_optimizer()
         self._check_generation()
+        self._check_lean()
         self._check_together()
+
+    def _check_lean(self) -> None:
+        for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+            if value is not None and self.recipe != "lean":
+                raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")
+        if self.prefix_sharing and self.recipe != "lean":
+            raise UsageError("--prefix-sharing is of the lean trainer: add --recipe lean.")
 
     def _check_numbers(self) -> None:
         for name in (

@@ -21,7 +21,7 @@ from memprof.simulate.caches import cache_arguments, modelled_quanto
 from memprof.simulate.checkpointing import choose_checkpointing, offloading_to_host
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
-from memprof.simulate.recipes import apply_recipe
+from memprof.simulate.recipes import apply_recipe, trainer_of
 from memprof.simulate.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.session import FakeSession
@@ -90,17 +90,17 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
 
 
 def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
-    from trl import GRPOTrainer
-
+    kind, config_kind, own = trainer_of(settings)
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
     model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
-    choose_checkpointing(model, settings.checkpointing)
+    if settings.recipe != "lean":  # which has its own
+        choose_checkpointing(model, settings.checkpointing)
     rewards = _rewards(settings)
-    trainer = GRPOTrainer(
+    trainer = kind(
         model=model,
-        args=_arguments(settings, folder),
+        args=_arguments(settings, folder, config_kind, own),
         train_dataset=_dataset(settings),
         processing_class=_tokenizer(config),
         peft_config=_adapter(settings),
@@ -152,16 +152,14 @@ def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> No
         trainer.get_optimizer_cls_and_kwargs = lambda args, model=None: (kind, {"lr": args.learning_rate, **arguments})
 
 
-def _arguments(settings: Settings, folder: str) -> Any:
-    from trl import GRPOConfig
-
+def _arguments(settings: Settings, folder: str, kind: Any, own: dict[str, Any]) -> Any:
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     # This process plays one of the ranks, whose share of a group may be a single completion: TRL refuses groups of
     # one, so the batch is doubled while its config is checked.
     share = settings.per_device_train_batch_size * settings.generation_steps
     group = math.gcd(settings.num_generations, share)
     double = 2 if group == 1 else 1
-    arguments = GRPOConfig(
+    arguments = kind(
         output_dir=folder,
         use_cpu=True,
         bf16=settings.mixed_precision == "bf16" and not settings.sharded_by_zero,
@@ -186,6 +184,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
         dataloader_pin_memory=False,
         learning_rate=1e-6,
         **cache_arguments(settings),
+        **own,
     )
     arguments.per_device_train_batch_size //= double
     arguments.generation_batch_size //= double
