@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memprof.grpo.groups import Piece
 from memprof.grpo.head import add_lean_head
 from memprof.grpo.layers import decoder_layers
 from memprof.grpo.scoring import blank, score_piece, write
@@ -75,7 +76,7 @@ class HostReference(torch.nn.Module):
                         calls[piece][number] = ((), {})
             for piece, rows_of_piece in enumerate(pieces):
                 with self._layers_do(lambda index, hidden, call, final=states[piece]: final):
-                    scored = score_piece(trainer, self.module, inputs, rows_of_piece, want_entropy=False)
+                    scored = score_piece(trainer, self.module, inputs, Piece(rows_of_piece), want_entropy=False)
                 write(scored, found, unused)
         return found
 
@@ -90,7 +91,6 @@ class HostReference(torch.nn.Module):
     ) -> tuple[list[torch.Tensor], list[list[Call]]]:
         """What the first layer is given, and what each layer is given beside it, for every piece."""
         states, calls = [], []
-        pad_id = trainer._tokenizer.pad_token_id
         for piece in pieces:
             seen: list[Call] = []
             first: list[torch.Tensor] = []
@@ -104,7 +104,7 @@ class HostReference(torch.nn.Module):
                 return hidden
 
             with self._layers_do(note):
-                ids = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], piece, pad_id)
+                ids = row_inputs(inputs, piece, trainer._tokenizer.pad_token_id)
                 self.module.base_model(**ids, use_cache=False)
             states.append(first[0])
             calls.append(seen)

@@ -214,6 +214,9 @@ class LeanGRPOTrainer(GRPOTrainer):
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
+    def _warn(self, what: str) -> None:
+        self._say(what, logging.WARNING)
+
     def _say(self, what: str, level: int = logging.INFO) -> None:
         """Log a line once."""
         if what not in self._said:

@@ -180,6 +180,15 @@ def batch(rows: int = 4, *, prompt: int = 9, completion: int = 13, off_policy: b
     }
 
 
+def groups(rows: int = 6, **shape: Any) -> Any:
+    """A micro-batch of two prompts with ``rows / 2`` completions each, shuffled as TRL does."""
+    inputs = batch(rows, **shape)
+    for row in range(rows):
+        for name in ("prompt_ids", "prompt_mask"):
+            inputs[name][row] = inputs[name][row % 2]
+    return inputs
+
+
 def with_policies(trainer: Any, inputs: dict[str, Any], *, beta: float, noise: float = 0.5) -> dict[str, Any]:
     """``inputs`` with old and reference log-probs around the policy's own (TRL's ``trainer`` computes them)."""
     inputs = dict(inputs)

@@ -14,8 +14,8 @@ import torch
 
 from tests.grpo.trainers import (
     Rollouts,
-    batch,
     build,
+    groups,
     logged,
     loss_and_gradients,
     tiny_llama,
@@ -26,7 +26,11 @@ from tests.grpo.trainers import (
 
 def main(folder: Path) -> None:
     """One micro-batch that differs between the ranks, then a short run."""
-    found = {"single": one_step(folder / "a", {}), "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5})}
+    found: dict[str, Any] = {
+        "single": one_step(folder / "a", {}),
+        "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5}),
+        "shared": one_step(folder / "c", {}, {"prefix_sharing": True}),
+    }
     found["run"] = short_run(folder)
     rank = torch.distributed.get_rank()
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
@@ -34,14 +38,14 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def one_step(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def one_step(folder: Path, settings: dict[str, Any], lean: dict[str, Any] | None = None) -> dict[str, Any]:
     results, pieces = [], 0
     for kind in ("trl", "lean"):
-        extra = {"max_tokens_per_piece": 24} if kind == "lean" else {}
+        extra = {"max_tokens_per_piece": 24, **(lean or {})} if kind == "lean" else {}
         trainer = build(kind, tiny_llama(), folder, loss_type="dapo", **settings, **extra)
         rank = trainer.accelerator.process_index
         # Rank 1 has fewer rows with anything to learn, and shorter ones: fewer pieces.
-        inputs = batch(4, seed=20 + rank, completion=13 - 5 * rank)
+        inputs = groups(4, seed=20 + rank, completion=13 - 5 * rank)
         if rank:
             inputs["completion_mask"][:2] = 0
         inputs = with_policies(trainer, inputs, beta=0.0)
