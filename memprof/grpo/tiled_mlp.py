@@ -141,7 +141,7 @@ class _TiledMLP(torch.autograd.Function):
         ctx.parameters = parameters
         run.remember(tokens)
         with run.as_then():
-            return _forward(run.inner, tokens, run.tile)
+            return _forward(run.inner, tokens.detach(), run.tile)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -169,7 +169,7 @@ def _backward_tile(
 ) -> None:
     leaf = tokens.detach().requires_grad_(dtokens is not None)
     with torch.enable_grad():
-        out = run.inner(leaf)
+        out = run.inner(leaf.view_as(leaf))  # torch's FLOP counter cannot follow a leaf through autograd.grad
     targets = [*([leaf] if dtokens is not None else []), *parameters]
     grads = list(torch.autograd.grad(out, targets, dout, allow_unused=True))
     if dtokens is not None:
