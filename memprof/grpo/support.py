@@ -25,6 +25,8 @@ def check_supported(args: Any) -> None:
             f"optim={optimizer!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
+    if args.memory_budget is not None:
+        raise UsageError("memory_budget is not available yet: choose the settings yourself (docs/lean-trainer.md).")
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
         raise UsageError(
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "

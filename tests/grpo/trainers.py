@@ -139,8 +139,8 @@ class Rollouts:
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
-    """What each step logged, without what depends on the clock."""
-    clock = ("step_time", "runtime", "per_second", "train_loss")
+    """What each step logged, without what depends on the clock or on who is watching."""
+    clock = ("step_time", "runtime", "per_second", "train_loss", "memory/")
     return [
         {key: float(value) for key, value in row.items() if value is not None and not any(c in key for c in clock)}
         for row in trainer.state.log_history
