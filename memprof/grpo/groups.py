@@ -35,7 +35,8 @@ class Prompt:
         """A scalar of value 0 whose backward is the prompt's, with what its completions' have left."""
         prefix, self.prefix = self.prefix, None
         anchor = torch.zeros((), requires_grad=True)
-        scalar: torch.Tensor = _Later.apply(anchor, prefix.backward if prefix is not None else lambda: None)
+        run = prefix.backward if prefix is not None else lambda: None
+        scalar: torch.Tensor = _Later.apply(anchor, run)  # type: ignore[no-untyped-call]
         return scalar
 
 
@@ -53,12 +54,12 @@ class Piece:
 
 class _Later(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, anchor: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:
         ctx.run = run
         return torch.zeros_like(anchor)
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[None, None]:
         ctx.run()
         return None, None
 

@@ -82,7 +82,7 @@ class Request:
 
     def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """What predicts each row's completion, from hidden states ``[rows, tokens, H]``, or ``[1, all, H]`` packed."""
-        parts = hidden[0].split([row.length for row in self.rows]) if self.packed else hidden
+        parts: Any = torch.split(hidden[0], [row.length for row in self.rows]) if self.packed else hidden
         return [parts[place][row.prompt - 1 : row.length - 1] for place, row in enumerate(self.rows)]
 
 

@@ -31,7 +31,9 @@ def score_piece(
     with trainer.accelerator.autocast():
         if piece.prompt is not None:
             base = trainer._base_model(model)
-            return trainer._lean_head.scored(base, piece.prompt.states(base.base_model, inputs, rows), request)
+            states = piece.prompt.states(base.base_model, inputs, rows)
+            scored: Scored = trainer._lean_head.scored(base, states, request)
+            return scored
         if packed:
             ids = packed_arguments([row_inputs(inputs, [row], 0)["input_ids"][0] for row in rows])
         else:

@@ -95,7 +95,7 @@ class PiecewiseStep:
 
     def _as_found(
         self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         self._logps[row.index, start:stop] = logps
         self._entropies[row.index, start:stop] = entropies
         gradient = self._objective.gradient(self._logps, self._entropies)
