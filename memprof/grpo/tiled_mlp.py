@@ -36,7 +36,8 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
     for network in networks:
         if any(hasattr(network, name) for name in ("experts", "router", "gate")):
             raise UsageError(f"tiled_mlp: {type(network).__name__} is a mixture of experts, which is not tiled.")
-    undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens)) for network in networks]
+    # Inside a checkpoint of the network: outside, each tile would be checkpointed again.
+    undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens), innermost=True) for network in networks]
 
     def take_back() -> None:
         while undo:
