@@ -76,13 +76,13 @@ def apply_checkpointing(model: nn.Module, kind: str, *, device: torch.device | N
         return Checkpointing(kind, [])
     if kind == "mlp":
         parts = [child for layer in layers for child in _all_but_attention(layer)]
-        return Checkpointing(kind, [replace_forward(part, _recomputed) for part in parts])
+        return Checkpointing(kind, [replace_forward(part, partial(_recomputed)) for part in parts])
     if kind == "selective":
         context = _keep_attention(model)
         wrapper = partial(_recomputed, _context=context)
         return Checkpointing(kind, [replace_forward(layer, wrapper) for layer in layers])
     if kind == "full":
-        return Checkpointing(kind, [replace_forward(layer, _recomputed) for layer in layers])
+        return Checkpointing(kind, [replace_forward(layer, partial(_recomputed)) for layer in layers])
     offloader = Offloader(device or next(model.parameters()).device)
     undo = [
         replace_forward(layer, partial(_offloaded, _offloader=offloader, _index=index))

@@ -75,6 +75,10 @@ class LeanGRPOConfig(GRPOConfig):
         default=False,
         metadata={"help": "The prompt of a group goes through the model once for all its completions, exactly."},
     )
+    packing: bool = field(
+        default=False,
+        metadata={"help": "Sequences of a piece lie end to end in one row instead of being padded to the longest."},
+    )
     generation_batch: int | None = field(
         default=None,
         metadata={

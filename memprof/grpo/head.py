@@ -42,17 +42,17 @@ class Head:
         text = model.config.get_text_config()
         return cls(temperature, getattr(text, "final_logit_softcapping", None), _logit_scale(text), fp32, chunk_tokens)
 
-    def scored(self, model: Any, hidden: torch.Tensor, request: Request) -> Scored:
-        """Log-probabilities of the rows' completions from ``hidden`` ``[rows, tokens, H]``."""
+    def scored(self, model: Any, states: Sequence[torch.Tensor], request: Request) -> Scored:
+        """Log-probabilities of the rows' completions; ``states[i]`` ``[completion, H]`` are what predicts row i's."""
         module = model.get_output_embeddings()
         weight, bias = _whole(module.weight), _whole(module.bias)
-        hidden = hidden.to(weight.device)
-        quiet = torch.autocast(hidden.device.type, enabled=False) if self.fp32 else nullcontext()
+        quiet = torch.autocast(weight.device.type, enabled=False) if self.fp32 else nullcontext()
         logps, entropies, anchors = [], [], []
         with quiet:
-            for place, row in enumerate(request.rows):
+            for hidden, row in zip(states, request.rows, strict=True):
+                hidden = hidden.to(weight.device)
                 found = fused_linear_logprobs(
-                    self._states(hidden, place, row),
+                    hidden.float() if self.fp32 else hidden,
                     weight,
                     bias,
                     request.targets[row.index, : row.completion],
@@ -68,20 +68,22 @@ class Head:
                 anchors.append(found.anchor)
         return Scored(request.rows, logps, entropies, anchors)
 
-    def _states(self, hidden: torch.Tensor, place: int, row: Row) -> torch.Tensor:
-        states = hidden[place, row.prompt - 1 : row.length - 1]
-        return states.float() if self.fp32 else states
-
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one forward. ``targets``: TRL's ``completion_ids`` ``[B, T]``."""
+    """What is asked of one forward. ``targets``: TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to end."""
 
     head: Head
     rows: Sequence[Row]
     targets: torch.Tensor
     want_entropy: bool = True
     row_gradient: RowGradient | None = None
+    packed: bool = False
+
+    def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """What predicts each row's completion, from hidden states ``[rows, tokens, H]``, or ``[1, all, H]`` packed."""
+        parts: Any = torch.split(hidden[0], [row.length for row in self.rows]) if self.packed else hidden
+        return [parts[place][row.prompt - 1 : row.length - 1] for place, row in enumerate(self.rows)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def add_lean_head(model: Any) -> None:
         given = {name: value for name, value in kwargs.items() if value is not None}
         given["use_cache"] = False
         hidden = self.base_model(*args, **given).last_hidden_state
-        scored = lean.head.scored(self, hidden, lean)
+        scored = lean.head.scored(self, lean.states(hidden), lean)
         return {"logps": scored.logps, "entropies": scored.entropies, "anchors": scored.anchors}
 
     model.forward = types.MethodType(forward, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = ["Undo", "attention_of", "decoder_layers", "mlp_of", "replace_forward"
 Undo = Callable[[], None]
 
 _LAYER_BASE = "GradientCheckpointingLayer"
+_WRAPPERS, _BEFORE = "_memprof_wrappers", "_memprof_forward"
 _MLP_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -69,28 +71,34 @@ def mlp_of(layer: nn.Module) -> nn.Module:
     raise UsageError(f"{type(layer).__name__} has no {', '.join(_MLP_NAMES)}: its feed-forward network was not found.")
 
 
-def replace_forward(module: nn.Module, wrapper: Callable[..., Any]) -> Undo:
+def replace_forward(module: nn.Module, wrapper: Callable[..., Any], *, innermost: bool = False) -> Undo:
     """Make ``module`` run ``wrapper(module, inner, *args, **kwargs)``, ``inner`` being its forward until now.
 
-    The module's ``forward`` is replaced and not its call, so that hooks (FSDP's, PEFT's) stay outside. A deep copy of
-    the model gets a forward of its own.
+    ``innermost``: inside the wrappers it already has. The module's ``forward`` is replaced and not its call, so that
+    hooks (FSDP's, PEFT's) stay outside. A deep copy of the model gets a forward of its own.
     """
-    before = module.__dict__.get("forward")
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        inner = self.__dict__["_memprof_inner"][depth]
-        return wrapper(self, type(self).forward.__get__(self) if inner is None else inner, *args, **kwargs)
-
-    stack = module.__dict__.setdefault("_memprof_inner", [])
-    depth = len(stack)
-    stack.append(before)
-    module.forward = types.MethodType(forward, module)
+    own = module.__dict__
+    if _WRAPPERS not in own:
+        own[_WRAPPERS], own[_BEFORE] = [], own.get("forward")
+        module.forward = types.MethodType(_wrapped_forward, module)
+    wrappers = own[_WRAPPERS]
+    wrappers.insert(0 if innermost else len(wrappers), wrapper)
 
     def undo() -> None:
-        stack.pop()
-        if before is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.forward = before
+        wrappers[:] = [other for other in wrappers if other is not wrapper]
+        if not wrappers and own.pop(_WRAPPERS, None) is not None:
+            before = own.pop(_BEFORE)
+            if before is None:
+                own.pop("forward", None)
+            else:
+                module.forward = before
 
     return undo
+
+
+def _wrapped_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    before = self.__dict__[_BEFORE]
+    run = type(self).forward.__get__(self) if before is None else before
+    for wrapper in self.__dict__[_WRAPPERS]:
+        run = functools.partial(wrapper, self, run)
+    return run(*args, **kwargs)

@@ -128,7 +128,7 @@ class Offloader:
             parked.host.copy_(tensor, non_blocking=self.streams)
         # The tensor must not be freed before it has been copied. Waiting for the copy of the one before the last,
         # instead of `record_stream`, gives its memory back at a known place in the program.
-        self._leaving.append((tensor, self._event()))
+        self._leaving.append((tensor.detach(), self._event()))  # its memory, not its graph
         self._let_go(_IN_FLIGHT)
         self._last = weakref.ref(parked)
         return parked

@@ -8,12 +8,14 @@ beside the layer is one hidden state for each token.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from memprof.grpo.groups import Piece
 from memprof.grpo.head import add_lean_head
 from memprof.grpo.layers import decoder_layers
 from memprof.grpo.scoring import blank, score_piece, write
@@ -74,8 +76,8 @@ class HostReference(torch.nn.Module):
                         states[piece] = _first(layer(states[piece], *positional, **named))
                         calls[piece][number] = ((), {})
             for piece, rows_of_piece in enumerate(pieces):
-                with self._layers_do(lambda index, hidden, call, final=states[piece]: final):
-                    scored = score_piece(trainer, self.module, inputs, rows_of_piece, want_entropy=False)
+                with self._layers_do(functools.partial(_given, states[piece])):
+                    scored = score_piece(trainer, self.module, inputs, Piece(rows_of_piece), want_entropy=False)
                 write(scored, found, unused)
         return found
 
@@ -90,7 +92,6 @@ class HostReference(torch.nn.Module):
     ) -> tuple[list[torch.Tensor], list[list[Call]]]:
         """What the first layer is given, and what each layer is given beside it, for every piece."""
         states, calls = [], []
-        pad_id = trainer._tokenizer.pad_token_id
         for piece in pieces:
             seen: list[Call] = []
             first: list[torch.Tensor] = []
@@ -104,7 +105,7 @@ class HostReference(torch.nn.Module):
                 return hidden
 
             with self._layers_do(note):
-                ids = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], piece, pad_id)
+                ids = row_inputs(inputs, piece, trainer._tokenizer.pad_token_id)
                 self.module.base_model(**ids, use_cache=False)
             states.append(first[0])
             calls.append(seen)
@@ -143,6 +144,10 @@ class HostReference(torch.nn.Module):
 
 def _tensors(module: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
+
+
+def _given(final: torch.Tensor, _index: int, _hidden: torch.Tensor, _call: Call) -> torch.Tensor:
+    return final
 
 
 def _first(found: Any) -> torch.Tensor:

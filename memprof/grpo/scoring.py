@@ -7,41 +7,61 @@ from typing import Any
 
 import torch
 
+from memprof.grpo.groups import Piece, plan, segments_refused
 from memprof.grpo.head import Request, RowGradient, Scored
-from memprof.grpo.split import pieces_of
+from memprof.grpo.packing import packed_arguments
 from memprof.grpo.trim import Row, row_inputs
 
-__all__ = ["blank", "score_piece", "score_without_graph", "write"]
+__all__ = ["blank", "score_piece", "score_without_graph", "stand_in", "write"]
 
 
 def score_piece(
     trainer: Any,
     model: Any,
     inputs: Mapping[str, Any],
-    piece: Sequence[Row],
+    piece: Piece,
     *,
     want_entropy: bool = True,
     row_gradient: RowGradient | None = None,
 ) -> Scored:
     """One forward of ``model`` (wrapped as it may be) over the rows of ``piece``."""
-    ids = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], piece, trainer._tokenizer.pad_token_id)
-    request = Request(trainer._lean_head, piece, inputs["completion_ids"], want_entropy, row_gradient)
+    rows = piece.rows or [stand_in(inputs)]
+    packed = trainer.args.packing and len(rows) > 1 and piece.prompt is None and _may_pack(trainer, rows)
+    request = Request(trainer._lean_head, rows, inputs["completion_ids"], want_entropy, row_gradient, packed)
     with trainer.accelerator.autocast():
+        if piece.prompt is not None:
+            base = trainer._base_model(model)
+            states = piece.prompt.states(base.base_model, inputs, rows)
+            scored: Scored = trainer._lean_head.scored(base, states, request)
+            return scored
+        if packed:
+            ids = packed_arguments([row_inputs(inputs, [row], 0)["input_ids"][0] for row in rows])
+        else:
+            ids = row_inputs(inputs, rows, trainer._tokenizer.pad_token_id)
         found = model(**ids, lean=request)
-    return Scored(piece, found["logps"], found["entropies"], found["anchors"])
+    return Scored(rows, found["logps"], found["entropies"], found["anchors"])
 
 
+def _may_pack(trainer: Any, rows: Sequence[Row]) -> bool:
+    why = segments_refused(trainer, rows)
+    if why is not None:
+        trainer._warn(f"sequences are not packed: {why}")
+    return why is None
+
+
+@torch.no_grad()
 def score_without_graph(
     trainer: Any, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], want_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
     logps, entropies = blank(inputs), blank(inputs)
-    pieces = trainer._same_count(pieces_of([row for row in rows if row.completion], trainer.args.max_tokens_per_piece))
-    with torch.no_grad():
-        for piece in pieces:
-            scored = score_piece(trainer, model, inputs, piece or [stand_in(inputs)], want_entropy=want_entropy)
-            if piece:
-                write(scored, logps, entropies)
+    for piece in plan(trainer, inputs, rows):
+        if piece.closes and piece.prompt is not None:
+            piece.prompt.prefix = None
+            continue
+        scored = score_piece(trainer, model, inputs, piece, want_entropy=want_entropy)
+        if piece.rows:
+            write(scored, logps, entropies)
     return logps, entropies
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from memprof.grpo.groups import Piece, plan
 from memprof.grpo.head import RowGradient, Scored
 from memprof.grpo.objective import Gradient, Objective
 from memprof.grpo.schemes import TOKEN, TWO_PASS
-from memprof.grpo.scoring import blank, score_piece, stand_in, write
-from memprof.grpo.split import pieces_of
+from memprof.grpo.scoring import blank, score_piece, write
 from memprof.grpo.trim import Row
 
 __all__ = ["PiecewiseStep"]
@@ -26,8 +26,10 @@ class PiecewiseStep:
     ) -> None:
         self._trainer, self._model, self._inputs, self._scheme = trainer, model, inputs, scheme
         self._objective = Objective(trainer, model, inputs)
-        live = [row for row in rows if row.completion]
-        self._pieces = trainer._same_count(pieces_of(live, trainer.args.max_tokens_per_piece)) or [[]]
+        self._pieces = plan(trainer, inputs, rows) or [Piece()]
+        if self._pieces[-1].prompt is not None and self._distributed:
+            # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
+            self._pieces.append(Piece())
         self._logps, self._entropies = blank(inputs), blank(inputs)
         old = inputs.get("old_per_token_logps")
         if old is not None and scheme != TWO_PASS:
@@ -52,21 +54,30 @@ class PiecewiseStep:
                 loss = self._objective.loss(self._logps, self._entropies)
         return last - last.detach() + loss.detach()
 
+    @property
+    def _distributed(self) -> bool:
+        return isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
+
     def _first_pass(self) -> list[Any]:
         """Fill in every row's values; the random state before each piece, so that dropout can be repeated."""
         states = []
         with torch.no_grad():
             for piece in self._pieces:
                 states.append(_random_state(self._logps.device))
-                scored = score_piece(self._trainer, self._model, self._inputs, piece or [stand_in(self._inputs)])
-                if piece:
+                if piece.closes and piece.prompt is not None:
+                    piece.prompt.prefix = None
+                    continue
+                scored = score_piece(self._trainer, self._model, self._inputs, piece)
+                if piece.rows:
                     write(scored, self._logps, self._entropies)
         return states
 
-    def _surrogate(self, piece: Sequence[Row], gradient: Gradient | None) -> torch.Tensor:
+    def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
         """A scalar whose gradient is the piece's share of the loss's."""
-        if not piece:
-            scored = score_piece(self._trainer, self._model, self._inputs, [stand_in(self._inputs)])
+        if piece.closes and piece.prompt is not None:
+            return piece.prompt.close().to(self._logps.device)
+        if not piece.rows:
+            scored = score_piece(self._trainer, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
         if gradient is not None and self._trainer.args.fused_loss and self._trainer.accelerator.scaler is None:
             return self._anchored(piece, _known(gradient))
@@ -78,13 +89,13 @@ class PiecewiseStep:
             gradient = self._objective.gradient(self._logps, self._entropies)
         return _weighted(scored, gradient)
 
-    def _anchored(self, piece: Sequence[Row], row_gradient: RowGradient) -> torch.Tensor:
+    def _anchored(self, piece: Piece, row_gradient: RowGradient) -> torch.Tensor:
         scored = score_piece(self._trainer, self._model, self._inputs, piece, row_gradient=row_gradient)
         return torch.stack([anchor for anchor in scored.anchors if anchor is not None]).sum()
 
     def _as_found(
         self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         self._logps[row.index, start:stop] = logps
         self._entropies[row.index, start:stop] = entropies
         gradient = self._objective.gradient(self._logps, self._entropies)
@@ -101,9 +112,8 @@ class PiecewiseStep:
         state = self._trainer.accelerator.gradient_state
         kept = state.sync_gradients
         state._set_sync_gradients(False)
-        distributed = isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
         try:
-            if distributed:
+            if self._distributed:
                 with self._model.no_sync():
                     yield
             else:

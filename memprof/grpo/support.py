@@ -25,6 +25,8 @@ def check_supported(args: Any) -> None:
             f"optim={optimizer!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
+    if args.memory_budget is not None:
+        raise UsageError("memory_budget is not available yet: choose the settings yourself (docs/lean-trainer.md).")
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
         raise UsageError(
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "
@@ -79,6 +81,8 @@ def _why_on_device(args: Any) -> str:
         return "cast_lm_head_to_fp32 changes the reference's head"
     if not args.micro_splitting:
         return "micro_splitting is off"
+    if "distributed_config" in (args.model_init_kwargs or {}):
+        return "the reference is sharded as the policy is"
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
         return "FSDP shards the reference over the ranks"
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):

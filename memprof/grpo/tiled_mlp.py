@@ -36,7 +36,8 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
     for network in networks:
         if any(hasattr(network, name) for name in ("experts", "router", "gate")):
             raise UsageError(f"tiled_mlp: {type(network).__name__} is a mixture of experts, which is not tiled.")
-    undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens)) for network in networks]
+    # Inside a checkpoint of the network: outside, each tile would be checkpointed again.
+    undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens), innermost=True) for network in networks]
 
     def take_back() -> None:
         while undo:
@@ -141,7 +142,7 @@ class _TiledMLP(torch.autograd.Function):
         ctx.parameters = parameters
         run.remember(tokens)
         with run.as_then():
-            return _forward(run.inner, tokens, run.tile)
+            return _forward(run.inner, tokens.detach(), run.tile)
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -169,7 +170,7 @@ def _backward_tile(
 ) -> None:
     leaf = tokens.detach().requires_grad_(dtokens is not None)
     with torch.enable_grad():
-        out = run.inner(leaf)
+        out = run.inner(leaf.view_as(leaf))  # torch's FLOP counter cannot follow a leaf through autograd.grad
     targets = [*([leaf] if dtokens is not None else []), *parameters]
     grads = list(torch.autograd.grad(out, targets, dout, allow_unused=True))
     if dtokens is not None:

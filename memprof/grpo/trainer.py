@@ -89,7 +89,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         if self.ref_model is not None:
             add_lean_head(self.accelerator.unwrap_model(self.ref_model))
 
-    @profiling_decorator
+    @profiling_decorator  # type: ignore[untyped-decorator]
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
@@ -108,7 +108,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         self._say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
         return PiecewiseStep(self, model, inputs, rows, scheme.name).run()
 
-    @profiling_decorator
+    @profiling_decorator  # type: ignore[untyped-decorator]
     def _get_per_token_logps_and_entropies(
         self,
         model: Any,
@@ -202,8 +202,12 @@ class LeanGRPOTrainer(GRPOTrainer):
 
     @property
     def _ranks_run_together(self) -> bool:
+        """Whether a forward talks to other ranks: sharded weights, by accelerate or by transformers while loading."""
+        if self.accelerator.num_processes == 1:
+            return False
         kind = str(getattr(self.accelerator.distributed_type, "value", "NO")).upper()
-        return self.accelerator.num_processes > 1 and kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP")
+        sharded = any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
+        return sharded or kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP")
 
     @property
     def _loss_is_trls(self) -> bool:
@@ -213,6 +217,9 @@ class LeanGRPOTrainer(GRPOTrainer):
         """The causal LM inside accelerate's and PEFT's wrappers."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+    def _warn(self, what: str) -> None:
+        self._say(what, logging.WARNING)
 
     def _say(self, what: str, level: int = logging.INFO) -> None:
         """Log a line once."""

@@ -61,7 +61,7 @@ def trains_in_bf16(model: Any) -> bool:
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     low = sum(parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16)
-    return 2 * low > sum(parameter.numel() for parameter in trained)
+    return bool(2 * low > sum(parameter.numel() for parameter in trained))
 
 
 def rounded_optimizer(trainer: Any, kind: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

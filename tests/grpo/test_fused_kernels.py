@@ -30,6 +30,46 @@ def test_interpreted_kernels_agree_with_torch() -> None:
     assert ran.stdout.splitlines()[-1] == "48 tiles and 8 losses agree"
 
 
+@needs_triton
+def test_kernels_compile_for_gpus() -> None:
+    """To machine code, which needs no GPU: Ampere and Hopper, every branch of the kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, __file__, "compile"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    assert ran.stdout.splitlines()[-1] == "8 kernels compiled"
+
+
+def compile_kernels() -> int:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from memprof.grpo import fused_kernels as kernels
+
+    fixed = {"tile_ptr": "*bf16", "targets_ptr": "*i64", "row_stride": "i32", "vocabulary": "i32"}
+    count = 0
+    for capability, branch in product((80, 90), (False, True)):
+        for kernel, block in ((kernels._stats_kernel, 8192), (kernels._gradient_kernel, 2048)):
+            constants = {n: block if n == "BLOCK" else branch for n in kernel.arg_names if n.isupper()}
+            if "HAS_DLOGPS" in constants:
+                constants["HAS_DLOGPS"] = True
+            rest = {
+                n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "fp32"
+                for n in kernel.arg_names
+            }
+            source = ASTSource(fn=kernel, signature={**rest, **fixed}, constexprs=constants)
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+            assert compiled.asm["cubin"]
+            count += 1
+    return count
+
+
 def compare_tiles() -> int:
     """Kernels against torch passes: dtypes, caps, temperatures, which gradients there are, sizes off the block's."""
     from memprof.grpo import fused_kernels as kernels
@@ -96,4 +136,7 @@ def _gradients(fused_loss: Any, softcap: float | None, with_bias: bool, in_forwa
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["compile"]:
+        print(f"{compile_kernels()} kernels compiled")
+        sys.exit()
     print(f"{compare_tiles()} tiles and {compare_losses()} losses agree")

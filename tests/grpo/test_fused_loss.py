@@ -212,7 +212,7 @@ def test_runs_on_fake_tensors_and_never_holds_all_logits(dtype: Any, in_forward:
         found = fused_linear_logprobs(hidden, weight, None, torch.zeros(n, dtype=torch.int64), grad_fn=known)
         (found.anchor if in_forward else found.logps.sum()).backward()
         assert hidden.grad.shape == (n, h)
-    assert seen.logits <= chunk_size(n, v) * v < n * v / 2
+    assert seen.logits <= chunk_size(n, v) * v < 0.6 * n * v
     assert chunk_size(n, v) * v * 4 <= 256 << 20
 
 

@@ -9,7 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from memprof.errors import UsageError  # noqa: E402
+from memprof.grpo import segment_attention  # noqa: E402
 from memprof.grpo.checkpointing import apply_checkpointing  # noqa: E402
 from memprof.grpo.prefix import forward_completions, forward_prompt, shared_prefix_forward  # noqa: E402
 from memprof.grpo.segment_attention import segment_refusal  # noqa: E402
@@ -160,3 +163,33 @@ def test_calls_without_segments_run_transformers_own_attention() -> None:
     before = model(PROMPT[None]).logits
     forward_prompt(body_of(model), PROMPT)
     assert torch.equal(model(PROMPT[None]).logits, before)
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])
+@pytest.mark.parametrize("width", [8, 12])
+def test_the_gpu_kernels_are_called_as_their_operators_want(
+    kernel: str, dtype: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fake tensors: arguments, shapes and gradients of CUDA's operators, which do not run here."""
+    forward, backward = (getattr(segment_attention, f"_{kernel}_{way}") for way in ("forward", "backward"))
+    chosen = segment_attention.AttentionKernel(forward, backward)
+    monkeypatch.setattr(segment_attention, "attention_kernel", lambda query: chosen)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = build(head_dim=width, dtype=dtype)
+        prefix = forward_prompt(body_of(model), torch.zeros(40, dtype=torch.int64))
+        hidden = forward_completions(body_of(model), prefix, [torch.zeros(n, dtype=torch.int64) for n in (9, 5)])
+        torch.cat(hidden).sum().backward()
+        prefix.backward()
+        assert [tuple(h.shape) for h in hidden] == [(9, 32), (5, 32)]
+        assert all(p.grad.shape == p.shape for p in body_of(model).parameters())
+
+
+def test_the_gpu_kernel_follows_dtype_and_width() -> None:
+    kernels = {
+        (torch.bfloat16, 128): segment_attention._flash_forward,
+        (torch.float32, 128): segment_attention._efficient_forward,
+        (torch.bfloat16, 512): segment_attention._efficient_forward,
+    }
+    for (dtype, width), meant in kernels.items():
+        query = torch.empty(1, 2, 3, width, dtype=dtype, device="meta")
+        assert segment_attention.attention_kernel(query).forward is meant

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.grpo.trainers import batch, build, loss_and_gradients, tiny_llama, with_policies, worst
+from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, with_policies, worst
 
 pytestmark = pytest.mark.trl
 
@@ -176,6 +176,51 @@ def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
     finally:
         for trainer in pair:
             del trainer._compute_loss
+
+
+SHARED: list[dict[str, Any]] = [
+    {"prefix_sharing": True},
+    {"prefix_sharing": True, "max_tokens_per_piece": 1, "checkpointing": "full"},
+    {"prefix_sharing": True, "checkpointing": "offloaded", "tiled_mlp": 5},
+    {"packing": True},
+    {"packing": True, "max_tokens_per_piece": 45, "checkpointing": "selective"},
+]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", SHARED, ids=lambda settings: "+".join(map(str, settings)))
+def test_sharing_and_packing_keep_the_gradient(settings: dict[str, Any], lora: bool, tmp_path: Path) -> None:
+    model = tiny_llama()
+    both = build("trl", model, tmp_path, lora=lora), build("lean", model, tmp_path, lora=lora, **settings)
+    for loss, level, quantile in (("grpo", "token", 1.0), ("dapo", "sequence", 1.0), ("bnpo", "token", 0.5)):
+        set_both(both, loss_type=loss, importance_sampling_level=level, top_entropy_quantile=quantile, beta=0.04)
+        assert_same(both, groups(), beta=0.04)
+
+
+def test_a_shared_prompt_is_computed_once(tmp_path: Path) -> None:
+    """Tokens that reach the model: each prompt once and each completion without its last token."""
+    ours = build("lean", tiny_llama(), tmp_path, prefix_sharing=True)
+    inputs = groups()
+    seen: list[int] = []
+    ours.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    loss_and_gradients(ours, with_policies(ours, inputs, beta=0.0))
+    once = inputs["prompt_mask"][:2].sum() + (inputs["completion_mask"].sum(1) - 1).sum()
+    assert sum(seen) == 2 * once  # for the old log-probs, and for the loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"attention_dropout": 0.1}, "attention_dropout is on"),
+        ({"attn_implementation": "eager"}, "attention is 'eager'"),
+    ],
+)
+def test_sharing_is_given_up_by_name(
+    changes: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = build("lean", tiny_llama(**changes), tmp_path, prefix_sharing=True)
+    loss_and_gradients(ours, with_policies(ours, groups(), beta=0.0))
+    assert f"prompts are not shared: {why}" in caplog.text
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

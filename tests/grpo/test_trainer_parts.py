@@ -48,7 +48,7 @@ def test_rows_are_what_the_masks_say() -> None:
 def test_a_pieces_inputs_are_the_rows_without_padding() -> None:
     inputs = batch(6)
     rows = rows_of(inputs) or []
-    made = row_inputs(inputs["prompt_ids"], inputs["completion_ids"], rows, 1)
+    made = row_inputs(inputs, rows, 1)
     width = max(row.length for row in rows)
     assert made["input_ids"].shape == (6, width)
     for row in rows:
@@ -56,7 +56,7 @@ def test_a_pieces_inputs_are_the_rows_without_padding() -> None:
         assert torch.equal(made["input_ids"][row.index, : row.length], whole[row.offset : row.offset + row.length])
         assert made["position_ids"][row.index, 0] == row.offset
     alone = [row for row in rows if row.offset == 0]
-    assert "position_ids" not in row_inputs(inputs["prompt_ids"], inputs["completion_ids"], alone, 1)
+    assert "position_ids" not in row_inputs(inputs, alone, 1)
 
 
 @pytest.mark.parametrize("name", ["prompt_mask", "completion_mask"])

@@ -1,4 +1,4 @@
-"""Two processes under DDP: gradients as TRL's DDP has them, whatever each rank has to do."""
+"""Two processes under DDP and FSDP2: gradients as TRL has them there, whatever each rank has to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("scheme", ["single", "twice"])
+@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "sharded"])
 def test_one_step_is_trls(ranks: list[dict[str, Any]], scheme: str) -> None:
     for found in ranks:
         step = found[scheme]
@@ -49,6 +49,11 @@ def test_ranks_had_different_work_and_equal_gradients(ranks: list[dict[str, Any]
     """Else the test above would show nothing about ranks."""
     assert ranks[0]["single"]["pieces"] > ranks[1]["single"]["pieces"] >= 1
     assert ranks[0]["single"]["norms"] == ranks[1]["single"]["norms"]
+
+
+def test_sharded_ranks_run_equally_many_pieces(ranks: list[dict[str, Any]]) -> None:
+    """Each forward gathers weights from all ranks, so one without work keeps the other company."""
+    assert ranks[0]["sharded"]["pieces"] == ranks[1]["sharded"]["pieces"] == ranks[0]["single"]["pieces"]
 
 
 def test_a_run_tracks_trls(ranks: list[dict[str, Any]]) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import gc
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,8 @@ from tests.grpo.trainers import (
     tiny_llama,
     with_policies,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.trl
 
@@ -158,3 +165,45 @@ def test_a_plain_grpo_config_will_do(checkpoint: str, tmp_path: Path) -> None:
     assert trainer.args.prefix_sharing is False
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_the_callback_sees_where_the_memory_is(checkpoint: str, tmp_path: Path) -> None:
+    """Phases and categories of a lean step with the host's reference; and watching changes nothing."""
+    from memprof import MemProfCallback, analyze
+
+    settings: dict[str, Any] = {"max_steps": 2, "beta": 0.04, "max_tokens_per_piece": 1}
+    alone = build("lean", checkpoint, tmp_path / "alone", **settings)
+    alone.train()
+    unwatched = logged(alone)
+    del alone  # its tensors would be nobody's
+    gc.collect()
+    watched = build("lean", checkpoint, tmp_path / "watched", **settings)
+    watched.add_callback(MemProfCallback(output_dir=tmp_path / "seen", report=False))
+    watched.train()
+    assert logged(watched) == unwatched
+
+    (file,) = (tmp_path / "seen").glob("*.pickle")
+    report = analyze(str(file)).to_dict()
+    phases = [span["phase"] for span in report["phases"] if span["phase"] != "other"]
+    head = phases.index("forward")
+    assert phases[:head] == ["generate", "reference_logprobs", "reward"]
+    assert phases[head:] == ["forward", "backward"] * 4 + ["optimizer_step"]  # four rows, one by one
+    trained = sum(4 * parameter.numel() for parameter in watched.model.parameters())
+    categories = report["peak"]["categories"]
+    for name, copies in {"weights": 1, "reference_model": 1, "gradients": 1, "optimizer_state": 2}.items():
+        assert categories[name] == pytest.approx(copies * trained, rel=0.01), name
+    assert categories.get("unattributed", 0) < 0.001 * report["peak"]["active_bytes"]
+
+
+def test_the_example_is_trls_but_for_the_import_and_a_line(tmp_path: Path) -> None:
+    plain, lean = ((ROOT / "examples" / f"{kind}_grpo.py").read_text().splitlines() for kind in ("trl", "lean"))
+    changed = [line for line in difflib.ndiff(plain[6:], lean[6:]) if line[0] in "+-"]
+    assert [line for line in changed if "import" not in line] == [
+        "-     trainer = GRPOTrainer(",
+        "+     trainer = LeanGRPOTrainer(",
+    ]
+    command = [sys.executable, str(ROOT / "examples" / "lean_grpo.py"), "--tiny", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "_memprof" / "report.html").is_file()

@@ -14,7 +14,13 @@ VOCABULARY = 97
 
 
 def build(
-    family: str = "llama", *, seed: int = 0, lora: bool = False, lora_dropout: float = 0.0, **changes: Any
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    lora: bool = False,
+    lora_dropout: float = 0.0,
+    dtype: Any = None,
+    **changes: Any,
 ) -> Any:
     """A causal LM of two layers in training mode; with ``lora``, PEFT around it and adapters that do something."""
     settings: dict[str, Any] = {
@@ -33,7 +39,9 @@ def build(
         settings["head_dim"] = 8
     config = transformers.AutoConfig.for_model(family, **{**settings, **changes})
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="sdpa", dtype=dtype or torch.float32
+    )
     if lora:
         peft = pytest.importorskip("peft")
         targets = ["q_proj", "v_proj", "down_proj"]

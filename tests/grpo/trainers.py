@@ -139,8 +139,8 @@ class Rollouts:
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
-    """What each step logged, without what depends on the clock."""
-    clock = ("step_time", "runtime", "per_second", "train_loss")
+    """What each step logged, without what depends on the clock or on who is watching."""
+    clock = ("step_time", "runtime", "per_second", "train_loss", "memory/")
     return [
         {key: float(value) for key, value in row.items() if value is not None and not any(c in key for c in clock)}
         for row in trainer.state.log_history
@@ -178,6 +178,15 @@ def batch(rows: int = 4, *, prompt: int = 9, completion: int = 13, off_policy: b
         "num_items_in_batch": completion_mask.sum() + 17,
         "off_policy": off_policy,
     }
+
+
+def groups(rows: int = 6, **shape: Any) -> Any:
+    """A micro-batch of two prompts with ``rows / 2`` completions each, shuffled as TRL does."""
+    inputs = batch(rows, **shape)
+    for row in range(rows):
+        for name in ("prompt_ids", "prompt_mask"):
+            inputs[name][row] = inputs[name][row % 2]
+    return inputs
 
 
 def with_policies(trainer: Any, inputs: dict[str, Any], *, beta: float, noise: float = 0.5) -> dict[str, Any]:

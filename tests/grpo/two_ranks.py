@@ -1,4 +1,4 @@
-"""Run by torchrun in two gloo processes: TRL's trainer and the lean one under DDP, compared on each rank.
+"""Run by torchrun in two gloo processes: TRL's trainer and the lean one under DDP and FSDP2, compared on each rank.
 
 Writes ``rank-N.json`` into the folder given: distances and what each rank saw.
 """
@@ -14,8 +14,8 @@ import torch
 
 from tests.grpo.trainers import (
     Rollouts,
-    batch,
     build,
+    groups,
     logged,
     loss_and_gradients,
     tiny_llama,
@@ -26,7 +26,15 @@ from tests.grpo.trainers import (
 
 def main(folder: Path) -> None:
     """One micro-batch that differs between the ranks, then a short run."""
-    found = {"single": one_step(folder / "a", {}), "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5})}
+    found: dict[str, Any] = {
+        "single": one_step(folder / "a", {}),
+        "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5}),
+        "shared": one_step(folder / "c", {}, {"prefix_sharing": True}),
+    }
+    from transformers import DistributedConfig
+
+    shards = {"model_init_kwargs": {"distributed_config": DistributedConfig(fsdp_size=2)}}
+    found["sharded"] = one_step(folder / "d", shards, model=str(folder / "model"))
     found["run"] = short_run(folder)
     rank = torch.distributed.get_rank()
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
@@ -34,23 +42,29 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def one_step(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def one_step(
+    folder: Path, settings: dict[str, Any], lean: dict[str, Any] | None = None, model: str | None = None
+) -> dict[str, Any]:
     results, pieces = [], 0
     for kind in ("trl", "lean"):
-        extra = {"max_tokens_per_piece": 24} if kind == "lean" else {}
-        trainer = build(kind, tiny_llama(), folder, loss_type="dapo", **settings, **extra)
+        extra = {"max_tokens_per_piece": 24, **(lean or {})} if kind == "lean" else {}
+        trainer = build(kind, model or tiny_llama(), folder, loss_type="dapo", **settings, **extra)
         rank = trainer.accelerator.process_index
         # Rank 1 has fewer rows with anything to learn, and shorter ones: fewer pieces.
-        inputs = batch(4, seed=20 + rank, completion=13 - 5 * rank)
+        inputs = groups(4, seed=20 + rank, completion=13 - 5 * rank)
         if rank:
             inputs["completion_mask"][:2] = 0
         inputs = with_policies(trainer, inputs, beta=0.0)
         inputs["num_items_in_batch"] = torch.tensor(60)
-        trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)
+        sharded = hasattr(next(trainer.model.parameters()), "full_tensor")
+        assert sharded == (model is not None)
+        trainer.model_wrapped = trainer.model if sharded else trainer.accelerator.prepare_model(trainer.model)
         trainer.accelerator.gradient_state._set_sync_gradients(True)
         backwards = count_backwards(trainer)
         results.append(loss_and_gradients(trainer, inputs, trainer.model_wrapped))
         pieces = backwards[0]
+    for _, gradients, _ in results:
+        gradients.update({name: grad.full_tensor() for name, grad in gradients.items() if hasattr(grad, "full_tensor")})
     (loss, gradients, metrics), (lean_loss, lean_gradients, lean_metrics) = results
     return {
         "loss": [loss, lean_loss],
