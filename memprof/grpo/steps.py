@@ -27,7 +27,8 @@ class PiecewiseStep:
         self._trainer, self._model, self._inputs, self._scheme = trainer, model, inputs, scheme
         self._objective = Objective(trainer, model, inputs)
         silent = _silent(trainer, inputs) if scheme != TWO_PASS else set()
-        self._forward_only = plan(trainer, inputs, [row for row in rows if row.index in silent])
+        without = [row for row in rows if row.index in silent]
+        self._forward_only = plan(trainer, inputs, without) if without else []
         self._pieces = plan(trainer, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.

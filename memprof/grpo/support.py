@@ -14,8 +14,8 @@ __all__ = ["check_supported", "reference_place", "whole_batch_reason"]
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
 
 
-def check_supported(args: Any) -> None:
-    """Refuse what cannot work.
+def check_supported(args: Any, known_loss: bool = True) -> None:
+    """Refuse what cannot work. ``known_loss``: the trainer's loss is TRL's own.
 
     Raises:
         UsageError: named combination.
@@ -34,6 +34,10 @@ def check_supported(args: Any) -> None:
         raise UsageError(
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "
             "set exact_two_pass='auto' or top_entropy_quantile=1."
+        )
+    if args.exact_two_pass == "never" and not known_loss:
+        raise UsageError(
+            "An overridden _compute_loss takes a pass over all sequences first: set exact_two_pass='auto'."
         )
 
 
