@@ -24,9 +24,9 @@ __all__ = ["Passes", "Transform", "accumulate", "passes_for", "shape_passes", "t
 
 logger = logging.getLogger(__name__)
 
-#: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that the pass reads
+#: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that a pass reads
 #: memory once; elsewhere a bound on temporaries.
-_CPU_BLOCK_BYTES = 2 << 20
+_CPU_BLOCK_BYTES = 8 << 20
 _DEVICE_BLOCK_BYTES = 64 << 20
 #: vocabulary rows converted at a time where a product's operands must be fp32.
 _CONVERTED_ROWS = 8192
