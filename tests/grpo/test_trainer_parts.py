@@ -181,6 +181,15 @@ def test_bf16_training_rounds_at_random(
 
 
 @pytest.mark.trl
+def test_torchaos_8_bit_adam_rounds_at_random_too(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    trainer = build("lean", tiny_llama(torch.bfloat16), tmp_path, optim="adamw_torch_8bit", max_steps=1)
+    optimizer = trainer.create_optimizer()
+    assert type(optimizer).__name__ == "AdamW8bit"
+    assert optimizer.bf16_stochastic_round
+
+
+@pytest.mark.trl
 @pytest.mark.parametrize(
     ("weights", "bf16", "lora", "expected"),
     [
