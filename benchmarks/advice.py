@@ -34,6 +34,11 @@ REAL: dict[str, dict[str, Any]] = {
     "small Llama, LoRA": {
         "lora": 8, "args": {"beta": 0.05, "gradient_checkpointing": False, "per_device_train_batch_size": 8},
     },
+    "small Llama, checkpointing, accumulated, two generations a batch": {
+        "args": {
+            "gradient_checkpointing": True, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "beta": 0.0,
+        },
+    },
     "SmolLM2-135M, full with a reference": {
         "smollm2": True, "args": {"beta": 0.05, "gradient_checkpointing": False, "max_completion_length": 40},
     },
