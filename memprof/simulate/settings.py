@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UsageError
+from memprof.units import parse_size
 
 __all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
 
@@ -50,7 +51,8 @@ class Settings:
 
     ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
     a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
-    False (``none``), True (``full``), ``selective`` or ``offloaded``.
+    False (``none``), True (``full``), ``selective`` or ``offloaded``. ``host_memory`` is a node's, such as ``256GB``.
+    The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
 
     model: str
@@ -82,6 +84,7 @@ class Settings:
     recipe: str = "trl"
     gpus: int = 1
     gpus_per_node: int = 8
+    host_memory: str | None = None
     sharding: str = "ddp"
     reduce_bucket_size: int = 500_000_000
     stage3_prefetch_bucket_size: int = 50_000_000
@@ -99,6 +102,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
+        if self.host_memory is not None:
+            parse_size(str(self.host_memory))
         self._check_numbers()
         self._check_optimizer()
         self._check_generation()
