@@ -75,13 +75,14 @@ def main() -> None:
     """Simulate what is missing, keep it, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--print", action="store_true", dest="only_print")
+    parser.add_argument("--only", action="append", choices=list(RUNS), help="a run; may be given more than once")
     asked = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name, changes in RUNS.items():
-        if name not in results and not asked.only_print:
+        if name not in results and not asked.only_print and name in (asked.only or RUNS):
             results[name] = executed(changes)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+    print(table({name: results[name] for name in RUNS if name in results}))
 
 
 if __name__ == "__main__":

@@ -87,23 +87,25 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 def rough(shape: Shape, settings: Settings) -> dict[str, int]:
     """Bytes of each component that a formula gives, for one GPU; those that are not there are left out.
 
-    Weights in ``dtype``; a gradient as wide as its parameter (an adapter's are fp32); Adam's two moments likewise, or
-    one byte each and an fp32 scale for each 256 with 8-bit Adam (embeddings stay fp32); autocast's bf16 copies of fp32
-    linear weights, all at once without checkpointing; keys and values in bf16 of all but the last token; ``logits`` is
-    one bf16 copy of [sequences, completion + 1, vocabulary]: TRL's older loss held several, 1.16 never makes it.
+    Weights in ``dtype``; a gradient as wide as its parameter (an adapter is fp32, on 4-bit layers bf16); Adam's two
+    moments likewise, or one byte each and an fp32 scale for each 256 with 8-bit Adam (the embedding and small tensors
+    stay fp32); autocast's bf16 copies of fp32 linear weights, all at once without checkpointing; keys and values of all
+    but the last token, as wide as the weights; ``logits`` is one bf16 copy of [sequences, completion + 1, vocabulary]:
+    TRL's older loss held several, 1.16 never makes it.
     """
     width = _WIDTH[settings.dtype]
     sequences = settings.per_device_train_batch_size * settings.generation_steps
     found = {"kv_cache": _cache(shape, settings, sequences), "logits": _logits(shape, settings)}
     found["weights"] = _weights(shape, settings, width)
     if settings.lora_r is not None:
-        trained = {"adapter": shape.adapter(settings.lora_r)}
-        found["adapters"] = 4 * trained["adapter"]
-        found["gradients"] = 4 * trained["adapter"]
-        found["optimizer_state"] = _moments(settings.optim, 0, trained["adapter"], 4)
+        trained, held = shape.adapter(settings.lora_r), 2 if settings.load_in_4bit else 4
+        found["adapters"] = found["gradients"] = held * trained
+        found["optimizer_state"] = _moments(settings.optim, 0, 0, trained, held)
     else:
         found["gradients"] = width * shape.parameters
-        found["optimizer_state"] = _moments(settings.optim, shape.embedding, shape.blocks + shape.small, width)
+        found["optimizer_state"] = _moments(
+            settings.optim, shape.vocabulary * shape.hidden, shape.small, shape.parameters, width
+        )
         if settings.beta:
             found["reference_model"] = found["weights"]
     if settings.dtype == "float32" and settings.mixed_precision == "bf16" and not settings.gradient_checkpointing:
@@ -118,20 +120,21 @@ def _weights(shape: Shape, settings: Settings, width: int) -> int:
     return shape.blocks // 2 + 4 * (shape.blocks // 64) + width * (shape.embedding + shape.small)
 
 
-def _moments(optimizer: str, embedding: int, rest: int, width: int) -> int:
+def _moments(optimizer: str, embedding: int, small: int, every: int, width: int) -> int:
+    """Of ``every`` value; ``embedding`` and ``small`` ones (norms, biases) are those that 8-bit Adam keeps in fp32."""
     if optimizer in ("sgd", "none"):
         return 0
     if "8bit" in optimizer:
-        whole = 8 * embedding if optimizer != "adamw_torch_8bit" else 2 * embedding + 8 * (embedding // 256)
-        return whole + 2 * rest + 8 * (rest // 256)
-    return 2 * width * (embedding + rest)
+        whole = small + (0 if optimizer == "adamw_torch_8bit" else embedding)
+        return 8 * whole + 2 * (every - whole) + 8 * ((every - whole) // 256)
+    return 2 * width * every
 
 
 def _cache(shape: Shape, settings: Settings, sequences: int) -> int:
     if settings.generation != "hf":
         return 0
     held = settings.sequence_length - 1
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * 2 * held * sequences
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * _WIDTH[settings.dtype] * held * sequences
 
 
 def _logits(shape: Shape, settings: Settings) -> int:
