@@ -143,8 +143,8 @@ def simulate_settings(
     config = load_config(settings.model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_values_wanted(settings.model))
-        fsdp = settings.gpus > 1 and settings.sharding == "fsdp2"
-        mesh = stack.enter_context(fake_group(settings.gpus)) if fsdp else None
+        dimension = {"fsdp2": "dp_shard", "tp": "tp"}.get(settings.sharding) if settings.gpus > 1 else None
+        mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
         return simulate(
             lambda session: run_trl(settings, config, session, mesh),
             config={**settings.to_dict(), **_facts(config)},

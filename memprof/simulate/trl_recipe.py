@@ -26,7 +26,14 @@ from memprof.simulate.rewards import RewardTokenizer, reward_function, reward_mo
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
-from memprof.simulate.sharded import count_shards, gathered_owned, hold_buckets, shard, shards_planned_unseen
+from memprof.simulate.sharded import (
+    count_shards,
+    gathered_owned,
+    hold_buckets,
+    shard,
+    shard_tensors,
+    shards_planned_unseen,
+)
 from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fakes
 from memprof.simulate.zero_trainer import attach_zero, gathering_for_zero
 from memprof.vocabulary import Phase
@@ -126,12 +133,16 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:
     """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
     recorder = session.fake_recorder
-    if not shard(trainer.model, mesh, settings):
+    if settings.sharding == "tp":
+        for model in (trainer.model, trainer.ref_model):
+            if model is not None:
+                shard_tensors(model, mesh)
+    elif not shard(trainer.model, mesh, settings):
         session.notes.append(
             "FSDP2 gathers all layers at once here: with an adapter, transformers hands accelerate a wrapping policy "
             "that its FSDP2 does not know."
         )
-    if trainer.ref_model is not None:
+    if trainer.ref_model is not None and settings.sharding == "fsdp2":
         shard(trainer.ref_model, mesh, settings)
     recorder.paused -= 1
     for model in (trainer.model, trainer.ref_model):
