@@ -72,7 +72,7 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     Raises:
         UsageError: a name is no setting.
     """
-    from memprof.cli.plan import _value
+    from memprof.cli.plan import value_of
     from memprof.simulate.settings import _ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
@@ -86,7 +86,7 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
             hint = f"; near it: {', '.join(near)}" if near else ""
             raise UsageError(f"--set {text!r}: write NAME=VALUE with the name of a setting{hint}.")
         found[name] = (
-            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else _value(value.strip())
+            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )
     if isinstance(targets := found.get("lora_target_modules"), str):
         found["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
