@@ -52,8 +52,8 @@ def not_compared(config: Mapping[str, Any]) -> list[str]:
         "vLLM's pool": config.get("generation") == "vllm",
         f"sharding {sharding}": (config.get("gpus") or 1) > 1 and sharding != "ddp",
         "gradient buckets": (config.get("gpus") or 1) > 1 and sharding == "ddp",
-        f"checkpointing {config.get('gradient_checkpointing')}": config.get("gradient_checkpointing")
-        in ("selective", "offloaded"),
+        f"checkpointing {config.get('gradient_checkpointing')}": config.get("gradient_checkpointing") == "offloaded",
+        f"{config.get('cache_dtype')} keys and values": config.get("cache_dtype") in ("int4", "int2"),
     }
     return [name for name, present in parts.items() if present]
 

@@ -11,9 +11,21 @@ import torch
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
 
-__all__ = ["apply_recipe"]
+__all__ = ["apply_recipe", "classes_of", "config_of"]
 
 _ENTROPY_ROWS = 128
+
+
+def classes_of(settings: Settings) -> tuple[Any, Any]:
+    """The trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    return GRPOTrainer, GRPOConfig
+
+
+def config_of(settings: Settings) -> dict[str, Any]:
+    """What the recipe's config is told beside what every recipe's is."""
+    return {}
 
 
 def apply_recipe(trainer: Any, settings: Settings) -> None:

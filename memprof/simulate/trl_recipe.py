@@ -21,7 +21,7 @@ from memprof.simulate.caches import cache_arguments, modelled_quanto
 from memprof.simulate.checkpointing import choose_checkpointing, offloading_to_host
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
-from memprof.simulate.recipes import apply_recipe
+from memprof.simulate.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.session import FakeSession
@@ -97,15 +97,14 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
 
 
 def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
-    from trl import GRPOTrainer
-
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
     model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
     choose_checkpointing(model, settings.checkpointing)
     rewards = _rewards(settings)
-    trainer = GRPOTrainer(
+    kind, _ = classes_of(settings)
+    trainer = kind(
         model=model,
         args=_arguments(settings, folder),
         train_dataset=_dataset(settings),
@@ -164,15 +163,14 @@ def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> No
 
 
 def _arguments(settings: Settings, folder: str) -> Any:
-    from trl import GRPOConfig
-
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     # This process plays one of the ranks, whose share of a group may be a single completion: TRL refuses groups of
     # one, so the batch is doubled while its config is checked.
     share = settings.per_device_train_batch_size * settings.generation_steps
     group = math.gcd(settings.num_generations, share)
     double = 2 if group == 1 else 1
-    arguments = GRPOConfig(
+    _, kind = classes_of(settings)
+    arguments = kind(
         output_dir=folder,
         use_cpu=True,
         bf16=settings.mixed_precision == "bf16" and not settings.sharded_by_zero,
@@ -197,6 +195,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
         dataloader_pin_memory=False,
         learning_rate=1e-6,
         **cache_arguments(settings),
+        **config_of(settings),
     )
     arguments.per_device_train_batch_size //= double
     arguments.generation_batch_size //= double

@@ -93,7 +93,8 @@ def test_a_reward_model_is_a_model_with_one_output(settings_for: Callable[..., A
         ({"gradient_checkpointing": "offloaded", "device": "cpu"}, "drop --device cpu"),
         ({"cache_implementation": "paged"}, "choose from dynamic, static, quantized"),
         ({"cache_dtype": "fp8"}, "add --cache-implementation quantized"),
-        ({"cache_implementation": "static", "generation": "none"}, "transformers' own generation"),
+        ({"cache_implementation": "quantized", "generation": "none"}, "transformers' own generation"),
+        ({"cache_implementation": "static", "dtype": "float32"}, "add --dtype bfloat16"),
         ({"host_memory": "much"}, "not a size"),
     ],
 )
