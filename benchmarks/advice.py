@@ -211,7 +211,7 @@ def _row(
 
 
 def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
-    """The ``first`` estimates from the unchanged run's sizes beside simulations of the changed runs; as :func:`real`."""
+    """Estimates from the unchanged runs' sizes (``first`` of each) beside simulations of the changed ones."""
     from memprof.advice.estimate import Estimate, entry, estimate
     from memprof.advice.evaluate import run_of_row
     from memprof.advice.model import Run, Sizes
