@@ -66,17 +66,19 @@ def _ending(plan: Plan, fence: bool = False) -> list[str]:
 
 def _arguments(row: Row) -> dict[str, object]:
     s = row.settings
+    cache = {} if s.cache_implementation == "dynamic" else {"cache_implementation": s.cache_implementation}
     return {
         "per_device_train_batch_size": s.per_device_train_batch_size,
         "gradient_accumulation_steps": s.gradient_accumulation_steps,
         "steps_per_generation": s.generation_steps,
         "num_generations": s.num_generations,
         "max_completion_length": s.completion_length,
-        "gradient_checkpointing": s.gradient_checkpointing,
+        "gradient_checkpointing": bool(s.gradient_checkpointing),
         "optim": s.optim,
         "bf16": s.mixed_precision == "bf16",
         "beta": s.beta,
         "model_init_kwargs": {"dtype": s.dtype},
+        **cache,
     }
 
 
@@ -91,6 +93,8 @@ def as_python(row: Row) -> str:
             targets = "all-linear"
         rank = row.settings.lora_r
         lines.append(f"peft_config = LoraConfig(r={rank}, lora_alpha={2 * rank}, target_modules={targets!r})")
+    if row.settings.checkpointing in ("selective", "offloaded"):
+        lines.append(f"# {row.settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if row.settings.load_in_4bit:
         lines.append("quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
     return "\n".join(lines)

@@ -105,7 +105,7 @@ def _values_wanted(model: str) -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         what = f"its code needs real values (operation {getattr(error, 'func', None)})"
         raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         what = str(error).partition("\n")[0][:160]
         raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
 

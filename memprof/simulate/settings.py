@@ -134,8 +134,8 @@ class Settings:
             raise UsageError("--cache-implementation is of transformers' own generation: drop it or --generation.")
         if self.cache_implementation == "static" and self.weights_dtype == "float32" and self.mixed_precision != "no":
             raise UsageError(
-                "--cache-implementation static fails in a real run with float32 weights under autocast (keys and values "
-                "differ in dtype): add --dtype bfloat16."
+                "--cache-implementation static fails in a real run too with float32 weights under autocast (keys and "
+                "values differ in dtype): add --dtype bfloat16."
             )
         if self.cache_dtype != "auto" and self.cache_implementation != "quantized":
             raise UsageError("--cache-dtype is how a quantised cache is kept: add --cache-implementation quantized.")

@@ -62,7 +62,7 @@ class Coordinator:
         def after(_: Any, inputs: Any, output: Any) -> None:
             self.release(mine)
             if isinstance(output, torch.Tensor) and output.requires_grad and torch.is_grad_enabled():
-                output.register_hook(lambda grad: self.fetch(mine))
+                output.register_hook(lambda grad: self.fetch(mine))  # type: ignore[no-untyped-call]
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
@@ -72,7 +72,7 @@ class Coordinator:
         if not isinstance(value, torch.Tensor) or not value.requires_grad or not torch.is_grad_enabled():
             return value
         view = value.view_as(value)
-        view.register_hook(lambda grad: self.release(mine))
+        view.register_hook(lambda grad: self.release(mine))  # type: ignore[no-untyped-call]
         return view
 
     @property
