@@ -100,6 +100,20 @@ def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
                 assert batch == settings.per_device_train_batch_size * settings.generation_steps, candidate.id
 
 
+def test_what_does_not_go_together_is_not_offered() -> None:
+    sharded = FULL.with_(gpus=8, sharding="zero2", dtype="bfloat16", mixed_precision="bf16")
+    found = _advice({"forward": {**HELD, "activations": 40 * GIB}}, sharded)
+    assert "checkpointing" in found
+    assert not {"adamw_8bit", "qlora"} & found.keys()
+
+
+def test_a_cache_in_4_bits_counts_where_generation_is_the_peak() -> None:
+    held = {"weights": 6 * GIB, "kv_cache": 20 * GIB}
+    entry = _advice({"generate": held, "forward": HELD}, FULL.with_(dtype="bfloat16"))["quantized_cache"]
+    assert entry["saves_bytes"] == (26 - 18) * GIB
+    assert entry["moves_to"] == "forward"
+
+
 def test_fragmentation_is_about_the_device() -> None:
     held = {"backward": {**HELD, "activations": 4 * GIB}}
     entry = _advice(held, reserved_bytes=30 * GIB, inactive_split_bytes=5 * GIB)["expandable_segments"]
