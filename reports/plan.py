@@ -33,7 +33,7 @@ def _parts(row: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def _scale(plan: Mapping[str, Any]) -> int:
-    return max([plan["limit_bytes"], *(row["device_peak_bytes"] for row in plan["rows"])])
+    return int(max([plan["limit_bytes"], *(row["device_peak_bytes"] for row in plan["rows"])]))
 
 
 def bars(plan: Mapping[str, Any], stream: Any) -> str:
