@@ -32,8 +32,8 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
             id="max_split_size",
             action="Keep large blocks whole, so that small requests do not break them up",
             setting="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512",
-            costs="Large requests are served by blocks of nearly their size only: slower where sizes change from step to "
-            "step.",
+            costs="Large requests are served by blocks of nearly their size only: slower where sizes change between "
+            "steps.",
             exact=True,
             toll=Toll.SLOWER,
             changes={"alloc_conf": "max_split_size_mb:512"},
