@@ -23,7 +23,7 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
         costs="Not slower once the first steps have mapped what is needed.",
         exact=True,
         toll=Toll.NOTHING,
-        changes={"alloc_conf": "expandable_segments:True"} if run.settings is not None else {},
+        changes=_allocator(run, "expandable_segments:True"),
         effect=lambda run, peak: {},
         device=True,
     )
@@ -36,10 +36,17 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
             "steps.",
             exact=True,
             toll=Toll.SLOWER,
-            changes={"alloc_conf": "max_split_size_mb:512"},
+            changes=_allocator(run, "max_split_size_mb:512"),
             effect=None,
             device=True,
         )
+
+
+def _allocator(run: Run, more: str) -> dict[str, str]:
+    """One setting more for the allocator; nothing where the run cannot be simulated."""
+    if run.settings is None:
+        return {}
+    return {"alloc_conf": ",".join(part for part in (run.alloc_conf, more) if part)}
 
 
 def candidates_by_category(run: Run) -> Iterator[Candidate]:
