@@ -107,9 +107,9 @@ class Coordinator:
                     numel += parameter.numel()
         return list(found.values())
 
-    def _gather(self, wanted: Iterable[Any]) -> None:
+    def _gather(self, wanted: Iterable[Any], *, together: bool = True) -> None:
         missing = [p for p in wanted if id(p) not in self._whole]
-        if len(missing) > 1:  # gathered together, then copied apart
+        if together and len(missing) > 1:  # into one buffer, then copied apart
             size = sum(p.numel() for p in missing) * HALF
             self._engine.hold("gather", size, Category.COMMUNICATION, "all-gather")
         for parameter in missing:
@@ -160,7 +160,7 @@ class Coordinator:
         """These (all, for TRL's generation) whole at once, whatever modules do meanwhile where it is all."""
         wanted = self._sharded if parameters is None else parameters
         before = set(self._whole)
-        self._gather(wanted)
+        self._gather(wanted, together=False)
         fixed, self._fixed = self._fixed, self._fixed or parameters is None
         try:
             yield

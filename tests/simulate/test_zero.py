@@ -95,6 +95,18 @@ def test_an_adapter_under_stage_2(zero: Callable[..., Any]) -> None:
     assert _requested(found, "gradients") == (2 + 2 + 4) * part
 
 
+def test_stage_3_is_whole_while_it_generates(settings_for: Callable[..., Any]) -> None:
+    found = _analysis(
+        settings_for(
+            gpus=WORLD, sharding="zero3", reduce_bucket_size=BUCKET, stage3_param_persistence_threshold=0,
+            stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0, optim="none",
+        )
+    )  # fmt: skip
+    weights = [r for r in found.explain("phase:generate", category="weights", top=1000) if r["evidence"] == "owner"]
+    assert sum(r["requested_bytes"] for r in weights) == 2 * SHARES + ROPE + 2 * PARAMETERS
+    assert _sizes_of(found, Category.COMMUNICATION) == {2 * BUCKET}
+
+
 def test_it_says_that_it_is_modelled(zero: Callable[..., Any]) -> None:
     assert any("modelled, not executed" in note for note in zero(2).to_dict()["notes"])
 
