@@ -144,9 +144,15 @@ def test_what_saves_most_comes_first() -> None:
 
 
 def test_odd_configurations_cost_nothing_but_the_advice() -> None:
-    for config in ({"model": 3}, {"num_generations": "x"}, {"model_name": "m", "per_device_train_batch_size": None}):
+    for config in (
+        {"model": "x" * 5000},
+        {"model_name": "a\0b"},
+        {"model": 3},
+        {"num_generations": "x"},
+        {"model_name": "m", "per_device_train_batch_size": None},
+    ):
         odd = report({"forward": {**HELD, "activations": 40 * GIB}}, None, kind="cuda")
-        odd["source"]["config"] = config
+        odd["source"] |= {"config": config, "setup": {"batches": [1, [2], ["a"] * 4], "dtypes": {"float32": "x"}}}
         odd["peak"]["details"] = {"activations": {"saved": 40 * GIB}}
         assert run_of(odd).settings is None
         assert estimated_advice(odd)
