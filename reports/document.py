@@ -61,7 +61,7 @@ def document_of(
     label: str | None = None,
     redact: bool = False,
     exact: int = _EXACT_EVENTS,
-    parts: Mapping[str, Any] | None = None,
+    report: dict[str, Any] | None = None,
 ) -> Document:
     """The document of an analysis, with its timeline and every allocation worth drawing.
 
@@ -70,14 +70,15 @@ def document_of(
         label: a title; see :func:`build_document`.
         redact: leave out what says who made it where (see :mod:`memprof.redact`).
         exact: up to how many events the timeline has every one.
-        parts: what a command found besides (``advice``), in place of the report's own.
+        report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
-    report = {**analysis.to_dict(), **(parts or {})}
+    report = analysis.to_dict() if (alone := report is None) else report
     allocations, elsewhere = analysis.explain("peak", top=_MAX_ALLOCATIONS), analysis.explain_phases()
     if redact:
         from memprof.redact import redact as redacted
 
-        report, allocations, elsewhere = redacted(report), redacted(allocations), redacted(elsewhere)
+        report = redacted(report) if alone else report
+        allocations, elsewhere = redacted(allocations), redacted(elsewhere)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     return build_document(report, analysis.series(points), label, allocations, elsewhere)
 

@@ -128,8 +128,7 @@ def _document(report: dict[str, Any], given: GivenRun, redact: bool, page: bool)
 
     if page and given.analysis is not None:
         with working("Writing the page"):
-            parts: dict[str, Any] = {k: report[k] for k in ("advice", "unchanged", "combination", "notes") if k in report}
-            return document_of(given.analysis, redact=redact, parts=parts)
+            return document_of(given.analysis, redact=redact, report=report)
     return build_document(report)
 
 
