@@ -132,9 +132,10 @@ class _Search:
     def _choice(self, state: _State) -> Candidate | None:
         """Enough and cheap, else among those that save much, the one that asks for least."""
         run = run_of_row(state.row, self._like, state.settings)
-        open_ = [e for e in estimate(run) if e.candidate.changes and e.saves and e.candidate.setting not in self._spent]
-        if not open_:
-            return None
+        found = [e for e in estimate(run) if e.candidate.changes and e.candidate.setting not in self._spent]
+        open_ = [e for e in found if e.saves]
+        if not open_:  # what only a simulation can judge is tried last
+            return next((e.candidate for e in found if e.saves is None and not e.candidate.device), None)
         over = self.need(state.row) * (1 + self.margin) - self.card.total_bytes
         enough = [e for e in open_ if int(e.saves or 0) > 1.1 * over]
         if enough:
