@@ -89,11 +89,11 @@ class _State:
 
 
 class _Search:
-    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int) -> None:
+    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
         from memprof.simulate.fit import MARGIN
         from memprof.simulate.gpus import find_gpu
 
-        self._machine, self._like = machine, like
+        self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN
         self._spent: set[str] = set()
 
@@ -113,7 +113,7 @@ class _Search:
 
     def step(self, state: _State) -> _State | None:
         """One more change, simulated; None where no change is left that helps."""
-        while (choice := self._choice(state)) is not None:
+        while self._more_time() and (choice := self._choice(state)) is not None:
             self._spent.add(choice.setting)
             tried = self._with(state, choice)
             if tried is None:
@@ -181,11 +181,11 @@ def combine(
         InputError, UsageError: the unchanged run cannot be simulated.
     """
     start = clock()
-    search = _Search(machine, gpu, like, shift)
+    search = _Search(machine, gpu, like, shift, lambda: clock() - start <= seconds)
     first = _State(base, machine.run([base])[0], ())
     state = first
     for _ in range(_ROUNDS):
-        if search.fits(state) or clock() - start > seconds:
+        if search.fits(state):
             break
         following = search.step(state)
         if following is None:

@@ -98,6 +98,13 @@ def test_nothing_fits_a_card_that_is_too_small() -> None:
     assert "Nothing found that fits" in found.sentence()
 
 
+def test_it_stops_looking_when_its_time_is_over() -> None:
+    ticks = iter([0.0, 1.0, 11.0, 12.0])
+    found, machine = _combined("1GB", seconds=10, clock=lambda: next(ticks))
+    assert not found.fits
+    assert len(machine.asked) == 2  # the unchanged run, and one change
+
+
 def test_what_the_recorded_run_held_more_counts() -> None:
     light, _ = _combined("A100-40GB")
     heavy, _ = _combined("A100-40GB", shift=20 * GIB)
