@@ -60,11 +60,10 @@ def not_compared(config: Mapping[str, Any]) -> list[str]:
 
 def _sentence(found: Mapping[str, Any]) -> str:
     held, reserved = found["allocated"], found["reserved"]
-    words = (
-        f"Expected error, from {held['comparisons'] + reserved['comparisons']} comparisons with real runs: "
-        f"allocated {_percent(held['low'])} to {_percent(held['high'])}, "
-        f"reserved {_percent(reserved['low'])} to {_percent(reserved['high'])}"
-    )
+    count = held["comparisons"] + reserved["comparisons"]
+    words = f"Expected error, from {count} comparisons with real runs, none of them TRL on a GPU: "
+    words += f"allocated {_percent(held['low'])} to {_percent(held['high'])}, "
+    words += f"reserved {_percent(reserved['low'])} to {_percent(reserved['high'])}"
     if found["not_compared"]:
         words += f"; modelled and never compared: {', '.join(found['not_compared'])}"
     return words + "."
