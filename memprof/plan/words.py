@@ -55,8 +55,11 @@ def _ending(plan: Plan, fence: bool = False) -> list[str]:
         return ["Nothing tried fits. A smaller model, a larger card, or shorter sequences are left."]
     best = plan.best
     size = best.settings
+    how = f"Best found ({best.method}, most {plan.maximized.replace('_', ' ')})"
+    if "=" in best.method:  # a value of --vary
+        how = f"Largest of these that fits ({best.method})"
     sentence = (
-        f"Best found ({best.method}, most {plan.maximized.replace('_', ' ')}): {size.per_device_train_batch_size} "
+        f"{how}: {size.per_device_train_batch_size} "
         f"completions in a micro-batch of {size.prompt_length} + {size.completion_length} tokens, "
         f"{format_gib(best.device_peak_bytes)} GiB needed."
     )
