@@ -179,22 +179,19 @@ def gathered_owned(session: FakeSession) -> Iterator[None]:
                 claim(whole.grad, Category.GRADIENTS, "unsharded", parameter._param_fqn)
         return reduce(self, *args, **kwargs)
 
-    recorder.stream_of = _stream
+    numbers = {id(torch.cpu.current_stream()): 0}
+
+    def stream() -> int:
+        """FSDP2 gathers and reduces on streams of its own, which have pools of their own; numbered as they come."""
+        return numbers.setdefault(id(torch.cpu.current_stream()), len(numbers))
+
+    recorder.stream_of = stream
     with patched(
         (FSDPParam, "alloc_all_gather_outputs", gathered),
         (FSDPParamGroup, "post_backward", reduced),
         (collectives.DefaultAllocMixin, "allocate", allocated),
     ):
         yield
-
-
-def _stream() -> int:
-    """FSDP2 gathers and reduces on streams of its own, which have pools of their own."""
-    current = torch.cpu.current_stream()
-    return 0 if current is _DEFAULT_STREAM else id(current)
-
-
-_DEFAULT_STREAM = torch.cpu.current_stream()
 
 
 def count_shards(model: Any, recorder: FakeRecorder) -> None:

@@ -25,6 +25,7 @@ def test_what_is_gathered_and_reduced_is_communication(settings_for: Callable[..
     found = _analysis(settings_for(generation="none", sharding="fsdp2", gpus=4, optim="adamw_torch_fused"))
     units = {2 * V * H, 2 * LAYER, 2 * (V * H + H)}  # type: ignore[operator]
     assert _sizes_of(found, Category.COMMUNICATION) == units
+    assert set(found.timeline.stream.tolist()) == {0, 1, 2}  # the default one, for gathering, for reducing
     details = {r["detail"] for r in found.explain("phase:forward", category="weights", top=1000)}
     assert details == {"sharded", "unsharded", None}  # rotary buffers are neither
 
