@@ -89,7 +89,7 @@ def rough(shape: Shape, settings: Settings) -> dict[str, int]:
 
     Weights in ``dtype``; a gradient as wide as its parameter (an adapter is fp32, on 4-bit layers bf16); Adam's two
     moments likewise, or one byte each and an fp32 scale for each 256 with 8-bit Adam (the embedding and small tensors
-    stay fp32); autocast's bf16 copies of fp32 linear weights, all at once without checkpointing; keys and values of all
+    stay fp32); bf16 copies of fp32 linear weights and of the head, all at once without checkpointing; keys and values of all
     but the last token, as wide as the weights; ``logits`` is one bf16 copy of [sequences, completion + 1, vocabulary]:
     TRL's older loss held several, 1.16 never makes it.
     """
@@ -109,7 +109,7 @@ def rough(shape: Shape, settings: Settings) -> dict[str, int]:
         if settings.beta:
             found["reference_model"] = found["weights"]
     if settings.dtype == "float32" and settings.mixed_precision == "bf16" and not settings.gradient_checkpointing:
-        found["weight_casts"] = 2 * shape.blocks
+        found["weight_casts"] = 2 * (shape.blocks + shape.vocabulary * shape.hidden)
     return found
 
 
