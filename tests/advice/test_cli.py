@@ -89,7 +89,8 @@ def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("trl")
     together = {
         "gpu": "1GB", "total_bytes": 10**9, "fits": False, "before_bytes": 60 * GIB, "after_bytes": 9 * GIB,
-        "shift_bytes": 0, "margin": 0.03, "phase": "forward", "changes": [], "settings": {}, "sentence": "Nothing fits.",
+        "shift_bytes": 0, "margin": 0.03, "phase": "forward", "changes": [], "settings": {},
+        "sentence": "Nothing fits.",
     }  # fmt: skip
     monkeypatch.setattr("memprof.advice.advise.simulated_parts", lambda *_, **__: {"combination": together})
     done = _invoke("advise", str(known), "--gpu", "1GB")
