@@ -89,8 +89,8 @@ def rough(shape: Shape, settings: Settings) -> dict[str, int]:
 
     Weights in ``dtype``; a gradient as wide as its parameter (an adapter is fp32, on 4-bit layers bf16); Adam's two
     moments likewise, or one byte each and an fp32 scale for each 256 with 8-bit Adam (the embedding and small tensors
-    stay fp32); bf16 copies of fp32 linear weights and of the head, all at once without checkpointing; keys and values of
-    all but the last token, as wide as the weights; ``logits`` is one bf16 copy of [sequences, completion + 1,
+    stay fp32); bf16 copies of fp32 linear weights and of the head, all at once without checkpointing; keys and values
+    of all but the last token, as wide as the weights; ``logits`` is one bf16 copy of [sequences, completion + 1,
     vocabulary]: TRL's older loss held several, 1.16 never makes it.
     """
     width = _WIDTH[settings.dtype]
