@@ -72,6 +72,13 @@ def test_an_adapter_takes_gradients_state_and_reference_away() -> None:
     assert "reference" in entry["action"]
 
 
+def test_bfloat16_halves_the_residual_stream_too() -> None:
+    settings = FULL.with_(gradient_checkpointing=True)
+    entry = _advice({"forward": {"weights": 6 * GIB, "weight_casts": 3 * GIB, "activations": 8 * GIB}}, settings)
+    boundaries = 20 * (8 * 1024) * 2048 * 4
+    assert entry["bf16_weights"]["saves_bytes"] == 3 * GIB + 3 * GIB + boundaries // 2
+
+
 def test_only_what_applies_is_offered() -> None:
     held = {"forward": {**HELD, "activations": 40 * GIB}}
     checkpointed = _advice(held, FULL.with_(gradient_checkpointing=True, lora_r=8, dtype="bfloat16"))
