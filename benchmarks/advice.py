@@ -34,6 +34,11 @@ REAL: dict[str, dict[str, Any]] = {
     "small Llama, LoRA": {
         "lora": 8, "args": {"beta": 0.05, "gradient_checkpointing": False, "per_device_train_batch_size": 8},
     },
+    "small Llama, checkpointing, accumulated, two generations a batch": {
+        "args": {
+            "gradient_checkpointing": True, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "beta": 0.0,
+        },
+    },
     "SmolLM2-135M, full with a reference": {
         "smollm2": True, "args": {"beta": 0.05, "gradient_checkpointing": False, "max_completion_length": 40},
     },
@@ -205,54 +210,57 @@ def _row(
 # -- simulated runs ----------------------------------------------------------------------------------------------------
 
 
-def simulated(workers: int, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
-    """Estimates from the unchanged run's sizes beside simulations of the changed runs; as :func:`real`."""
-    from memprof.advice.estimate import MOST, entry, estimate, run_of
+def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
+    """Estimates from the unchanged runs' sizes (``first`` of each) beside simulations of the changed ones."""
+    from memprof.advice.estimate import Estimate, entry, estimate
+    from memprof.advice.evaluate import run_of_row
+    from memprof.advice.model import Run, Sizes
     from memprof.errors import MemprofError
-    from memprof.plan.runner import runner
-    from memprof.simulate.fit import evaluate
+    from memprof.simulate.catalogue import find_config
     from memprof.simulate.settings import Settings
 
-    with runner(None, workers=workers) as machine:
-        for name, values in SIMULATED.items():
-            if wanted and not any(word in name for word in wanted):
+    def saving(found: Estimate) -> int:
+        return -int(found.saves or 0)
+
+    for name, values in SIMULATED.items():
+        if wanted and not any(word in name for word in wanted):
+            continue
+        settings = Settings(**values)
+        base = machine.run([settings])[0]
+        run = run_of_row(base, Run(peaks=(), sizes=Sizes.of(find_config(settings.model))), settings)
+        found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
+        for place, e in enumerate(sorted(found, key=saving)[:first]):
+            if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):
                 continue
-            settings = Settings(**values)
-            report = evaluate(settings, None, stacks=False).analysis.to_dict()
-            run, base = run_of(report), report["peak"]["allocated_bytes"]
-            found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
-            best = sorted(found, key=lambda e: -int(e.saves or 0))[:MOST]
-            for place, e in enumerate(best):
-                if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):
-                    continue
-                try:
-                    after = machine.run([settings.with_(**e.candidate.changes)])[0]["peak_bytes"]
-                except MemprofError as error:
-                    print(f"{name}: {e.candidate.id}: {error}", file=sys.stderr)
-                    continue
-                rows.append(_row(name, "simulated", entry(e, run), place, base, base, base - after))
-                keep(rows)
+            try:
+                after = machine.run([settings.with_(**e.candidate.changes)])[0]["peak_bytes"]
+            except MemprofError as error:
+                print(f"{name}: {e.candidate.id}: {error}", file=sys.stderr)
+                continue
+            before = base["peak_bytes"]
+            rows.append(_row(name, "simulated", entry(e, run), place, before, before, before - after))
+            keep(rows)
 
 
-def combination(workers: int) -> dict[str, Any]:
-    """A full fine-tune of Qwen2.5-7B, made to fit 24 GB; the set simulated once more on its own."""
+def combination(machine: Any) -> dict[str, Any]:
+    """A full fine-tune of Qwen2.5-7B, made to fit 24 GB; the set simulated once more on its own.
+
+    ``machine`` simulates on that card (:class:`memprof.plan.runner.Runner`).
+    """
     from memprof.advice.combine import combine
-    from memprof.advice.estimate import run_of
-    from memprof.plan.runner import runner
-    from memprof.simulate.fit import evaluate
-    from memprof.simulate.gpus import find_gpu
+    from memprof.advice.model import Run, Sizes
+    from memprof.simulate.catalogue import find_config
+    from memprof.simulate.result import run_row
     from memprof.simulate.settings import Settings
 
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", prompt_length=512, completion_length=512)
-    report = evaluate(settings, None, stacks=False).analysis.to_dict()
-    with runner("24GB", workers=workers) as machine:
-        found = combine(settings, "24GB", machine, run_of(report), seconds=1e9)
-        executed = machine.executed
-    verdict = evaluate(found.settings, find_gpu("24GB"), stacks=False).verdict
-    assert verdict is not None
+    like = Run(peaks=(), settings=settings, sizes=Sizes.of(find_config(settings.model)))
+    found = combine(settings, "24GB", machine, like, seconds=1e9)
+    before = machine.run([settings])[0]
+    again = run_row(found.settings.to_dict(), "24GB")
     return {
-        **found.to_dict(), "allocated_before_bytes": report["peak"]["allocated_bytes"], "simulations": executed,
-        "confirmed": {"fits": verdict.fits, "needed_bytes": verdict.needed_bytes},
+        **found.to_dict(), "allocated_before_bytes": before["peak_bytes"], "simulations": machine.executed,
+        "confirmed": {"fits": again["fits"], "needed_bytes": again["device_peak_bytes"]},
     }  # fmt: skip
 
 
@@ -276,11 +284,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="runs whose name holds one of these words")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "memprof-advice-cache")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--first", type=int, default=8, help="of the simulated runs: so many changes of each")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     before = json.loads(given.out.read_text(encoding="utf-8")) if given.out is not None and given.out.is_file() else {}
     if given.part == "combination":
-        _save({**before, "combination": combination(given.workers)}, given.out)
+        from memprof.plan.runner import runner
+
+        with runner("24GB", workers=given.workers) as machine:
+            _save({**before, "combination": combination(machine)}, given.out)
         return
     rows: Rows = list(before.get(given.part, {}).get("rows", []))
 
@@ -291,7 +303,10 @@ def main() -> None:
     if given.part == "real":
         real(given.cache, given.only, rows, keep)
     else:
-        simulated(given.workers, given.only, rows, keep)
+        from memprof.plan.runner import runner
+
+        with runner(None, workers=given.workers) as machine:
+            simulated(machine, given.first, given.only, rows, keep)
     print(json.dumps(summary(rows), indent=1))
 
 

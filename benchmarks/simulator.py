@@ -59,7 +59,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, full, checkpointing, accumulation 2": ("llama", {"gradient_accumulation_steps": 2}),
     "llama, bf16 weights": ("llama", {"dtype": "bfloat16", "gradient_checkpointing": False}),
     "qwen2, SGD": ("qwen2", {"optim": "sgd"}),
-    "qwen2, Adafactor": ("qwen2", {"optim": "adafactor"}),
 }
 
 
@@ -168,10 +167,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| run | recorded on | peak | reserved | generation |", "|---|---|--:|--:|--:|"]
     for key, errors in by_name.items():
         name, where = key.split("|")
-        cells = [f"{errors[what]:+.3f}".replace("-", "−") if what in errors else "–" for what in
-                 ("peak", "reserved", "generation")]  # fmt: skip
+        cells = [_percent(errors[what]) if what in errors else "–" for what in ("peak", "reserved", "generation")]
         lines.append(f"| {name} | {'GPU' if where == 'gpu' else 'CPU'} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _percent(error: float) -> str:
+    return "0.000" if abs(error) < 0.0005 else f"{error:+.3f}".replace("-", "−")
 
 
 def main() -> None:

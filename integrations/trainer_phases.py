@@ -140,7 +140,7 @@ def _shape_of(batch: Any) -> tuple[int, int, int] | None:
     """Sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
     if not isinstance(batch, Mapping):
         return None
-    shapes = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
+    shapes: list[Any] = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
     if any(len(shape) != 2 for shape in shapes):
         return None
     return int(shapes[0][0]), int(shapes[0][1]), int(shapes[1][1])

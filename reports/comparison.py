@@ -146,7 +146,7 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
     highest = max((n or 0 for line in (rows[-1], *_stacked(beside)) for n in line.at_peak), default=0)
     return Comparison(
         title=" and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} others",
-        headlines=_headlines(data, labels, rows),
+        headlines=(*_unchanged(data), *_headlines(data, labels, rows)),
         columns=columns,
         rows=rows,
         beside=beside,
@@ -297,6 +297,17 @@ def change_words(first: int | None, other: int | None) -> str:
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _unchanged(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a recorded run that was simulated: first of all, how far off the simulator is on the run as it was."""
+    found = data.get("unchanged")
+    if not found:
+        return ()
+    measured, simulated = found["measured_bytes"], found["simulated_bytes"]
+    error = f"{100 * (simulated - measured) / measured:+.2f} %" if measured else "not to be told"
+    figures = f"{size(simulated)} simulated, {size(measured)} measured"
+    return (f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures}).",)
 
 
 def _headlines(data: Mapping[str, Any], labels: Sequence[str], rows: Sequence[Line]) -> tuple[str, ...]:

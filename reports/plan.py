@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.reports.files import write_text
 from memprof.reports.html import render_plain
@@ -18,6 +18,9 @@ from memprof.reports.text import gib, plain
 from memprof.reports.words import STACK_ORDER, category_label, phase_label
 
 from memprof.units import GIB
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 __all__ = ["bars", "write_plan"]
 
@@ -33,7 +36,7 @@ def _parts(row: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def _scale(plan: Mapping[str, Any]) -> int:
-    return max([plan["limit_bytes"], *(row["device_peak_bytes"] for row in plan["rows"])])
+    return int(max([plan["limit_bytes"], *(row["device_peak_bytes"] for row in plan["rows"])]))
 
 
 def bars(plan: Mapping[str, Any], stream: Any) -> str:
@@ -53,11 +56,21 @@ def bars(plan: Mapping[str, Any], stream: Any) -> str:
         line.append(draw_bar(parts, _scale(plan), room, colour))
         line.append(f"  {gib(row['device_peak_bytes'])} {'fits' if row['fits'] else 'does not fit'}")
         console.print(line)
-    place = round(room * plan["limit_bytes"] / _scale(plan))
-    console.print(Text(f"{' ' * (longest + 2)}{' ' * max(place - 1, 0)}^ {gib(plan['limit_bytes'])} GiB may be used"))
+    console.print(_limit_mark(plan, longest + 2, room, width))
     for entry in legend([Part(p.id, p.label, p.bytes) for p in used.values()], width - 1, colour, figures=False):
         console.print(entry)
     return text_of(console)
+
+
+def _limit_mark(plan: Mapping[str, Any], left: int, room: int, width: int) -> Text:
+    """A mark below the bars where the card ends, its words on the side that has room for them."""
+    from rich.text import Text
+
+    place = left + max(round(room * plan["limit_bytes"] / _scale(plan)) - 1, 0)
+    words = f"{gib(plan['limit_bytes'])} GiB may be used"
+    if place + 2 + len(words) <= width:
+        return Text(f"{' ' * place}^ {words}", no_wrap=True)
+    return Text(f"{words} ^".rjust(place + 1), no_wrap=True)
 
 
 def write_plan(plan: Mapping[str, Any], path: Path) -> None:

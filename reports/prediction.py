@@ -59,6 +59,7 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         note = f"needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB, {100 * fit['margin']:.0f} % kept"
         note += f"; {phase_label(fit['phase']).lower()} decides"
         facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note), left))
+        facts += _host(fit["host"])
     if error := report.get("expected_error"):
         held, reserved = error["allocated"], error["reserved"]
         note = f"reserved {_range(reserved)}; {held['comparisons'] + reserved['comparisons']} comparisons"
@@ -66,6 +67,16 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
             note += f"; never compared: {', '.join(error['not_compared'])}"
         facts.append(Fact("Expected error", _range(held), plain(note)))
     return tuple(facts)
+
+
+def _host(host: Mapping[str, Any] | None) -> list[Fact]:
+    if not host:
+        return []
+    if host["total_bytes"] is None:
+        note = "of all processes on the node; its size is not known"
+    else:
+        note = f"of {gib(host['total_bytes'])}; {'fits' if host['fits'] else 'does not fit'}"
+    return [Fact("Host needs", f"{gib(host['needed_bytes'])} GiB", note, host["needed_bytes"])]
 
 
 def _range(error: Mapping[str, Any]) -> str:

@@ -89,11 +89,11 @@ class _State:
 
 
 class _Search:
-    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int) -> None:
+    def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
         from memprof.simulate.fit import MARGIN
         from memprof.simulate.gpus import find_gpu
 
-        self._machine, self._like = machine, like
+        self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN
         self._spent: set[str] = set()
 
@@ -113,7 +113,7 @@ class _Search:
 
     def step(self, state: _State) -> _State | None:
         """One more change, simulated; None where no change is left that helps."""
-        while (choice := self._choice(state)) is not None:
+        while self._more_time() and (choice := self._choice(state)) is not None:
             self._spent.add(choice.setting)
             tried = self._with(state, choice)
             if tried is None:
@@ -132,9 +132,10 @@ class _Search:
     def _choice(self, state: _State) -> Candidate | None:
         """Enough and cheap, else among those that save much, the one that asks for least."""
         run = run_of_row(state.row, self._like, state.settings)
-        open_ = [e for e in estimate(run) if e.candidate.changes and e.saves and e.candidate.setting not in self._spent]
-        if not open_:
-            return None
+        found = [e for e in estimate(run) if e.candidate.changes and e.candidate.setting not in self._spent]
+        open_ = [e for e in found if e.saves]
+        if not open_:  # what only a simulation can judge is tried last
+            return next((e.candidate for e in found if e.saves is None and not e.candidate.device), None)
         over = self.need(state.row) * (1 + self.margin) - self.card.total_bytes
         enough = [e for e in open_ if int(e.saves or 0) > 1.1 * over]
         if enough:
@@ -180,11 +181,11 @@ def combine(
         InputError, UsageError: the unchanged run cannot be simulated.
     """
     start = clock()
-    search = _Search(machine, gpu, like, shift)
+    search = _Search(machine, gpu, like, shift, lambda: clock() - start <= seconds)
     first = _State(base, machine.run([base])[0], ())
     state = first
     for _ in range(_ROUNDS):
-        if search.fits(state) or clock() - start > seconds:
+        if search.fits(state):
             break
         following = search.step(state)
         if following is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from memprof.advice.candidates import candidates_for
 from memprof.advice.model import Candidate, Peak, Run, Sizes, highest
-from memprof.errors import InputError
+from memprof.errors import InputError, UsageError
 from memprof.simulate.like import settings_like
 
-__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "run_of", "worth"]
+__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
 
 # How many changes a page lists.
 MOST = 8
@@ -38,7 +38,7 @@ def estimated_advice(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
-    found += _fragmentation(report, run)
+    found += idle_estimates(report, run)
     return [entry(e, run) for e in _ranked(found)[:MOST]]
 
 
@@ -70,9 +70,22 @@ def estimate(run: Run) -> list[Estimate]:
     """Every candidate of a run with its estimate, in no order."""
     found = []
     for candidate in candidates_for(run):
+        if not _possible(candidate, run):
+            continue
         left = run.after(candidate.effect) if candidate.effect is not None else run.peak
         found.append(Estimate(candidate, run.peak.bytes - left.bytes if candidate.effect is not None else None, left))
     return found
+
+
+def _possible(candidate: Candidate, run: Run) -> bool:
+    """Whether the changed settings go together: some shardings, for one, leave little choice."""
+    if run.settings is None:
+        return True
+    try:
+        run.settings.with_(**candidate.changes)
+    except UsageError:
+        return False
+    return True
 
 
 def worth(saves: int, run: Run) -> bool:
@@ -112,7 +125,7 @@ def _idle(report: Mapping[str, Any]) -> int:
     return idle if reserved and idle > _FRAGMENTED * reserved else 0
 
 
-def _fragmentation(report: Mapping[str, Any], run: Run) -> list[Estimate]:
+def idle_estimates(report: Mapping[str, Any], run: Run) -> list[Estimate]:
     """What lies idle between blocks is the most that growing segments can give back; it is about the device's peak."""
-    about = [c for c in candidates_for(run) if c.device]
+    about = [c for c in candidates_for(run) if c.device and c.effect is not None]
     return [Estimate(c, run.idle_bytes, run.peak) for c in about if run.idle_bytes]

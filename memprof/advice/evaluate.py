@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memprof.advice.estimate import MOST, Estimate, entry, estimate, run_of, worth
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
 from memprof.advice.model import Candidate, Peak, Run, highest
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
@@ -71,7 +71,8 @@ def evaluate_advice(
             if row:
                 found[e.candidate.id] = _entry(e.candidate, base, row, report)
     left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
-    estimates = [entry(e, run) for e in left if worth(int(e.saves or 0), run)]
+    idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
+    estimates = [entry(e, run) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
     entries = sorted([*simulated, *estimates], key=lambda e: -int(e["saves_bytes"]))
     return Evaluated(entries[:MOST], base, settings, len(found), len(estimates), refused)

@@ -15,6 +15,7 @@ def generation_candidates(s: Settings) -> Iterator[Candidate]:
     """By what generates now: transformers, or vLLM in the trainer's process."""
     if s.generation == "hf":
         yield from _batch(s)
+        yield from _cache(s)
         if s.device != "cpu":
             yield _server()
     elif s.generation == "vllm":
@@ -50,6 +51,23 @@ def _batch(s: Settings) -> Iterator[Candidate]:
             changes={"num_generations": half, "per_device_train_batch_size": batch // 2},
             effect=effects.fewer_tokens(0.5),
         )
+
+
+def _cache(s: Settings) -> Iterator[Candidate]:
+    if s.cache_implementation != "dynamic" or s.device == "cpu":
+        return
+    config = '{"cache_config": {"backend": "quanto", "nbits": 4}}'
+    yield Candidate(
+        id="quantized_cache",
+        action="Keep generation's keys and values in 4 bits",
+        setting=f'cache_implementation="quantized", generation_kwargs={config}  # pip install optimum-quanto',
+        costs="Slower generation: keys and values are packed and unpacked for each token. Completions are sampled from "
+        "slightly other probabilities.",
+        exact=False,
+        toll=Toll.ROUNDED,
+        changes={"cache_implementation": "quantized", "cache_dtype": "int4"},
+        effect=effects.quantized_cache,
+    )
 
 
 def _server() -> Candidate:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +18,9 @@ from memprof.cli.options import (
     working,
 )
 from memprof.cli.runs import GivenRun, read_run
-from memprof.errors import InputError, UsageError
+from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memprof.reports.model import Document
 
 __all__ = ["command"]
@@ -106,80 +102,22 @@ def _estimates(report: dict[str, Any]) -> list[dict[str, Any]]:
 def _simulated(
     report: dict[str, Any], gpu: str | None, seconds: float, workers: int | None, use_cache: bool
 ) -> dict[str, Any]:
-    """The report's parts that simulating gives; without simulating, a note that says why."""
-    from memprof.simulate.like import place_model, settings_like
+    from memprof.advice.advise import simulated_parts
+    from memprof.cli.plan import progress
+    from memprof.cli.simulate import need_torch
+    from memprof.plan.cache import cache_folder
 
     try:
-        _need_torch()
-        likeness = settings_like(report["source"])
-    except (InputError, UsageError) as error:
+        need_torch()
+    except UsageError as error:
         if gpu is not None:
             raise
         return {"notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
-    from memprof.plan.cache import cache_folder
-
-    settings = place_model(likeness, cache_folder() / "models")
-    with _progress() as told:
-        return _evaluated(report, settings, list(likeness.assumed), gpu, seconds, workers, use_cache, told)
-
-
-def _evaluated(
-    report: dict[str, Any],
-    settings: Any,
-    assumed: list[str],
-    gpu: str | None,
-    seconds: float,
-    workers: int | None,
-    use_cache: bool,
-    told: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    import os
-
-    from memprof.advice.combine import combine
-    from memprof.advice.estimate import run_of
-    from memprof.advice.evaluate import evaluate_advice
-    from memprof.plan.runner import runner
-
-    notes = [*(f"Simulating this run: {words}." for words in assumed)]
-    with runner(None, workers=workers, progress=told, use_cache=use_cache) as machine:
-        batch = workers or max(1, min(os.cpu_count() or 1, 4))
-        found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
-    notes += [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
-    changed: dict[str, Any] = {"advice": found.entries, "unchanged": _unchanged(report, found.base, assumed)}
-    if gpu is not None:
-        on_card = settings.with_(device="cuda")
-        shift = _beyond(report, found.base) if settings.device == "cuda" else 0
-        with runner(gpu, workers=workers, progress=told, use_cache=use_cache) as machine:
-            together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=max(seconds, 60.0) * 3)
-        changed["combination"] = together.to_dict()
-    return {**changed, "notes": [*notes, *report["notes"]]}
-
-
-def _unchanged(report: dict[str, Any], base: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
-    measured = int(report["peak"]["allocated_bytes"])
-    return {"measured_bytes": measured, "simulated_bytes": int(base["peak_bytes"]), "assumed": assumed}
-
-
-def _beyond(report: dict[str, Any], base: dict[str, Any]) -> int:
-    """What the recorded run reserved beyond its own simulation; nothing for a run that is a simulation itself."""
-    reserved = report["device_peak"]["reserved_bytes"]
-    if report["source"]["kind"] != "cuda" or reserved is None or base["device_peak_bytes"] is None:
-        return 0
-    return int(reserved - base["device_peak_bytes"])
-
-
-def _need_torch() -> None:
-    from memprof.cli.simulate import need_torch
-
-    need_torch()
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    from memprof.cli.plan import _progress as progress
-
     with progress() as told:
-        yield told
+        return simulated_parts(
+            report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
+            progress=told,
+        )  # fmt: skip
 
 
 # -- saying it ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from memprof.cli.options import emit, format_option, json_option, save_json
 from memprof.cli.simulation_options import run_options, settings_of
 from memprof.errors import UsageError
 
-__all__ = ["command"]
+__all__ = ["command", "progress", "value_of"]
 
 
 @click.command(name="plan", short_help="What fits a GPU, and what to set.")
@@ -68,7 +68,7 @@ def command(
     from memprof.plan import make_plan
 
     need_torch()
-    with _progress() as told:
+    with progress() as told:
         plan = make_plan(
             base, gpu, fixed=fixed, maximize=maximize, vary=_vary(vary), search=not no_search,
             workers=workers, use_cache=not no_cache, progress=told,
@@ -86,10 +86,10 @@ def _vary(text: str | None) -> tuple[str, list[Any]] | None:
     parts = [v.strip() for v in values.split(",") if v.strip()]
     if not parts:
         raise UsageError(f"--vary {text!r}: write it like num_generations=2,4,8.")
-    return name, [_value(part) for part in parts]
+    return name, [value_of(part) for part in parts]
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -101,7 +101,7 @@ def _value(text: str) -> Any:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def progress() -> Iterator[Callable[[int, int], None] | None]:
     """A bar on a terminal, nothing in a pipe."""
     if not sys.stderr.isatty():
         yield None

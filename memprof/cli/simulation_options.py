@@ -66,7 +66,9 @@ _OPTIONS = (
     click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
     click.option("--gpus", type=int, metavar="N"),
     click.option("--gpus-per-node", type=_COUNT, metavar="N", help="Whose processes share a host's memory; default 8."),
-    click.option("--sharding", help="ddp, fsdp2, zero1, zero2 or zero3, with --gpus above 1."),
+    click.option("--host-memory", metavar="SIZE", help="Of a node: a run that needs more of it does not fit."),
+    click.option("--reduce-bucket-size", type=_COUNT, metavar="N", help="Of ZeRO, in elements; default 500000000."),
+    click.option("--sharding", help="ddp, fsdp2, zero1, zero2, zero3 or tp, with --gpus above 1."),
     click.option("--alloc-conf", metavar="STRING", help="As PYTORCH_CUDA_ALLOC_CONF."),
 )  # fmt: skip
 

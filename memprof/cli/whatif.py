@@ -54,7 +54,8 @@ def simulate_like(
     outcome = unchanged if same else _evaluated(_named(changes), changed, card)
     assert outcome is not None
     answer, documents = _compared(given, unchanged, None if same else outcome, changes, output)
-    answer["notes"] = [*_notes(given, unchanged, likeness.assumed), *answer["notes"]]
+    answer |= _unchanged(given, unchanged, likeness.assumed)
+    answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
     _write(answer, documents, outcome, output)
     to_stdout = json_file is not None and str(json_file) == "-"
     save_json(answer, None if to_stdout else json_file)
@@ -71,7 +72,7 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     Raises:
         UsageError: a name is no setting.
     """
-    from memprof.cli.plan import _value
+    from memprof.cli.plan import value_of
     from memprof.simulate.settings import _ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
@@ -85,7 +86,7 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
             hint = f"; near it: {', '.join(near)}" if near else ""
             raise UsageError(f"--set {text!r}: write NAME=VALUE with the name of a setting{hint}.")
         found[name] = (
-            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else _value(value.strip())
+            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )
     if isinstance(targets := found.get("lora_target_modules"), str):
         found["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
@@ -151,18 +152,17 @@ def _document(analysis: Any, page: bool) -> Any:
     return document_of(analysis, exact=100_000)
 
 
-def _notes(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> list[str]:
-    """First of all, how far off the simulator is on the run that was measured."""
-    from memprof.units import format_bytes
-
-    notes = [f"Simulating this run: {words}." for words in assumed]
+def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> dict[str, Any]:
+    """How far off the simulator is on the run that was measured; of a simulation, nothing."""
     if unchanged is None or given.report["source"]["kind"] == "simulated":
-        return notes
-    measured = int(given.report["peak"]["allocated_bytes"])
-    simulated = unchanged.analysis.peak.allocated_bytes
-    error = 100 * (simulated - measured) / max(measured, 1)
-    words = f"{format_bytes(simulated)} simulated, {format_bytes(measured)} measured"
-    return [f"The simulator's error on the unchanged run: {error:+.2f} % of the allocated peak ({words}).", *notes]
+        return {}
+    return {
+        "unchanged": {
+            "measured_bytes": int(given.report["peak"]["allocated_bytes"]),
+            "simulated_bytes": unchanged.analysis.peak.allocated_bytes,
+            "assumed": list(assumed),
+        }
+    }
 
 
 def _write(answer: dict[str, Any], documents: list[Any], outcome: Outcome, output: Path | None) -> None:

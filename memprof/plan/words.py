@@ -55,8 +55,11 @@ def _ending(plan: Plan, fence: bool = False) -> list[str]:
         return ["Nothing tried fits. A smaller model, a larger card, or shorter sequences are left."]
     best = plan.best
     size = best.settings
+    how = f"Best found ({best.method}, most {plan.maximized.replace('_', ' ')})"
+    if "=" in best.method:  # a value of --vary
+        how = f"Largest of these that fits ({best.method})"
     sentence = (
-        f"Best found ({best.method}, most {plan.maximized.replace('_', ' ')}): {size.per_device_train_batch_size} "
+        f"{how}: {size.per_device_train_batch_size} "
         f"completions in a micro-batch of {size.prompt_length} + {size.completion_length} tokens, "
         f"{format_gib(best.device_peak_bytes)} GiB needed."
     )
@@ -66,17 +69,19 @@ def _ending(plan: Plan, fence: bool = False) -> list[str]:
 
 def _arguments(row: Row) -> dict[str, object]:
     s = row.settings
+    cache = {} if s.cache_implementation == "dynamic" else {"cache_implementation": s.cache_implementation}
     return {
         "per_device_train_batch_size": s.per_device_train_batch_size,
         "gradient_accumulation_steps": s.gradient_accumulation_steps,
         "steps_per_generation": s.generation_steps,
         "num_generations": s.num_generations,
         "max_completion_length": s.completion_length,
-        "gradient_checkpointing": s.gradient_checkpointing,
+        "gradient_checkpointing": bool(s.gradient_checkpointing),
         "optim": s.optim,
         "bf16": s.mixed_precision == "bf16",
         "beta": s.beta,
         "model_init_kwargs": {"dtype": s.dtype},
+        **cache,
     }
 
 
@@ -91,6 +96,8 @@ def as_python(row: Row) -> str:
             targets = "all-linear"
         rank = row.settings.lora_r
         lines.append(f"peft_config = LoraConfig(r={rank}, lora_alpha={2 * rank}, target_modules={targets!r})")
+    if row.settings.checkpointing in ("selective", "offloaded"):
+        lines.append(f"# {row.settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if row.settings.load_in_4bit:
         lines.append("quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
     return "\n".join(lines)

@@ -52,19 +52,18 @@ def not_compared(config: Mapping[str, Any]) -> list[str]:
         "vLLM's pool": config.get("generation") == "vllm",
         f"sharding {sharding}": (config.get("gpus") or 1) > 1 and sharding != "ddp",
         "gradient buckets": (config.get("gpus") or 1) > 1 and sharding == "ddp",
-        f"checkpointing {config.get('gradient_checkpointing')}": config.get("gradient_checkpointing")
-        in ("selective", "offloaded"),
+        f"checkpointing {config.get('gradient_checkpointing')}": config.get("gradient_checkpointing") == "offloaded",
+        f"{config.get('cache_dtype')} keys and values": config.get("cache_dtype") in ("int4", "int2"),
     }
     return [name for name, present in parts.items() if present]
 
 
 def _sentence(found: Mapping[str, Any]) -> str:
     held, reserved = found["allocated"], found["reserved"]
-    words = (
-        f"Expected error, from {held['comparisons'] + reserved['comparisons']} comparisons with real runs: "
-        f"allocated {_percent(held['low'])} to {_percent(held['high'])}, "
-        f"reserved {_percent(reserved['low'])} to {_percent(reserved['high'])}"
-    )
+    count = held["comparisons"] + reserved["comparisons"]
+    words = f"Expected error, from {count} comparisons with real runs, none of them TRL on a GPU: "
+    words += f"allocated {_percent(held['low'])} to {_percent(held['high'])}, "
+    words += f"reserved {_percent(reserved['low'])} to {_percent(reserved['high'])}"
     if found["not_compared"]:
         words += f"; modelled and never compared: {', '.join(found['not_compared'])}"
     return words + "."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.errors import UsageError
 from memprof.simulate.gpus import Gpu
-from memprof.units import format_gib
+from memprof.simulate.host import host_use
+from memprof.units import format_gib, parse_size
 
 if TYPE_CHECKING:
     from memprof.analysis import Analysis
@@ -115,6 +117,8 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     """
     from memprof.simulate.run import simulate_settings
 
+    if settings.host_memory is not None and gpu is None:
+        raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
     return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
 
 
@@ -138,8 +142,20 @@ def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outco
 def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
     """The verdict goes into the snapshot, and from there into everything that is said about it."""
     if verdict is not None:
+        host = _host_need(raw)
+        verdict = replace(verdict, host=host, fits=verdict.fits and host.fits is not False)
         raw["memprof"]["fit"] = analysis.snapshot.extra["fit"] = verdict.to_dict()
     return Outcome(raw, analysis, verdict)
+
+
+def _host_need(raw: dict[str, Any]) -> HostNeed:
+    """What the node's processes need together, and whether it is there where ``host_memory`` says how much is."""
+    config = raw["memprof"]["config"] or {}
+    processes = min(int(config.get("gpus") or 1), int(config.get("gpus_per_node") or 1))
+    needed = host_use(raw, processes).needed_bytes
+    given = config.get("host_memory")
+    total = parse_size(given) if given else None
+    return HostNeed(needed, total, None if total is None else needed <= total)
 
 
 def _analyse(raw: dict[str, Any]) -> Analysis:

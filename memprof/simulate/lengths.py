@@ -41,7 +41,7 @@ class Lengths:
 
     def quantile(self, share: float, batch: int) -> int:
         """The least length that ``share`` of the batches do not exceed."""
-        place = math.ceil(share ** (1 / batch) * len(self.values) - 1e-9)
+        place: int = math.ceil(share ** (1 / batch) * len(self.values) - 1e-9)
         return self.values[min(max(place, 1), len(self.values)) - 1]
 
 

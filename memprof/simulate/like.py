@@ -60,7 +60,7 @@ def _named(model: Any) -> dict[str, Any] | None:
     """A config that is found by its name, or None."""
     try:
         return find_config(str(model))
-    except InputError:
+    except (InputError, OSError, ValueError):  # a stranger's name may be no path at all
         return None
 
 

@@ -39,7 +39,6 @@ class FakeOwnerBook(OwnerBook):
                 self._claimed[storage._cdata] = weakref.ref(storage)
                 self.claim_address(address, category, detail, name)
 
-
     def category_of(self, parameter: torch.Tensor) -> Category:
         """What a sharded parameter is; a weight if nobody said."""
         return self._category_of.get(id(parameter), Category.WEIGHTS)

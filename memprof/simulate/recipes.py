@@ -11,20 +11,27 @@ import torch
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
 
-__all__ = ["apply_recipe", "trainer_of"]
+__all__ = ["apply_recipe", "classes_of", "config_of"]
 
 _ENTROPY_ROWS = 128
 
 
-def trainer_of(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
-    """The trainer and config classes of ``settings.recipe``, and what the config is given beside TRL's arguments."""
+def classes_of(settings: Settings) -> tuple[Any, Any]:
+    """The trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
+    if settings.recipe == "lean":
+        from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
+
+        return LeanGRPOTrainer, LeanGRPOConfig
+    from trl import GRPOConfig, GRPOTrainer
+
+    return GRPOTrainer, GRPOConfig
+
+
+def config_of(settings: Settings) -> dict[str, Any]:
+    """What the recipe's config is told beside what every recipe's is."""
     if settings.recipe != "lean":
-        from trl import GRPOConfig, GRPOTrainer
-
-        return GRPOTrainer, GRPOConfig, {}
-    from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
-
-    own = {
+        return {}
+    return {
         "max_tokens_per_piece": settings.max_tokens_per_piece,
         "tiled_mlp": settings.tiled_mlp,
         "prefix_sharing": settings.prefix_sharing,
@@ -32,7 +39,6 @@ def trainer_of(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
         "checkpointing": settings.checkpointing,
         "weights": "as_given",
     }
-    return LeanGRPOTrainer, LeanGRPOConfig, own
 
 
 def apply_recipe(trainer: Any, settings: Settings) -> None:

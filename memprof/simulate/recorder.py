@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,6 +21,7 @@ from memprof.record.frames import StackWriter, capture_function
 from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, _TagWriter
+from memprof.simulate.dump import Event, write_snapshot
 from memprof.simulate.engine import sums_in_place
 from memprof.simulate.hidden import hidden_bytes
 from memprof.simulate.host import HostPool
@@ -44,17 +45,6 @@ _MULTIPLIES = {
     torch.ops.aten.addmm.default,
     torch.ops.aten.baddbmm.default,
 }
-
-
-class _Event(NamedTuple):
-    action: str
-    address: int
-    size: int
-    time: int
-    stream: int
-    pool: int
-    captured: Any
-    tag: str
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
@@ -97,7 +87,7 @@ class FakeRecorder:
         self._tags = Tags()
         self._tag_writer = _TagWriter()
         self._clock = 0
-        self._events: list[_Event] = []
+        self._events: list[Event] = []
         self._live: dict[int, _Watch] = {}
         self._origin: dict[int, tuple[Any, str]] = {}
         self._captured: Any = None
@@ -182,42 +172,8 @@ class FakeRecorder:
         )
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        stacks = StackWriter(_OURS)
-        frames = stacks.write([e.captured for e in self._events])
-        trace = [
-            {
-                "action": e.action,
-                "addr": e.address,
-                "size": e.size,
-                "stream": e.stream,
-                "segment_pool_id": (0, e.pool),
-                "time_us": e.time,
-                "compile_context": "",
-                "user_metadata": e.tag,
-                "frames": where,
-            }
-            for e, where in zip(self._events, frames, strict=True)
-        ]
-        for row in trace:
-            if row["action"] == "oom":
-                row["device_free"] = row.pop("addr")
-        segments = self.allocator.segments()
-        self._add_frames(segments, stacks)
-        settings = self.allocator.settings
-        raw = {
-            "segments": segments,
-            "device_traces": [*([] for _ in range(self._device.index)), trace],
-            "allocator_settings": {"expandable_segments": settings.expandable_segments},
-            "external_annotations": [],
-        }
+        raw = write_snapshot(self._events, self.allocator, self._origin, self._device.index, _OURS)
         return raw, Recorded(0, self._clock, History.COMPLETE.value, 0, None, [])
-
-    def _add_frames(self, segments: list[dict[str, Any]], stacks: StackWriter) -> None:
-        blocks = [b for s in segments for b in s["blocks"] if b["state"] != "inactive"]
-        origins = [self._origin.get(b["address"], (None, "")) for b in blocks]
-        for block, frames, (_, tag) in zip(blocks, stacks.write([c for c, _ in origins]), origins, strict=True):
-            block["frames"] = frames
-            block["user_metadata"] = tag
 
     # -- storages ----------------------------------------------------------------------------------------------
 
@@ -372,7 +328,7 @@ class FakeRecorder:
 
     def _event(self, action: str, address: int, size: int, stream: int, pool: int) -> None:
         self._clock += 1
-        self._events.append(_Event(action, address, size, self._clock, stream, pool, self._captured, self._tag))
+        self._events.append(Event(action, address, size, self._clock, stream, pool, self._captured, self._tag))
 
     def _region(self, in_module: bool) -> str:
         if self._optimizer_depth or self._tags.phase == Phase.OPTIMIZER_STEP.value:

@@ -30,7 +30,9 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
-            _generate(self, len(prompt_ids), settings)
+            together = settings.generation_batch or len(prompt_ids)  # the lean trainer's sub-batches
+            for start in range(0, len(prompt_ids), together):
+                _generate(self, min(together, len(prompt_ids) - start), settings)
         logprobs = None
         if settings.generation == "vllm":
             engine.generate()

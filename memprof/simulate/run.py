@@ -105,7 +105,7 @@ def _values_wanted(model: str) -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         what = f"its code needs real values (operation {getattr(error, 'func', None)})"
         raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         what = str(error).partition("\n")[0][:160]
         raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
 
@@ -143,8 +143,8 @@ def simulate_settings(
     config = load_config(settings.model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_values_wanted(settings.model))
-        fsdp = settings.gpus > 1 and settings.sharding == "fsdp2"
-        mesh = stack.enter_context(fake_group(settings.gpus)) if fsdp else None
+        dimension = {"fsdp2": "dp_shard", "tp": "tp"}.get(settings.sharding) if settings.gpus > 1 else None
+        mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
         return simulate(
             lambda session: run_trl(settings, config, session, mesh),
             config={**settings.to_dict(), **_facts(config)},

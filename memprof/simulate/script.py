@@ -123,7 +123,6 @@ class _Interception:
         self.notes: list[str] = []
         self.settings: Settings | None = None
         self.trainer = "trainer"
-        self._built = False
         self._inside = 0
         self._modes: list[Any] = []
         self._data: Any = None
@@ -307,7 +306,6 @@ class _Interception:
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
             _set_optimizer(trainer, self.settings, session)
-        self._built = True
 
     def _measure_prompts(self, trainer: Any) -> None:
         with _disable_current_modes():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UsageError
+from memprof.units import parse_size
 
 __all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
 
@@ -16,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
     "recipe": ("trl", "trl-full-logits", "liger", "lean"),
-    "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3"),
+    "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "full", "selective", "offloaded"),
     "cache_implementation": ("dynamic", "static", "quantized"),
@@ -50,7 +51,8 @@ class Settings:
 
     ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
     a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
-    False (``none``), True (``full``), ``selective`` or ``offloaded``.
+    False (``none``), True (``full``), ``selective`` or ``offloaded``. ``host_memory`` is a node's, such as ``256GB``.
+    The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
 
     model: str
@@ -86,6 +88,7 @@ class Settings:
     generation_batch: int | None = None
     gpus: int = 1
     gpus_per_node: int = 8
+    host_memory: str | None = None
     sharding: str = "ddp"
     reduce_bucket_size: int = 500_000_000
     stage3_prefetch_bucket_size: int = 50_000_000
@@ -103,6 +106,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
+        if self.host_memory is not None:
+            parse_size(str(self.host_memory))
         self._check_numbers()
         self._check_optimizer()
         self._check_generation()
@@ -142,10 +147,17 @@ class Settings:
     def _check_generation(self) -> None:
         if self.cache_implementation != "dynamic" and self.generation != "hf":
             raise UsageError("--cache-implementation is of transformers' own generation: drop it or --generation.")
+        if self.cache_implementation == "static" and self.weights_dtype == "float32" and self.mixed_precision != "no":
+            raise UsageError(
+                "--cache-implementation static fails in a real run too with float32 weights under autocast (keys and "
+                "values differ in dtype): add --dtype bfloat16."
+            )
         if self.cache_dtype != "auto" and self.cache_implementation != "quantized":
             raise UsageError("--cache-dtype is how a quantised cache is kept: add --cache-implementation quantized.")
-        if self.generation == "vllm" and self.sharding == "fsdp2":
-            raise UsageError("--generation vllm beside --sharding fsdp2 is not simulated yet; use --generation none.")
+        if self.generation == "vllm" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(
+                f"--generation vllm beside --sharding {self.sharding} is not simulated yet; use --generation none."
+            )
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
 
@@ -156,6 +168,10 @@ class Settings:
             raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
+        if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):
+            raise UsageError(
+                "--sharding tp is simulated for full fine-tuning with torch's own AdamW (or none) on CUDA."
+            )
         if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
             raise UsageError(
                 f"--sharding {self.sharding} is modelled for bfloat16 weights and torch's own AdamW (or none) on CUDA."
@@ -164,11 +180,11 @@ class Settings:
             raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
         if self.num_generations < 2:
             raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
-        batch = self.per_device_train_batch_size * self.gpus * self.generation_steps
+        batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
         if batch % self.num_generations:
             raise UsageError(
                 f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
-                f"{self.gpus} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
+                f"{self.replicas} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
                 f"--num-generations {self.num_generations}, which TRL refuses."
             )
 
@@ -183,9 +199,14 @@ class Settings:
         return self.gpus > 1 and self.sharding.startswith("zero")
 
     @property
+    def replicas(self) -> int:
+        """Ranks with completions of their own; those of a tensor-parallel group share theirs."""
+        return 1 if self.sharding == "tp" else self.gpus
+
+    @property
     def whole_nowhere(self) -> bool:
         """Whether parameters are divided before a rank ever holds a whole model."""
-        return self.gpus > 1 and self.sharding in ("fsdp2", "zero3")
+        return self.gpus > 1 and self.sharding in ("fsdp2", "zero3", "tp")
 
     @property
     def weights_dtype(self) -> str:

@@ -1,5 +1,6 @@
-"""FSDP2 on one of many ranks, none of them there: torch's own ``fully_shard`` over a process group that only pretends.
+"""One of many ranks, none of them there: FSDP2 and tensor parallelism over a process group that only pretends.
 
+Executed: torch's ``fully_shard`` as accelerate calls it, and transformers' tensor-parallel plans.
 Collectives of torch's fake group return at once; what they allocate is what a rank allocates.
 """
 
@@ -22,12 +23,22 @@ if TYPE_CHECKING:
     from memprof.simulate.recorder import FakeRecorder
     from memprof.simulate.session import FakeSession
 
-__all__ = ["count_shards", "fake_group", "gathered_owned", "hold_buckets", "shard", "shards_planned_unseen"]
+__all__ = [
+    "count_shards",
+    "fake_group",
+    "gathered_owned",
+    "hold_buckets",
+    "shard",
+    "shard_tensors",
+    "shards_planned_unseen",
+]
 
 
 @contextmanager
-def fake_group(world: int) -> Iterator[Any]:
+def fake_group(world: int, name: str = "dp_shard") -> Iterator[Any]:
     """A device mesh of ``world`` ranks of which this process plays the first; made outside the fake world.
+
+    ``name`` is its dimension's: ``dp_shard`` or ``tp``.
 
     Raises:
         UsageError: this process is already part of a real group.
@@ -40,7 +51,7 @@ def fake_group(world: int) -> Iterator[Any]:
         raise UsageError("this process belongs to a process group; simulate several GPUs in a process of its own.")
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
+        yield init_device_mesh("cpu", (world,), mesh_dim_names=(name,))
     finally:
         dist.destroy_process_group()
 
@@ -105,6 +116,24 @@ def shard(model: Any, mesh: Any, settings: Settings) -> bool:
     return sum(isinstance(m, FSDPModule) for m in model.modules()) > _OUTSIDE_LAYERS
 
 
+def shard_tensors(model: Any, mesh: Any) -> None:
+    """Divide a model's matrices over a mesh by transformers' own plan for it; norms stay whole on every rank.
+
+    Raises:
+        UsageError: the installed transformers has no such code, or no plan for this model.
+    """
+    try:
+        from transformers.distributed import DistributedConfig
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+    except ImportError:
+        raise UsageError("--sharding tp runs transformers' own plan: install transformers 5.23.") from None
+    try:
+        plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
+    except ValueError as error:
+        raise UsageError(f"--sharding tp: {str(error).splitlines()[0]}") from None
+    apply_tensor_parallelism(model, mesh, plan)
+
+
 _OUTSIDE_LAYERS = 4  # embeddings, last norm, head, and the model itself
 
 
@@ -150,22 +179,19 @@ def gathered_owned(session: FakeSession) -> Iterator[None]:
                 claim(whole.grad, Category.GRADIENTS, "unsharded", parameter._param_fqn)
         return reduce(self, *args, **kwargs)
 
-    recorder.stream_of = _stream
+    numbers = {id(torch.cpu.current_stream()): 0}
+
+    def stream() -> int:
+        """FSDP2 gathers and reduces on streams of its own, which have pools of their own; numbered as they come."""
+        return numbers.setdefault(id(torch.cpu.current_stream()), len(numbers))
+
+    recorder.stream_of = stream
     with patched(
         (FSDPParam, "alloc_all_gather_outputs", gathered),
         (FSDPParamGroup, "post_backward", reduced),
         (collectives.DefaultAllocMixin, "allocate", allocated),
     ):
         yield
-
-
-def _stream() -> int:
-    """FSDP2 gathers and reduces on streams of its own, which have pools of their own."""
-    current = torch.cpu.current_stream()
-    return 0 if current is _DEFAULT_STREAM else id(current)
-
-
-_DEFAULT_STREAM = torch.cpu.current_stream()
 
 
 def count_shards(model: Any, recorder: FakeRecorder) -> None:

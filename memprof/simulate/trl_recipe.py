@@ -21,12 +21,19 @@ from memprof.simulate.caches import cache_arguments, modelled_quanto
 from memprof.simulate.checkpointing import choose_checkpointing, offloading_to_host
 from memprof.simulate.models import build_model
 from memprof.simulate.optimizers import MODELLED, modelled_optimizer
-from memprof.simulate.recipes import apply_recipe, trainer_of
+from memprof.simulate.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
-from memprof.simulate.sharded import count_shards, gathered_owned, hold_buckets, shard, shards_planned_unseen
+from memprof.simulate.sharded import (
+    count_shards,
+    gathered_owned,
+    hold_buckets,
+    shard,
+    shard_tensors,
+    shards_planned_unseen,
+)
 from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fakes
 from memprof.simulate.zero_trainer import attach_zero, gathering_for_zero
 from memprof.vocabulary import Phase
@@ -90,7 +97,6 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
 
 
 def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
-    kind, config_kind, own = trainer_of(settings)
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
     model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
@@ -98,9 +104,10 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)
     rewards = _rewards(settings)
+    kind, _ = classes_of(settings)
     trainer = kind(
         model=model,
-        args=_arguments(settings, folder, config_kind, own),
+        args=_arguments(settings, folder),
         train_dataset=_dataset(settings),
         processing_class=_tokenizer(config),
         peft_config=_adapter(settings),
@@ -126,12 +133,16 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:
     """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
     recorder = session.fake_recorder
-    if not shard(trainer.model, mesh, settings):
+    if settings.sharding == "tp":
+        for model in (trainer.model, trainer.ref_model):
+            if model is not None:
+                shard_tensors(model, mesh)
+    elif not shard(trainer.model, mesh, settings):
         session.notes.append(
             "FSDP2 gathers all layers at once here: with an adapter, transformers hands accelerate a wrapping policy "
             "that its FSDP2 does not know."
         )
-    if trainer.ref_model is not None:
+    if trainer.ref_model is not None and settings.sharding == "fsdp2":
         shard(trainer.ref_model, mesh, settings)
     recorder.paused -= 1
     for model in (trainer.model, trainer.ref_model):
@@ -152,13 +163,14 @@ def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> No
         trainer.get_optimizer_cls_and_kwargs = lambda args, model=None: (kind, {"lr": args.learning_rate, **arguments})
 
 
-def _arguments(settings: Settings, folder: str, kind: Any, own: dict[str, Any]) -> Any:
+def _arguments(settings: Settings, folder: str) -> Any:
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     # This process plays one of the ranks, whose share of a group may be a single completion: TRL refuses groups of
     # one, so the batch is doubled while its config is checked.
     share = settings.per_device_train_batch_size * settings.generation_steps
     group = math.gcd(settings.num_generations, share)
     double = 2 if group == 1 else 1
+    _, kind = classes_of(settings)
     arguments = kind(
         output_dir=folder,
         use_cpu=True,
@@ -184,7 +196,7 @@ def _arguments(settings: Settings, folder: str, kind: Any, own: dict[str, Any]) 
         dataloader_pin_memory=False,
         learning_rate=1e-6,
         **cache_arguments(settings),
-        **own,
+        **config_of(settings),
     )
     arguments.per_device_train_batch_size //= double
     arguments.generation_batch_size //= double

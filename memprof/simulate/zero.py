@@ -67,7 +67,7 @@ class ZeroEngine:
     def part(self) -> int:
         """Elements of this rank's share."""
         step = _ALIGNMENT * self.world
-        return -(-sum(p.numel() for p in self.params) // step) * step // self.world
+        return int(-(-sum(p.numel() for p in self.params) // step) * step // self.world)
 
     def _take_weights(self, model: Any) -> None:
         self.hold("flat", self.part * self.world * HALF, Category.WEIGHTS, "flat weights")

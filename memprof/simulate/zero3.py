@@ -62,7 +62,7 @@ class Coordinator:
         def after(_: Any, inputs: Any, output: Any) -> None:
             self.release(mine)
             if isinstance(output, torch.Tensor) and output.requires_grad and torch.is_grad_enabled():
-                output.register_hook(lambda grad: self.fetch(mine))
+                output.register_hook(lambda grad: self.fetch(mine))  # type: ignore[no-untyped-call]
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
@@ -72,7 +72,7 @@ class Coordinator:
         if not isinstance(value, torch.Tensor) or not value.requires_grad or not torch.is_grad_enabled():
             return value
         view = value.view_as(value)
-        view.register_hook(lambda grad: self.release(mine))
+        view.register_hook(lambda grad: self.release(mine))  # type: ignore[no-untyped-call]
         return view
 
     @property
@@ -107,9 +107,9 @@ class Coordinator:
                     numel += parameter.numel()
         return list(found.values())
 
-    def _gather(self, wanted: Iterable[Any]) -> None:
+    def _gather(self, wanted: Iterable[Any], *, together: bool = True) -> None:
         missing = [p for p in wanted if id(p) not in self._whole]
-        if len(missing) > 1:  # gathered together, then copied apart
+        if together and len(missing) > 1:  # into one buffer, then copied apart
             size = sum(p.numel() for p in missing) * HALF
             self._engine.hold("gather", size, Category.COMMUNICATION, "all-gather")
         for parameter in missing:
@@ -160,7 +160,7 @@ class Coordinator:
         """These (all, for TRL's generation) whole at once, whatever modules do meanwhile where it is all."""
         wanted = self._sharded if parameters is None else parameters
         before = set(self._whole)
-        self._gather(wanted)
+        self._gather(wanted, together=False)
         fixed, self._fixed = self._fixed, self._fixed or parameters is None
         try:
             yield

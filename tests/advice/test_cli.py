@@ -84,6 +84,20 @@ def test_what_cannot_be_simulated_is_estimated_and_said_so(tmp_path: Path) -> No
     assert "savings are estimates" in " ".join(done.stdout.split())
 
 
+def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wiring only: what is found is tested where it is looked for."""
+    pytest.importorskip("trl")
+    together = {
+        "gpu": "1GB", "total_bytes": 10**9, "fits": False, "before_bytes": 60 * GIB, "after_bytes": 9 * GIB,
+        "shift_bytes": 0, "margin": 0.03, "phase": "forward", "changes": [], "settings": {},
+        "sentence": "Nothing fits.",
+    }  # fmt: skip
+    monkeypatch.setattr("memprof.advice.advise.simulated_parts", lambda *_, **__: {"combination": together})
+    done = _invoke("advise", str(known), "--gpu", "1GB")
+    assert done.exit_code == 4
+    assert "Nothing fits." in done.stdout
+
+
 @pytest.mark.trl
 @pytest.mark.slow
 def test_a_set_that_fits_is_found_and_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +133,3 @@ def test_a_set_that_fits_is_found_and_confirmed(tmp_path: Path, monkeypatch: pyt
     alone = _invoke("simulate", "--config", str(tmp_path / "set.json"), "--gpu", "900MiB", "--format", "json")
     assert alone.exit_code == 0, alone.stderr
     assert json.loads(alone.stdout)["fit"]["needed_bytes"] == together["after_bytes"]
-
-    assert _invoke(*asked, "--gpu", "620MiB").exit_code == 4

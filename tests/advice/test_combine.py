@@ -98,6 +98,13 @@ def test_nothing_fits_a_card_that_is_too_small() -> None:
     assert "Nothing found that fits" in found.sentence()
 
 
+def test_it_stops_looking_when_its_time_is_over() -> None:
+    ticks = iter([0.0, 1.0, 11.0, 12.0])
+    found, machine = _combined("1GB", seconds=10, clock=lambda: next(ticks))
+    assert not found.fits
+    assert len(machine.asked) == 2  # the unchanged run, and one change
+
+
 def test_what_the_recorded_run_held_more_counts() -> None:
     light, _ = _combined("A100-40GB")
     heavy, _ = _combined("A100-40GB", shift=20 * GIB)
@@ -109,7 +116,9 @@ def test_what_the_recorded_run_held_more_counts() -> None:
 def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     machine = Reckoned()
     before = machine.run([FULL])[0]
-    measured = report(before["phase_categories"], FULL)
+    measured = report(
+        before["phase_categories"], FULL, reserved_bytes=2 * before["peak_bytes"], inactive_split_bytes=30 * GIB
+    )
     found = evaluate_advice(measured, FULL, machine, seconds=1e9)  # type: ignore[arg-type]
     assert {e["basis"] for e in found.entries} == {"simulated"}
     half = next(e for e in found.entries if e["id"] == "micro_batch_4")
@@ -123,6 +132,8 @@ def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     short = evaluate_advice(measured, FULL, machine, seconds=10, batch=2, clock=lambda: next(ticks))  # type: ignore[arg-type]
     assert len(machine.asked) == 3  # the unchanged run, and the first two changes
     assert {e["basis"] for e in short.entries} == {"simulated", "estimated"}
+    idle = next(e for e in short.entries if e["id"] == "expandable_segments")
+    assert (idle["basis"], idle["saves_bytes"]) == ("estimated", 30 * GIB)
 
 
 def test_a_refused_change_is_named_and_costs_no_other() -> None:

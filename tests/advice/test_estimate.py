@@ -72,6 +72,13 @@ def test_an_adapter_takes_gradients_state_and_reference_away() -> None:
     assert "reference" in entry["action"]
 
 
+def test_bfloat16_halves_the_residual_stream_too() -> None:
+    settings = FULL.with_(gradient_checkpointing=True)
+    entry = _advice({"forward": {"weights": 6 * GIB, "weight_casts": 3 * GIB, "activations": 8 * GIB}}, settings)
+    boundaries = 20 * (8 * 1024) * 2048 * 4
+    assert entry["bf16_weights"]["saves_bytes"] == 3 * GIB + 3 * GIB + boundaries // 2
+
+
 def test_only_what_applies_is_offered() -> None:
     held = {"forward": {**HELD, "activations": 40 * GIB}}
     checkpointed = _advice(held, FULL.with_(gradient_checkpointing=True, lora_r=8, dtype="bfloat16"))
@@ -98,6 +105,20 @@ def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
             batch = changed.per_device_train_batch_size * changed.generation_steps
             if candidate.exact:  # the same completions are trained on
                 assert batch == settings.per_device_train_batch_size * settings.generation_steps, candidate.id
+
+
+def test_what_does_not_go_together_is_not_offered() -> None:
+    sharded = FULL.with_(gpus=8, sharding="zero2", dtype="bfloat16", mixed_precision="bf16")
+    found = _advice({"forward": {**HELD, "activations": 40 * GIB}}, sharded)
+    assert "checkpointing" in found
+    assert not {"adamw_8bit", "qlora"} & found.keys()
+
+
+def test_a_cache_in_4_bits_counts_where_generation_is_the_peak() -> None:
+    held = {"weights": 6 * GIB, "kv_cache": 20 * GIB}
+    entry = _advice({"generate": held, "forward": HELD}, FULL.with_(dtype="bfloat16"))["quantized_cache"]
+    assert entry["saves_bytes"] == (26 - 18) * GIB
+    assert entry["moves_to"] == "forward"
 
 
 def test_fragmentation_is_about_the_device() -> None:
@@ -130,9 +151,15 @@ def test_what_saves_most_comes_first() -> None:
 
 
 def test_odd_configurations_cost_nothing_but_the_advice() -> None:
-    for config in ({"model": 3}, {"num_generations": "x"}, {"model_name": "m", "per_device_train_batch_size": None}):
+    for config in (
+        {"model": "x" * 5000},
+        {"model_name": "a\0b"},
+        {"model": 3},
+        {"num_generations": "x"},
+        {"model_name": "m", "per_device_train_batch_size": None},
+    ):
         odd = report({"forward": {**HELD, "activations": 40 * GIB}}, None, kind="cuda")
-        odd["source"]["config"] = config
+        odd["source"] |= {"config": config, "setup": {"batches": [1, [2], ["a"] * 4], "dtypes": {"float32": "x"}}}
         odd["peak"]["details"] = {"activations": {"saved": 40 * GIB}}
         assert run_of(odd).settings is None
         assert estimated_advice(odd)

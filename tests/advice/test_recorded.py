@@ -80,6 +80,8 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     recorded: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from click.testing import CliRunner
+    from memprof.reports.comparison import build_comparison
+    from memprof.reports.json import validate
 
     from memprof.cli import main
 
@@ -97,6 +99,10 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     total = next(row for row in answer["rows"] if row["id"] == "total")["at_peak"]
     assert total[1] == pytest.approx(total[0], abs=256)
     assert total[2] < total[1]
-    assert answer["notes"][0].startswith("The simulator's error on the unchanged run: ")
-    assert "0.00 % of the allocated peak" in answer["notes"][0]
-    assert "as it was" in page.read_text(encoding="utf-8")
+    validate(answer)
+    assert answer["unchanged"]["measured_bytes"] == report["peak"]["allocated_bytes"]
+    first = build_comparison(answer).headlines[0]
+    assert first.startswith("The simulator's error on the unchanged run: ")
+    assert "0.00 % of the allocated peak" in first
+    text = page.read_text(encoding="utf-8")
+    assert text.index("error on the unchanged run") < text.index('class="card"')

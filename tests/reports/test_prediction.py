@@ -85,6 +85,13 @@ def test_every_renderer_says_them() -> None:
     assert max(map(len, narrow.splitlines())) <= 60
 
 
+def test_the_hosts_share_is_said() -> None:
+    report = _report()
+    report["fit"]["host"] = {"needed_bytes": 7 * GIB, "total_bytes": 5 * GIB, "fits": False}
+    validate(report)
+    assert "Host needs: **7.00 GiB** (of 5.00; does not fit)" in render_markdown(build_document(report))
+
+
 def test_a_recorded_run_says_nothing_of_the_kind() -> None:
     document = build_document(sample()[0])
     assert document.prediction is None

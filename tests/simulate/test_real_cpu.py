@@ -66,7 +66,7 @@ def test_generations_peak_is_found_without_generating(
 ) -> None:
     from memprof.simulate.run import simulate_settings
 
-    settings = settings_for(device="cpu", generation="hf", cache_implementation=cache)
+    settings = settings_for(device="cpu", generation="hf", cache_implementation=cache, dtype="bfloat16")
     mine, theirs = peaks(simulate_settings(settings, stacks=False)), peaks(run_real(settings, str(tmp_path)))
     for step in (1, 2):
         assert mine[step, "generate"] == pytest.approx(theirs[step, "generate"], rel=0.02)

@@ -129,7 +129,7 @@ def test_from_the_command_line(script: Path, model: Path, tmp_path: Path) -> Non
     assert report["source"]["config"]["completion_length"] == 9
     assert report["source"]["config"]["script"] == "train.py"
 
-    script.write_text(SCRIPT.replace("return super().compute_loss", "torch.zeros(2).numpy().tolist()[5]; return"))
+    script.write_text(SCRIPT.replace("super().compute_loss(*args, **kwargs)", "torch.zeros(2).numpy().sum()"))
     broken = run("--script", str(script), "--json", "-", *own)
     assert broken.exit_code == 0, broken.output
     assert any("TRL's was, with its arguments" in note for note in json.loads(broken.stdout)["notes"])

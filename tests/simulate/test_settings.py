@@ -80,9 +80,9 @@ def test_a_card_holds_less_than_its_name_says() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gpus": 8, "sharding": "zero2"}, "zero2 is not simulated yet"),
-        ({"gpus": 8, "sharding": "fsdp2", "lora_r": 4}, "full fine-tuning"),
-        ({"gpus": 8, "sharding": "fsdp2", "optim": "adamw_8bit"}, "torch's own optimizers"),
+        ({"gpus": 8, "sharding": "zero2", "optim": "adamw_8bit"}, "torch's own AdamW"),
+        ({"gpus": 8, "sharding": "fsdp2", "lora_r": 4, "load_in_4bit": True}, "leaves such weights whole"),
+        ({"gpus": 8, "sharding": "fsdp2", "optim": "adamw_8bit"}, "torch's own AdamW"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(values: dict[str, Any], words: str) -> None:

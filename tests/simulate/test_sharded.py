@@ -5,17 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from tests.simulate.test_closed_forms import PARAMETERS, ROPE, L, _analysis, _requested, _sizes
+from memprof.vocabulary import Category
+from tests.simulate.test_closed_forms import LAYER, PARAMETERS, ROPE, H, L, V, _analysis, _requested, _sizes
+from tests.simulate.test_zero import _sizes_of
 
 
 def test_a_rank_holds_its_share(settings_for: Callable[..., Any]) -> None:
     world = 4
     found = _analysis(settings_for(generation="none", sharding="fsdp2", gpus=world, optim="adamw_torch_fused"))
-    weights, state = _requested(found, "weights"), _requested(found, "optimizer_state")
-    assert weights >= 4 * PARAMETERS // world
-    assert state == pytest.approx(2 * 4 * PARAMETERS / world, rel=0.01)
+    # Sharded in float32; at the most the head's unit (its norm with it) is gathered, in bfloat16, beside a layer.
+    assert _requested(found, "weights") - 4 * PARAMETERS // world - ROPE in (
+        2 * (V * H + H),  # type: ignore[operator]
+        2 * (V * H + H + LAYER),  # type: ignore[operator]
+    )
+    assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS // world + 4 * len(_sizes())
+
+
+def test_what_is_gathered_and_reduced_is_communication(settings_for: Callable[..., Any]) -> None:
+    found = _analysis(settings_for(generation="none", sharding="fsdp2", gpus=4, optim="adamw_torch_fused"))
+    units = {2 * V * H, 2 * LAYER, 2 * (V * H + H)}  # type: ignore[operator]
+    assert _sizes_of(found, Category.COMMUNICATION) == units
+    assert set(found.timeline.stream.tolist()) == {0, 1, 2}  # the default one, for gathering, for reducing
+    details = {r["detail"] for r in found.explain("phase:forward", category="weights", top=1000)}
+    assert details == {"sharded", "unsharded", None}  # rotary buffers are neither
+
+
+def test_an_adapter_is_sharded_with_its_model(settings_for: Callable[..., Any]) -> None:
+    settings = settings_for(
+        generation="none", sharding="fsdp2", gpus=4, optim="adamw_torch_fused", lora_r=4, dtype="bfloat16"
+    )
+    found = _analysis(settings)
+    adapter = 4 * L * 7  # values of this rank's rows of each A and B
+    assert _requested(found, "optimizer_state") >= 8 * adapter
+    step = found.explain("phase:optimizer_step", category="adapters", top=1000)
+    assert {r["detail"] for r in step} == {"sharded"}
+    assert sum(r["requested_bytes"] for r in step) * 2 == _requested(found, "optimizer_state") - 4 * len(step)
+    assert any("gathers all layers at once" in note for note in found.to_dict()["notes"])
+
+
+def test_tensor_parallel_ranks_divide_every_matrix(settings_for: Callable[..., Any]) -> None:
+    settings = settings_for(generation="none", sharding="tp", gpus=2, optim="adamw_torch_fused", beta=0.1)
+    found = _analysis(settings)
+    norms = (2 * L + 1) * H  # type: ignore[operator]  # whole on both
+    share = (PARAMETERS - norms) // 2 + norms
+    assert _requested(found, "weights") == _requested(found, "reference_model") == 4 * share + ROPE
+    assert _requested(found, "optimizer_state") == 8 * share + 4 * len(_sizes())
 
 
 def test_the_whole_model_is_never_on_one_rank(settings_for: Callable[..., Any]) -> None:

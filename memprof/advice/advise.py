@@ -1,0 +1,103 @@
+"""A report's advice by simulation, from the report alone: what ``memprof advise`` puts in place of the estimates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.advice.estimate import run_of
+from memprof.errors import InputError, UsageError
+from memprof.simulate.like import Likeness, place_model, settings_like
+
+if TYPE_CHECKING:
+    from memprof.simulate.settings import Settings
+
+__all__ = ["simulated_parts"]
+
+# Beyond what the list of changes may take, looking for a set may take this many times as long.
+_SET_TAKES = 3
+
+
+def simulated_parts(
+    report: Mapping[str, Any],
+    models: Path,
+    *,
+    gpu: str | None = None,
+    seconds: float = 180.0,
+    workers: int | None = None,
+    use_cache: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """What simulating puts into a report: ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
+
+    Where the run cannot be simulated there is only a note that says why, unless a GPU was asked about.
+
+    Args:
+        report: ``memprof.report/1``.
+        models: a folder for the model's config.
+        gpu: name or size of a card that the run is to fit.
+        seconds: when to stop starting simulations.
+        workers, use_cache, progress: see :class:`memprof.plan.runner.Runner`.
+
+    Raises:
+        InputError, UsageError: a GPU was asked about, and the run cannot be simulated.
+    """
+    try:
+        likeness = settings_like(report["source"])
+        return _parts(report, likeness, place_model(likeness, models), gpu, seconds, workers, use_cache, progress)
+    except (InputError, UsageError) as error:
+        if gpu is not None:
+            raise
+        return {"notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
+
+
+def _parts(
+    report: Mapping[str, Any],
+    likeness: Likeness,
+    settings: Settings,
+    gpu: str | None,
+    seconds: float,
+    workers: int | None,
+    use_cache: bool,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Any]:
+    from memprof.advice.combine import combine
+    from memprof.advice.evaluate import evaluate_advice
+    from memprof.plan.runner import runner
+
+    batch = workers or max(1, min(os.cpu_count() or 1, 4))
+    with runner(_card_of(report, settings), workers=workers, progress=progress, use_cache=use_cache) as machine:
+        found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
+    notes = [f"Simulating this run: {words}." for words in likeness.assumed]
+    notes += [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
+    unchanged = {
+        "measured_bytes": int(report["peak"]["allocated_bytes"]),
+        "simulated_bytes": int(found.base["peak_bytes"]),
+        "assumed": list(likeness.assumed),
+    }
+    parts = {"advice": found.entries, "unchanged": unchanged, "notes": [*notes, *report["notes"]]}
+    if gpu is not None:
+        with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
+            shift = _beyond(report, found.base)
+            on_card = settings.with_(device="cuda")
+            time = _SET_TAKES * max(seconds, 60.0)
+            together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
+        parts["combination"] = together.to_dict()
+    return parts
+
+
+def _card_of(report: Mapping[str, Any], settings: Settings) -> str | None:
+    """The card that ran, where the simulation has to know it: an engine takes a share of it."""
+    total = report["source"]["device_total_bytes"]
+    return str(total) if settings.generation == "vllm" and total else None
+
+
+def _beyond(report: Mapping[str, Any], base: Mapping[str, Any]) -> int:
+    """What the recorded run reserved beyond its own simulation; nothing for a run that is a simulation itself."""
+    reserved = report["device_peak"]["reserved_bytes"]
+    if report["source"]["kind"] != "cuda" or reserved is None or base["device_peak_bytes"] is None:
+        return 0
+    outside = (base.get("verdict") or {}).get("non_torch_bytes", 0)
+    return int(reserved - (base["device_peak_bytes"] - outside))

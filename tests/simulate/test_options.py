@@ -1,0 +1,151 @@
+"""What is kept for backward, where keys and values are, who scores: each held to arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from memprof.errors import UsageError
+from memprof.simulate.settings import Settings, read_settings
+from memprof.vocabulary import Category
+from tests.simulate.conftest import TINY
+from tests.simulate.test_closed_forms import KV, PARAMETERS, ROPE, H, L, V, _analysis, _requested
+from tests.simulate.test_zero import _sizes_of
+
+BATCH, TOKENS = 4, 32
+
+
+def _phase(found: Any, name: str) -> int:
+    return int(next(p.allocated_bytes for p in found.phases if p.step == 2 and p.phase == name))
+
+
+def test_selective_checkpointing_saves_attentions_outputs(settings_for: Callable[..., Any]) -> None:
+    full = _analysis(settings_for(generation="none"))
+    selective = _analysis(settings_for(generation="none", gradient_checkpointing="selective"))
+    output = BATCH * TOKENS * H * 2  # type: ignore[operator]
+    sums = BATCH * TINY["num_attention_heads"] * TOKENS * 4  # type: ignore[operator]
+    random_state = 2 * 512  # two scalars, each rounded up
+    assert _phase(selective, "forward") - _phase(full, "forward") == L * (output + sums + random_state)
+
+
+def test_offloaded_boundaries_are_the_hosts(settings_for: Callable[..., Any]) -> None:
+    full = _analysis(settings_for(generation="none"))
+    offloaded = _analysis(settings_for(generation="none", gradient_checkpointing="offloaded"))
+    boundary = BATCH * TOKENS * H * 4  # type: ignore[operator]
+    assert _phase(full, "backward") - _phase(offloaded, "backward") == L * boundary
+    host = offloaded.to_dict()["host"]
+    assert host["pinned_requested_bytes"] == L * boundary
+    assert host["pinned_bytes"] == L * 32768  # 24 576 bytes each
+
+
+def test_a_run_that_kills_the_host_does_not_fit(settings_for: Callable[..., Any]) -> None:
+    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.gpus import find_gpu
+    from memprof.simulate.run import simulate_settings
+
+    settings = settings_for(generation="none", gpus=16, per_device_train_batch_size=1, host_memory="16GiB")
+    raw = simulate_settings(settings, stacks=False)
+    small = judge(lambda room: raw, find_gpu("24GB")).verdict
+    raw["memprof"]["config"]["host_memory"] = "64GiB"
+    large = judge(lambda room: raw, find_gpu("24GB")).verdict
+    assert small is not None
+    assert large is not None
+    assert small.host is not None
+    assert small.host.needed_bytes == 8 * 3 * 2**30  # eight processes of a node
+    assert (small.fits, large.fits) == (False, True)
+    assert "the host needs 24.00 GiB of 16.00 GiB" in small.sentence()
+    with pytest.raises(UsageError, match="say which one with --gpu"):
+        evaluate(settings, None)
+
+
+def test_a_static_cache_is_as_long_as_it_will_be(settings_for: Callable[..., Any]) -> None:
+    settings = settings_for(dtype="bfloat16", cache_implementation="static")
+    expected = 2 * L * BATCH * KV * 2 * (settings.sequence_length - 1)
+    assert _requested(_analysis(settings), "kv_cache") == expected
+
+
+@pytest.mark.parametrize(("cache_dtype", "values_a_byte"), [("fp8", 1), ("int4", 2)])
+def test_quantised_caches_hold_what_their_layout_says(
+    settings_for: Callable[..., Any], cache_dtype: str, values_a_byte: int
+) -> None:
+    settings = settings_for(
+        dtype="bfloat16", cache_implementation="quantized", cache_dtype=cache_dtype, completion_length=200
+    )
+    values = BATCH * KV * (settings.sequence_length - 1)
+    assert values // values_a_byte in _sizes_of(_analysis(settings), Category.KV_CACHE)
+
+
+def test_a_reward_model_is_a_model_with_one_output(settings_for: Callable[..., Any], tiny: str) -> None:
+    found = _analysis(settings_for(generation="none", reward_model=tiny))
+    body = PARAMETERS - V * H + H  # type: ignore[operator]
+    assert _requested(found, "reward_model") == 2 * body + ROPE
+    scored = next(p for p in found.phases if p.step == 2 and p.phase == "reward")
+    assert scored.categories["activations"] > BATCH * TOKENS * H * 2  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gradient_checkpointing": "some"}, "choose from none, full, selective, offloaded"),
+        ({"gradient_checkpointing": "offloaded", "device": "cpu"}, "drop --device cpu"),
+        ({"cache_implementation": "paged"}, "choose from dynamic, static, quantized"),
+        ({"cache_dtype": "fp8"}, "add --cache-implementation quantized"),
+        ({"cache_implementation": "quantized", "generation": "none"}, "transformers' own generation"),
+        ({"cache_implementation": "static", "dtype": "float32"}, "add --dtype bfloat16"),
+        ({"host_memory": "much"}, "not a size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **values)
+
+
+def test_kinds_of_checkpointing_have_one_spelling() -> None:
+    assert Settings(model="m", gradient_checkpointing="none") == Settings(model="m", gradient_checkpointing=False)
+    assert Settings(model="m", gradient_checkpointing="full") == Settings(model="m", gradient_checkpointing=True)
+    assert Settings(model="m", gradient_checkpointing="selective").checkpointing == "selective"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {offload: true}", "offloaded"),
+        ("activation_checkpointing: true\nactivation_checkpointing_kwargs: {selective: true}", "selective"),
+        ("gradient_checkpointing: false\ngradient_checkpointing_kwargs: {offload: true}", False),
+    ],
+)
+def test_kinds_of_checkpointing_are_read_as_transformers_names_them(text: str, kind: Any, tmp_path: Any) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "grpo.yaml"
+    file.write_text(text)
+    assert read_settings(file)["gradient_checkpointing"] == kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ([], None),
+        (["--gradient-checkpointing"], "full"),
+        (["--gradient-checkpointing", "selective"], "selective"),
+        (["--no-gradient-checkpointing"], "none"),
+        (["--gradient-checkpointing", "--beta", "1"], "full"),
+    ],
+)
+def test_the_option_takes_a_kind_or_none(words: list[str], kind: str | None) -> None:
+    import click
+
+    from memprof.cli.simulation_options import run_options
+
+    seen = {}
+
+    @click.command()
+    @run_options
+    def command(**given: Any) -> None:
+        seen.update(given)
+
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
+    assert seen["gradient_checkpointing"] == kind
