@@ -111,7 +111,7 @@ class Offloader:
     def __init__(self, device: torch.device) -> None:
         self.streams = device.type == "cuda"
         self.pool = HostPool(pin=self.streams)
-        self._side: Any = torch.cuda.Stream(device) if self.streams else None
+        self._side: Any = torch.cuda.Stream(device) if self.streams else None  # type: ignore[no-untyped-call]
         self._leaving: deque[tuple[torch.Tensor, Any]] = deque()
         self._last: weakref.ref[_Parked] | None = None
 
