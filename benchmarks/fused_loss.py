@@ -1,13 +1,14 @@
 """The fused log-probabilities beside TRL's chunked path: products, peak bytes, time, error.
 
-    python -m benchmarks.fused_loss [--tokens 256] [--hidden 576] [--vocabulary 49152] [--pairs 5] [--json FILE]
+    python -m benchmarks.fused_loss [--tokens 256] [--hidden 576] [--vocabulary 49152] [--pairs 5]
+        [--device cuda] [--dtype bfloat16] [--json FILE]
 
 The head is SmolLM2's unless told otherwise. Forward and backward of one sum of log-probabilities, with a frozen and a
-trainable head, fp32: by TRL's ``ChunkedLogProbFunction`` as GRPO calls it, by ours with the gradient in the backward,
-and by ours with the gradient in the forward. Products are counted by torch's FLOP counter, the unit being one of
-``N x H x V``; peak bytes are those live in memprof's tensor trace beside the inputs; time is CPU seconds in interleaved
-pairs.
-``bf16_error``: relative error of log-probabilities and of the hidden states' gradient against float64.
+trainable head: by TRL's ``ChunkedLogProbFunction`` as GRPO calls it, by ours with the gradient in the backward, and by
+ours with the gradient in the forward. Products are counted by torch's FLOP counter, one being ``N x H x V``;
+peak bytes are those live in memprof's tensor trace beside the inputs (on CUDA, the allocator's peak); time is CPU
+seconds in interleaved pairs (on CUDA, between events; not run there yet). ``bf16_error``: relative error of
+log-probabilities and of the hidden states' gradient against float64.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from benchmarks.measure import interleaved, ratio, write_result
 VOCABULARY_CHUNK = 32768  # trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE
 
 
-def inputs(n: int, h: int, v: int, dtype: torch.dtype, trainable: bool) -> tuple[Any, Any, Any]:
-    g = torch.Generator().manual_seed(0)
-    hidden = torch.randn(n, h, generator=g).to(dtype).requires_grad_()
-    weight = (torch.randn(v, h, generator=g) * h**-0.5).to(dtype).requires_grad_(trainable)
-    return hidden, weight, torch.randint(v, (n,), generator=g)
+def inputs(n: int, h: int, v: int, dtype: torch.dtype, trainable: bool, device: str) -> tuple[Any, Any, Any]:
+    g = torch.Generator(device).manual_seed(0)
+    hidden = torch.randn(n, h, generator=g, device=device).to(dtype).requires_grad_()
+    weight = (torch.randn(v, h, generator=g, device=device) * h**-0.5).to(dtype).requires_grad_(trainable)
+    return hidden, weight, torch.randint(v, (n,), generator=g, device=device)
 
 
 def paths() -> dict[str, Callable[..., Any]]:
@@ -78,24 +79,36 @@ def peak_bytes(run: Callable[..., Any], tensors: Any) -> int:
     import memprof
 
     gc.collect()
+    held = sum(t.numel() * t.element_size() for t in tensors)
+    if tensors[0].is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        run(*tensors)
+        return torch.cuda.max_memory_allocated() - held
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pickle"
         with memprof.record(path):
             run(*tensors)
         peak = memprof.analyze(memprof.load_snapshot(path)).to_dict()["peak"]["allocated_bytes"]
-    return int(peak) - sum(t.numel() * t.element_size() for t in tensors)
+    return int(peak) - held
 
 
 def timed(run: Callable[..., Any], tensors: Any) -> dict[str, float]:
     for t in tensors[:2]:
         t.grad = None
+    if tensors[0].is_cuda:
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        run(*tensors)
+        after.record()
+        torch.cuda.synchronize()
+        return {"seconds": before.elapsed_time(after) / 1000}
     start = time.process_time()
     run(*tensors)
-    return {"cpu_seconds": time.process_time() - start}
+    return {"seconds": time.process_time() - start}
 
 
-def errors(run: Callable[..., Any], n: int, h: int, v: int) -> dict[str, float]:
-    hidden, weight, targets = inputs(n, h, v, torch.bfloat16, False)
+def errors(run: Callable[..., Any], n: int, h: int, v: int, device: str) -> dict[str, float]:
+    hidden, weight, targets = inputs(n, h, v, torch.bfloat16, False, device)
     logps = run(hidden, weight, targets)
     true = hidden.detach().double().requires_grad_()
     meant = torch.log_softmax(true @ weight.double().t(), -1).gather(1, targets[:, None]).squeeze(1)
@@ -113,13 +126,16 @@ def errors(run: Callable[..., Any], n: int, h: int, v: int) -> dict[str, float]:
 @click.option("--hidden", default=576, show_default=True)
 @click.option("--vocabulary", default=49152, show_default=True)
 @click.option("--pairs", default=5, show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(tokens: int, hidden: int, vocabulary: int, pairs: int, path: Path | None) -> None:
+def main(tokens: int, hidden: int, vocabulary: int, pairs: int, device: str, dtype: str, path: Path | None) -> None:
     """Compare the fused log-probabilities with TRL's."""
     runs = paths()
-    result: dict[str, Any] = {"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary, "pairs": pairs}
+    size: dict[str, Any] = {"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary}
+    result: dict[str, Any] = {**size, "pairs": pairs, "device": device, "dtype": dtype}
     for name, trainable in (("frozen_head", False), ("trainable_head", True)):
-        tensors = inputs(tokens, hidden, vocabulary, torch.float32, trainable)
+        tensors = inputs(tokens, hidden, vocabulary, getattr(torch, dtype), trainable, device)
         rows: dict[str, dict[str, float]] = {}
         for kind, run in runs.items():
             for t in tensors[:2]:
@@ -130,11 +146,11 @@ def main(tokens: int, hidden: int, vocabulary: int, pairs: int, path: Path | Non
             rows[kind]["peak_bytes"] = peak_bytes(run, tensors)
         times = interleaved({kind: lambda r=run: timed(r, tensors) for kind, run in runs.items()}, pairs)  # type: ignore[misc]  # noqa: B023
         for kind in runs:
-            rows[kind]["cpu_seconds_over_trl"] = round(ratio(times, kind, "trl", "cpu_seconds"), 3)
-            rows[kind]["cpu_seconds_median"] = round(sorted(t["cpu_seconds"] for t in times[kind])[pairs // 2], 3)
+            rows[kind]["seconds_over_trl"] = round(ratio(times, kind, "trl", "seconds"), 3)
+            rows[kind]["seconds_median"] = round(sorted(t["seconds"] for t in times[kind])[pairs // 2], 6)
         result[name] = rows
     small = max(16, tokens // 8)
-    result["bf16_error"] = {kind: errors(run, small, hidden, vocabulary) for kind, run in runs.items()}
+    result["bf16_error"] = {kind: errors(run, small, hidden, vocabulary, device) for kind, run in runs.items()}
     write_result(result, path)
 
 

@@ -7,8 +7,8 @@ Importing this module imports Triton; ``TRITON_INTERPRET=1``, set before, runs t
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-untyped,unused-ignore]
-import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+import triton
+import triton.language as tl
 
 from memprof.grpo.fused_tiles import Stats, Transform
 
@@ -124,7 +124,7 @@ def triton_stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform
     lse = torch.empty_like(logps)
     entropies = torch.empty_like(logps) if want_entropy else None
     if n:
-        with torch.cuda.device_of(tile):
+        with torch.cuda.device_of(tile):  # type: ignore[no-untyped-call]
             _stats_kernel[(n,)](
                 tile,
                 tile.stride(0),
@@ -155,7 +155,7 @@ def triton_gradient(
     n, vocabulary = tile.shape
     if not n:
         return
-    with torch.cuda.device_of(tile):
+    with torch.cuda.device_of(tile):  # type: ignore[no-untyped-call]
         _gradient_kernel[(n, triton.cdiv(vocabulary, _GRADIENT_BLOCK))](
             tile,
             tile.stride(0),

@@ -103,7 +103,9 @@ def fused_linear_logprobs(
         want_entropy=want_entropy,
         recording=torch.is_grad_enabled(),
     )
-    outputs = _LinearLogprobs.apply(hidden, weight, bias, targets, plan, grad_fn, weight_grad)
+    outputs = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, plan, grad_fn, weight_grad
+    )
     return LinearLogprobs(*outputs)
 
 
@@ -186,7 +188,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return logps, entropies, torch.zeros((), dtype=torch.float32, device=hidden.device)
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, dlogps: torch.Tensor | None, dentropies: torch.Tensor | None, danchor: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         if ctx.computed is not None:

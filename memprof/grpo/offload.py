@@ -93,12 +93,17 @@ class _Parked:
     """One tensor in host memory. The graph owns it; when it goes, its memory goes back to the pool."""
 
     def __init__(self, tensor: torch.Tensor, pool: HostPool, layer: int, before: _Parked | None) -> None:
+        self.arriving: tuple[torch.Tensor, Any] | None = None
         raw, token = pool.take(tensor.numel() * tensor.element_size())
         self.host = raw.view(tensor.dtype).view(tensor.shape)
         self.device, self.layer = tensor.device, layer
         self.before = None if before is None else weakref.ref(before)
-        self.arriving: tuple[torch.Tensor, Any] | None = None
         weakref.finalize(self, pool.give, token)
+
+    def __del__(self) -> None:
+        # Fetched ahead and never used, because the graph was thrown away: its memory is free only once it has arrived.
+        if self.arriving is not None and self.arriving[1] is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.arriving[1])
 
 
 class Offloader:
@@ -109,11 +114,16 @@ class Offloader:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.streams = device.type == "cuda"
         self.pool = HostPool(pin=self.streams)
-        self._side: Any = torch.cuda.Stream(device) if self.streams else None
+        self._side: Any = torch.cuda.Stream(device) if self.streams else None  # type: ignore[no-untyped-call]
         self._leaving: deque[tuple[torch.Tensor, Any]] = deque()
         self._last: weakref.ref[_Parked] | None = None
+
+    def __deepcopy__(self, memo: Any) -> Offloader:
+        """A copied model offloads by itself."""
+        return Offloader(self.device)
 
     @contextmanager
     def saving(self, layer: int) -> Iterator[None]:

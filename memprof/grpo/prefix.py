@@ -19,7 +19,7 @@ be exact is refused by :func:`memprof.grpo.segment_attention.segment_refusal`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -77,7 +77,7 @@ class _Shared:
         self.leaf = graph.detach().requires_grad_(graph.requires_grad)
         self._sum: torch.Tensor | None = None
         if graph.requires_grad and fp32 and graph.dtype != torch.float32:
-            self.leaf.register_post_accumulate_grad_hook(self._add)
+            self.leaf.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
 
     def _add(self, leaf: torch.Tensor) -> None:
         assert leaf.grad is not None
@@ -143,7 +143,7 @@ def shared_prefix_forward(
         losses = [p for p in pieces if isinstance(p, torch.Tensor) and p.requires_grad]
         if losses:
             torch.autograd.backward(losses)
-        results += [p.detach() if isinstance(p, torch.Tensor) else p for p in pieces]
+        results += [cast(T, p.detach()) if isinstance(p, torch.Tensor) else p for p in pieces]
     prefix.backward()
     return results
 

@@ -117,7 +117,9 @@ def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments
     else:
         prefix_key, prefix_value = segments.prefix.layer(module.layer_idx)
         scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
-        out = _PrefixAttention.apply(query, key, value, prefix_key, prefix_value, segments.lengths, scale)
+        out = _PrefixAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, prefix_key, prefix_value, segments.lengths, scale
+        )
     return out.transpose(1, 2).contiguous()
 
 
@@ -153,7 +155,7 @@ def _rows(lengths: tuple[int, ...]) -> list[slice]:
 
 class _PrefixAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -179,7 +181,7 @@ class _PrefixAttention(torch.autograd.Function):
         return joined
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, prefix_key, prefix_value, out, lse = ctx.saved_tensors
         kernel = attention_kernel(query)
         dout = dout.contiguous()

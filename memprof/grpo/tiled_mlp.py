@@ -60,8 +60,9 @@ def _tiled(module: nn.Module, inner: Any, x: torch.Tensor, *, _tile: int) -> tor
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not (tokens.requires_grad or parameters):
         return _forward(inner, tokens, _tile).view(*x.shape[:-1], -1)
-    holder = _Keep.apply(tokens, torch.empty(0, requires_grad=True))
-    out = _TiledMLP.apply(tokens, holder, _Run(module, inner, _tile, x.device.type), *parameters)
+    holder = _Keep.apply(tokens, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+    run = _Run(module, inner, _tile, x.device.type)
+    out = _TiledMLP.apply(tokens, holder, run, *parameters)  # type: ignore[no-untyped-call]
     return out.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
@@ -129,13 +130,13 @@ class _Keep(torch.autograd.Function):
         return anchor.clone()  # `anchor` has a gradient so that there is a node to save with
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[None, None]:
         return None, None
 
 
 class _TiledMLP(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, tokens: torch.Tensor, holder: torch.Tensor, run: _Run, *parameters: torch.Tensor
     ) -> torch.Tensor:
         ctx.run, ctx.kept = run, holder.grad_fn
@@ -145,7 +146,7 @@ class _TiledMLP(torch.autograd.Function):
             return _forward(run.inner, tokens.detach(), run.tile)
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
         run: _Run = ctx.run
         (tokens,) = ctx.kept.saved_tensors
         wants = ctx.needs_input_grad[0]
@@ -172,7 +173,7 @@ def _backward_tile(
     with torch.enable_grad():
         out = run.inner(leaf.view_as(leaf))  # torch's FLOP counter cannot follow a leaf through autograd.grad
     targets = [*([leaf] if dtokens is not None else []), *parameters]
-    grads = list(torch.autograd.grad(out, targets, dout, allow_unused=True))
+    grads: list[torch.Tensor | None] = list(torch.autograd.grad(out, targets, dout, allow_unused=True))
     if dtokens is not None:
         part = grads.pop(0)
         if part is None:

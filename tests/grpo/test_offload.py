@@ -165,3 +165,19 @@ def test_every_copy_is_waited_for_where_streams_run_late(device: Device) -> None
         torch.testing.assert_close(grad, true[name])
     assert len(device.log) == 8  # four inputs out, four back
     assert len(offloader._leaving) <= 2
+
+
+def test_what_was_fetched_ahead_is_waited_for_when_its_graph_is_thrown_away(device: Device) -> None:
+    """Backward stops half way; the memory of the copy on its way in must not be used before it has landed."""
+    model = build(num_hidden_layers=5)
+    offloader = apply_checkpointing(model, "offloaded").offloader
+    assert isinstance(offloader, Offloader)
+    offloader.streams, offloader._side = True, Stream(device)
+    loss = forward(model)
+    third = list(body_of(model).layers[3].parameters())
+    torch.autograd.grad(loss, third)  # fetches the fourth layer's input, and the third's ahead
+    late = [work for work in offloader._side.pending if work is not None]
+    del loss
+    gc.collect()
+    assert late
+    assert not [work for work in offloader._side.pending if work is not None]

@@ -19,6 +19,12 @@ from memprof.grpo.split import pieces_of
 from memprof.grpo.support import reference_place
 from memprof.grpo.trim import Row, row_inputs, rows_of
 from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
+from tests.test_imports import HEAVY, loaded_after
+
+
+def test_importing_the_package_is_cheap() -> None:
+    assert loaded_after("import memprof.grpo; assert 'LeanGRPOTrainer' in dir(memprof.grpo)").isdisjoint(HEAVY)
+
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
 
