@@ -72,11 +72,16 @@ class LeanGRPOConfig(GRPOConfig):
         metadata={
             "help": "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
             "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
-            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept)."
+            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept); on CUDA 'offloaded' where "
+            "a completion of full length would keep 2 GiB or more."
         },
     )
     tiled_mlp: int | None = field(
-        default=None, metadata={"help": "Tokens that go through an MLP together. None: the MLP is not tiled."}
+        default=None,
+        metadata={
+            "help": "Tokens that go through an MLP together. None: 4096 where completions can be longer and layers are "
+            "checkpointed. 0: the MLP is not tiled."
+        },
     )
     prefix_sharing: bool = field(
         default=False,
@@ -130,7 +135,9 @@ class LeanGRPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value not in allowed:
                 raise UsageError(f"{name} is one of {', '.join(allowed)}: got {value!r}.")
-        for name in ("max_tokens_per_piece", "loss_chunk_tokens", "tiled_mlp", "generation_batch"):
+        if self.tiled_mlp is not None and self.tiled_mlp < 0:
+            raise UsageError(f"tiled_mlp is a number of tokens, or 0 for off: got {self.tiled_mlp}.")
+        for name in ("max_tokens_per_piece", "loss_chunk_tokens", "generation_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1: got {value}.")

@@ -15,6 +15,7 @@ from trl.extras.profiling import profiling_decorator
 
 from memprof.grpo.checkpointing import apply_checkpointing
 from memprof.grpo.config import LeanGRPOConfig
+from memprof.grpo.defaults import checkpointing_of, tile_of
 from memprof.grpo.generation import sequences_together
 from memprof.grpo.head import Head, add_lean_head
 from memprof.grpo.reference import HostReference, load_reference
@@ -66,14 +67,15 @@ class LeanGRPOTrainer(GRPOTrainer):
         self._apply_techniques(base)
 
     def _apply_techniques(self, base: Any) -> None:
-        if self.args.checkpointing != "auto":
+        kind, tile = checkpointing_of(self.args, base, self.accelerator.device), tile_of(self.args, base)
+        if kind != "auto":
             # transformers would checkpoint whole layers once more when training starts.
             self.args.gradient_checkpointing = self.args.activation_checkpointing = False
-            apply_checkpointing(base, self.args.checkpointing, device=self.accelerator.device)
-            self._say(f"checkpointing: {self.args.checkpointing}")
-        if self.args.tiled_mlp is not None:
-            apply_tiled_mlp(base, self.args.tiled_mlp)
-            self._say(f"MLPs in tiles of {self.args.tiled_mlp} tokens")
+            apply_checkpointing(base, kind, device=self.accelerator.device)
+            self._say(f"checkpointing: {kind}")
+        if tile is not None:
+            apply_tiled_mlp(base, tile)
+            self._say(f"MLPs in tiles of {tile} tokens")
 
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":

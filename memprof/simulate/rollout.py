@@ -33,6 +33,8 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
             together = settings.generation_batch or len(prompt_ids)  # the lean trainer's sub-batches
             for start in range(0, len(prompt_ids), together):
                 _generate(self, min(together, len(prompt_ids) - start), settings)
+            if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
+                session.fake_recorder.allocator.empty_cache()  # as it does before it trains
         logprobs = None
         if settings.generation == "vllm":
             engine.generate()

@@ -17,6 +17,10 @@ from memprof.simulate.settings import Settings
 __all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
 
 
+# Of the pieces a micro-batch is cut into, those executed.
+_PIECES = 2
+
+
 @contextlib.contextmanager
 def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
     import trl.kernels.chunked_logprob as kernels
@@ -56,11 +60,33 @@ def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
                 stack.callback(delattr, kernels, "triton")
             stack.enter_context(_foreach_as_on_cuda())
             if settings.recipe == "lean":
-                import memprof.grpo.fused_loss as fused
-                from memprof.grpo.fused_tiles import shape_passes
-
-                stack.enter_context(patched((fused, "passes_for", lambda device: shape_passes())))
+                stack.enter_context(patched(*_lean_on_cuda()))
         yield
+
+
+def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
+    """The lean trainer as it runs on a GPU: Triton's passes, long sequences' defaults, pinned host memory."""
+    import torch
+
+    from memprof.grpo import defaults, fused_loss, offload, scoring, steps
+    from memprof.grpo.fused_tiles import shape_passes
+
+    def pinned(n_bytes: int, pin: bool) -> Any:
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def few(*given: Any) -> Any:
+        """Pieces are alike here, and from the second on gradients are there: the rest would only repeat it."""
+        pieces = plan(*given)
+        return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
+
+    plan = steps.plan
+    return [
+        (fused_loss, "passes_for", lambda device: shape_passes()),
+        (defaults, "device_kind", lambda device: "cuda"),
+        (offload, "_host_memory", pinned),
+        (steps, "plan", few),
+        (scoring, "plan", few),
+    ]
 
 
 @contextlib.contextmanager
