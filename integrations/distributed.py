@@ -96,7 +96,7 @@ class Gathering:
     def _key(self, kind: str, rank: int) -> str:
         return f"{self._prefix}/{kind}/{rank}"
 
-    def _bounded(self, call: Callable[[], _T], seconds: float = _STORE_SECONDS) -> _T | None:
+    def _bounded(self, call: Callable[[], _T], seconds: float | None = None) -> _T | None:
         """The call's result; None where it failed or took longer. Files are there in any case."""
         results: list[_T] = []
 
@@ -108,7 +108,7 @@ class Gathering:
 
         thread = threading.Thread(target=run, name="memprof-ranks", daemon=True)
         thread.start()
-        thread.join(seconds)
+        thread.join(_STORE_SECONDS if seconds is None else seconds)
         return results[0] if results else None
 
 

@@ -23,6 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
+from memprof.reports.outside import outside_facts
 from memprof.reports.ranks import ranks_of
 from memprof.reports.tables import (
     allocation_rows,
@@ -121,6 +122,7 @@ def build_document(
         notes=tuple(_sentence(note) for note in report["notes"]),
         report=report,
         ranks=ranks_of(report),
+        outside=outside_facts(report.get("outside")),
     )
 
 

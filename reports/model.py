@@ -313,3 +313,4 @@ class Document:
     notes: tuple[str, ...]
     report: dict[str, Any]
     ranks: Ranks | None = None
+    outside: tuple[Fact, ...] = ()

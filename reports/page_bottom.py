@@ -21,7 +21,7 @@ def bottom(document: Document) -> Markup:
             _adds_up(document.adds_up),
             join(_evidence(document.evidence), _notes(document.notes)),
         ),
-        el("div", {"class": "columns"}, _reproduce(document), _host(document.host)),
+        el("div", {"class": "columns"}, _reproduce(document), join(_outside(document.outside), _host(document.host))),
     )
 
 
@@ -94,6 +94,10 @@ def _reproduce(document: Document) -> Markup:
             el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
         )
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
+
+
+def _outside(facts: Sequence[Fact]) -> Markup | None:
+    return section("outside", "On the device beside torch", "", fact_list(facts)) if facts else None
 
 
 def _host(host: Sequence[Fact]) -> Markup | None:

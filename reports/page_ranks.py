@@ -25,7 +25,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median rank"
+    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median"
     return section(
         "ranks",
         "Ranks",

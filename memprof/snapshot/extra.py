@@ -30,6 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "buckets": (list,),
     "counters": (list,),
     "samples": (list,),
+    "outside": (dict,),
     "host": (dict,),
     "oom": (dict,),
     "non_torch_bytes": _INT,
