@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["outside_report"]
+__all__ = ["outside_report", "switches_report"]
 
 _SIZES = (
     "capacity_bytes", "used_bytes", "own_bytes", "others_bytes", "first_own_bytes", "first_reserved_bytes",
@@ -70,3 +70,27 @@ def _size(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """The switches between rollout and training, in order: what torch counted after each, and what was resident.
+
+    ``resident_bytes`` is what torch reserved (allocated, where there is no allocator) minus the pages an engine has
+    given back and torch still counts.
+    """
+    found = []
+    for time_us, phase, step, allocated, reserved, unmapped, used in (row for row in rows if len(row) == 7):
+        counted = allocated if reserved is None else reserved
+        found.append(
+            {
+                "time_us": time_us,
+                "phase": phase,
+                "step": step,
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+                "unmapped_bytes": unmapped or 0,
+                "resident_bytes": None if counted is None else max(0, counted - (unmapped or 0)),
+                "device_used_bytes": used,
+            }
+        )
+    return found

@@ -22,6 +22,7 @@ from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
 from memprof.record.redact import redact
 from memprof.record.referrers import holders_of, largest_tensors
+from memprof.record.residency import SWITCHES, Residency
 from memprof.record.sampler import Sampler
 from memprof.vocabulary import Kind, Phase
 
@@ -79,6 +80,7 @@ class Session:
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
         self._handles: list[Any] = []
+        self._residency = Residency()
         self._outside: Outside | None = None
         self._sampler: Sampler | None = None
         self._started = False
@@ -239,6 +241,10 @@ class Session:
         self._counters.append({**row, **vars(peaks)})
         self._counted += 1
         self._sample()
+        if mark.phase in SWITCHES:
+            used = self._samples[-1][4] if len(self._samples[-1]) > 4 else None
+            state = self.allocator_state() or {"allocated": peaks.allocated_end}
+            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used)
 
     def _tag(self) -> None:
         current = self.phases.current
@@ -354,6 +360,7 @@ class Session:
             "buckets": self.owners.bucket_bytes(),
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
             "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
+            "switches": list(self._residency.rows),
             "outside": None if self._outside is None else self._outside.to_plain(),
             "host": host_section(),
             "oom": self._oom(),
