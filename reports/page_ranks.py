@@ -62,7 +62,7 @@ def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
     return el(
         "tr",
         {},
-        el("th", {"scope": "row"}, str(row.rank), *badges),
+        el("th", {"scope": "row"}, f"{row.rank} ", *badges),
         el("td", {"class": "wide"}, row.node) if nodes else None,
         el("td", {"class": "wide"}, row.where),
         el("td", {"class": "num"}, el("b", {}, gib(row.peak_bytes))),

@@ -99,6 +99,8 @@ def _chosen(places: Sequence[Path], step: int | None) -> tuple[Path | None, list
         return places[0], *_with_failures(found, chosen, step)
     if folder := next((p for p in places if p.is_dir()), None):
         raise UsageError(f"{folder} is a folder: give one folder alone, or the files of the ranks.")
+    if len({p.resolve() for p in places}) < len(places):
+        raise UsageError("the same file is given twice; give the files of different ranks.")
     recordings = [recording_of(p) for p in places]
     return None, choose(recordings, step) if step is not None else recordings, []
 
