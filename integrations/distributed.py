@@ -51,7 +51,7 @@ class Gathering:
         # A restarted worker group begins to count anew.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._prefix = f"memprof/{attempt}/{_trainings}"
-        self._store = store if store is not None else _default_store() if world_size > 1 else None
+        self._store: Any = store if store is not None else _default_store() if world_size > 1 else None
         if self._store is not None:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 

@@ -82,20 +82,15 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
         for summary in said:
             if check_summary(summary)["rank"] == rank:
                 _add(found, summary)
-    ours = {(r, s) for r, steps in found.items() for s in steps}
+    told_already = {(rank, step) for rank, steps in found.items() for step in steps}
     own_steps = set(found.get(gathering.rank, {}))
     for recording in find_recordings(folder):
-        rank, step, path = recording.rank, recording.step, recording.report
-        if (
-            rank is None
-            or rank >= gathering.world_size
-            or path is None
-            or step not in own_steps
-            or (rank, step) in ours
-        ):
+        other, step, path = recording.rank, recording.step, recording.report
+        if other is None or other >= gathering.world_size or path is None or step not in own_steps:
             continue
-        if (summary := _from_file(path, rank, gathering.began)) is not None:
-            _add(found, summary)
+        read = None if (other, step) in told_already else _from_file(path, other, gathering.began)
+        if read is not None:
+            _add(found, read)
     return found
 
 

@@ -11,6 +11,8 @@ when the driver asks: through Ray (:func:`collect`) or through a file (:func:`re
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import time
@@ -133,6 +135,7 @@ class Attachment:
         self.snapshots: list[Path] = []
         self._session: Any = None
         self._seams: Any = None
+        self._waited: list[tuple[Any, str, Any]] = []
         self._step = 0
         self._asked = 0.0
 
@@ -159,9 +162,10 @@ class Attachment:
             self._session.set_step(number)
 
     def methods(self, worker: Any, **phases: str) -> list[str]:
-        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, update_actor="backward")``.
+        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
 
-        Only this object is changed, until :meth:`detach`. Methods it does not have are left out.
+        ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
+        Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
 
         Returns:
             The names that were wrapped.
@@ -170,15 +174,16 @@ class Attachment:
             UsageError: a phase that is none.
         """
         from memprof.record.phases import phase_id
+        from memprof.record.training import TRAIN
 
-        names = {method: phase_id(phase) for method, phase in phases.items()}
+        names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
         if self._session is None:
             return []
         from memprof.integrations.seams import Seams
 
         if self._seams is None:
             self._seams = Seams(lambda error: self._session.fail(error), self._failed)
-        return [m for m, phase in names.items() if self._seams.wrap(worker, m, self._entering(phase), self._leaving)]
+        return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
 
     def dump(self, reason: str = "asked for") -> Path | None:
         """Write what the ring holds now: the snapshot's path, or None where that could not be done."""
@@ -220,6 +225,9 @@ class Attachment:
             return None
         if self._seams is not None:
             self._seams.restore()
+        for worker, method, waited in self._waited:
+            if vars(worker).get(method) is waited:
+                delattr(worker, method)
         session.stop()
         path = self.dump("the worker was done") if dump else None
         self._session = self._seams = None
@@ -242,6 +250,47 @@ class Attachment:
             if self._session.phases.depth == 0 and self._is_asked():
                 path = self.dump("the driver asked for it")
                 self.report(path)
+
+    def _wrap(self, worker: Any, method: str, phase: str) -> bool:
+        from memprof.record.training import TRAIN
+
+        original = getattr(worker, method, None)
+        if phase == TRAIN:
+            wrapped: bool = self._seams.wrap(worker, method, self._train, self._trained)
+            return wrapped
+        if not inspect.iscoroutinefunction(original):
+            wrapped = self._seams.wrap(worker, method, self._entering(phase), self._leaving)
+            return wrapped
+
+        @functools.wraps(original)
+        async def waited(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(phase):
+                return await original(*args, **kwargs)
+
+        # As the others: a stand-in on the object alone, which is taken away at the end.
+        setattr(worker, method, waited)
+        self._waited.append((worker, method, waited))
+        return True
+
+    def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """A method that trains begins: what it does is told apart until it ends."""
+        from memprof.record.training import TrainingPhases
+
+        if self._session is None:
+            return None
+        mark = self._enter("other")
+        model = next((m for m, _ in self._session.owners.models), None)
+        return mark, TrainingPhases(model, self._enter, self._inner).__enter__()
+
+    def _trained(self, token: Any, _result: Any, _error: BaseException | None) -> None:
+        if token is not None:
+            mark, inside = token
+            inside.__exit__()
+            self._leave(mark)
+
+    def _inner(self, mark: Any) -> None:
+        if mark is not None and self._session is not None:
+            self._session.exit_phase(mark)
 
     def _entering(self, phase: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         return lambda _args, _kwargs: self._enter(phase)

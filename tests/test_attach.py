@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -112,6 +113,69 @@ def test_switches_say_what_is_resident(tmp_path: Path) -> None:
     assert all(s["unmapped_bytes"] == 0 for s in report["switches"])
 
 
+class Trainer(Worker):
+    """Forward, backward and step in one method, as RL workers have them."""
+
+    def train(self, checkpoint: bool = False) -> float:
+        from torch.utils.checkpoint import checkpoint as again
+
+        batch = torch.randn(self.batch, WIDTH, requires_grad=checkpoint)
+        out = again(self.model, batch, use_reentrant=False) if checkpoint else self.model(batch)
+        loss = out.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_method_that_does_everything_is_told_apart(tmp_path: Path, checkpoint: bool) -> None:
+    worker = Trainer(str(tmp_path))
+    assert worker.watch.methods(worker, train="train") == ["train"]
+    backward = torch.autograd.backward
+    for step in (1, 2):
+        worker.watch.step(step)
+        worker.train(checkpoint)
+    assert torch.autograd.backward is backward
+    assert not worker.model._forward_hooks
+    assert not worker.model._forward_pre_hooks
+    report = worker.watch.report(worker.watch.dump())
+    assert report is not None
+    named = [(p["phase"], p["step"]) for p in report["phases"] if p["phase"] != "other"]
+    assert named == [(p, s) for s in (1, 2) for p in ("forward", "backward", "optimizer_step")]
+    assert report["own_peaks"]["gradients"] == 4 * 2 * (WIDTH * WIDTH + WIDTH)
+
+
+def test_a_training_that_fails_leaves_no_hook_behind(tmp_path: Path) -> None:
+    worker = Trainer(str(tmp_path))
+    worker.watch.methods(worker, train="train")
+    backward = torch.autograd.backward
+    worker.batch = -1
+    with pytest.raises(RuntimeError):
+        worker.train()
+    assert torch.autograd.backward is backward
+    assert worker.watch._session.phases.depth == 0
+
+
+def test_methods_that_are_awaited_are_phases_too(tmp_path: Path) -> None:
+    class Server:
+        async def wake_up(self) -> int:
+            await asyncio.sleep(0.01)
+            self.kept = torch.ones(64)
+            return 7
+
+    watch, server = attach(output_dir=tmp_path, role="rollout", device="cpu"), Server()
+    assert watch.methods(server, wake_up="wake") == ["wake_up"]
+    assert asyncio.run(server.wake_up()) == 7
+    report = watch.report(watch.dump())
+    assert report is not None
+    (span,) = [p for p in report["phases"] if p["phase"] == "wake"]
+    assert span["end_us"] - span["start_us"] >= 0
+    assert [s["phase"] for s in report["switches"]] == ["wake"]
+    watch.detach(dump=False)
+    assert "wake_up" not in vars(server)
+
+
 def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's pool, by its structure: it does not run here."""
     data = [SimpleNamespace(handle=(0, 5 << 30, 1, 2), cpu_backup_tensor=None) for _ in range(2)]
@@ -126,6 +190,12 @@ def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPa
     data[0].cpu_backup_tensor = None
     residency.note(4, "wake", 1, state, 13 << 30)
     assert [row[5] >> 30 for row in residency.rows] == [10, 10, 5, 0]
+    monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
+    paused = (
+        Residency()
+    )  # another allocator's pages: only the driver knows that the process holds less than torch counts
+    paused.note(1, "sleep", 1, state, 6 << 30, own=4 << 30)
+    assert paused.rows[0][5] >> 30 == 8
     from memprof.outside import switches_report
 
     assert [(s["resident_bytes"] or 0) >> 30 for s in switches_report(residency.rows)] == [2, 2, 7, 12]

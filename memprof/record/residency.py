@@ -28,7 +28,9 @@ class Residency:
         self.rows: list[list[Any]] = []
         self._asleep = False
 
-    def note(self, now_us: int, phase: str, step: int | None, state: dict[str, int], used: int | None) -> None:
+    def note(
+        self, now_us: int, phase: str, step: int | None, state: dict[str, int], used: int | None, own: int | None = None
+    ) -> None:
         """A switch has ended.
 
         Args:
@@ -37,11 +39,16 @@ class Residency:
             step: the optimizer step it belongs to.
             state: the allocator's ``allocated`` and ``reserved``, where there is one.
             used: what all processes hold of the device, where the driver tells.
+            own: what this process holds of it: less than torch counts as reserved only where pages were given back
+                (torch_memory_saver keeps no figures of its own).
         """
         if phase != Phase.WEIGHT_SYNC.value:
             self._asleep = phase == Phase.SLEEP.value
         allocated, reserved = state.get("allocated"), state.get("reserved")
-        self.rows.append([now_us, phase, step, allocated, reserved, self.unmapped_bytes(), used])
+        unmapped = self.unmapped_bytes()
+        if own is not None and reserved is not None:
+            unmapped = max(unmapped, reserved - own)
+        self.rows.append([now_us, phase, step, allocated, reserved, unmapped, used])
         del self.rows[:-20_000]
 
     def unmapped_bytes(self) -> int:

@@ -242,9 +242,9 @@ class Session:
         self._counted += 1
         self._sample()
         if mark.phase in SWITCHES:
-            used = self._samples[-1][4] if len(self._samples[-1]) > 4 else None
+            own, used = (self._samples[-1][2], self._samples[-1][4]) if len(self._samples[-1]) > 4 else (None, None)
             state = self.allocator_state() or {"allocated": peaks.allocated_end}
-            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used)
+            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used, own)
 
     def _tag(self) -> None:
         current = self.phases.current
