@@ -14,7 +14,7 @@ from memprof.units import parse_size
 __all__ = ["command"]
 
 
-class _Steps(click.ParamType):
+class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """``2`` or ``2,10,500``."""
 
     name = "steps"
