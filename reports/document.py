@@ -23,7 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
-from memprof.reports.outside import outside_facts
+from memprof.reports.outside import outside_facts, switch_rows
 from memprof.reports.ranks import ranks_of
 from memprof.reports.tables import (
     allocation_rows,
@@ -123,6 +123,7 @@ def build_document(
         report=report,
         ranks=ranks_of(report),
         outside=outside_facts(report.get("outside")),
+        switches=switch_rows(report.get("switches")),
     )
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Step",
     "Steps",
     "Summary",
+    "SwitchRow",
     "Timeline",
 ]
 
@@ -277,6 +278,19 @@ class Oom:
 
 
 @dataclass(frozen=True)
+class SwitchRow:
+    """The device after an engine went to sleep, woke up or got new weights; ``counted`` is what torch says it holds."""
+
+    label: str
+    phase: str
+    step: int | None
+    counted_bytes: int | None
+    unmapped_bytes: int
+    resident_bytes: int | None
+    device_used_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Advice:
     """A change that would lower the peak."""
 
@@ -314,3 +328,4 @@ class Document:
     report: dict[str, Any]
     ranks: Ranks | None = None
     outside: tuple[Fact, ...] = ()
+    switches: tuple[SwitchRow, ...] = ()

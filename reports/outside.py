@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.model import Fact
+from memprof.reports.model import Fact, SwitchRow
 from memprof.reports.text import plain, sentence_list, size
+from memprof.reports.words import phase_label
 
-__all__ = ["outside_facts"]
+__all__ = ["outside_facts", "switch_rows"]
 
 
 def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
@@ -56,3 +57,23 @@ def _grown(outside: Mapping[str, Any]) -> str:
     found += [plain(a) for a in outside["allocators"]]
     usual = "modules loaded later, cuBLAS and cuDNN handles"
     return f"beside torch: {sentence_list([*found, usual])}; the driver does not tell them apart"
+
+
+# A run switches once a step: the newest are enough to see a pattern, and what does not come back.
+_MOST_SWITCHES = 40
+
+
+def switch_rows(switches: Sequence[Mapping[str, Any]] | None) -> tuple[SwitchRow, ...]:
+    """The newest switches between rollout and training, in order."""
+    return tuple(
+        SwitchRow(
+            label=plain(phase_label(s["phase"])),
+            phase=plain(s["phase"]),
+            step=s["step"],
+            counted_bytes=s["allocated_bytes"] if s["reserved_bytes"] is None else s["reserved_bytes"],
+            unmapped_bytes=s["unmapped_bytes"],
+            resident_bytes=s["resident_bytes"],
+            device_used_bytes=s["device_used_bytes"],
+        )
+        for s in (switches or [])[-_MOST_SWITCHES:]
+    )

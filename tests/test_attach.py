@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from memprof.reports.document import build_document
+from memprof.reports.html import render_html
 from memprof.reports.json import validate
 
 import memprof
@@ -111,6 +113,7 @@ def test_switches_say_what_is_resident(tmp_path: Path) -> None:
         == synced["resident_bytes"] - slept["resident_bytes"]
     )
     assert all(s["unmapped_bytes"] == 0 for s in report["switches"])
+    assert "Between rollout and training" in render_html(build_document(report))
 
 
 class Trainer(Worker):
