@@ -432,7 +432,10 @@ _HOST_LABELS = {
 
 def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     known = [(key, (host or {}).get(key)) for key in _HOST_LABELS]
-    return tuple(Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int))
+    facts = [Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int)]
+    offloaded = (host or {}).get("offloaded") or {}
+    facts += [Fact(f"Offloaded: {category_label(c).lower()}", size(n), "", n) for c, n in offloaded.items()]
+    return tuple(facts)
 
 
 def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:

@@ -146,6 +146,32 @@ class OwnerBook:
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
         return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
 
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
+        found: dict[str, int] = {}
+        seen: set[int] = set()
+        for tensor, category in self._held():
+            for storage in storages_of(tensor):
+                known = storage._cdata in seen or self._watches(storage.device.type) or storage.device.type == "meta"
+                if not known and storage.nbytes():
+                    seen.add(storage._cdata)
+                    found[category.value] = found.get(category.value, 0) + int(storage.nbytes())
+        return found
+
+    def _held(self) -> Iterator[tuple[Any, Category]]:
+        for model, role in self.models:
+            adapted = getattr(model, "peft_config", None) is not None
+            for name, tensor in _named_tensors(model):
+                yield tensor, _category(name, tensor, role, adapted)
+                if (grad := getattr(tensor, "grad", None)) is not None:
+                    yield grad, Category.GRADIENTS
+        for optimizer in list(self._optimizers):
+            state = getattr(optimizer, "state", None)
+            if isinstance(state, Mapping):
+                for slots in state.values():
+                    for _, tensor in _nested(slots, ""):
+                        yield tensor, Category.OPTIMIZER_STATE
+
     def remarks(self) -> list[str]:
         """What is odd about what the models hold."""
         said = []

@@ -362,7 +362,7 @@ class Session:
             "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
             "switches": list(self._residency.rows),
             "outside": None if self._outside is None else self._outside.to_plain(),
-            "host": host_section(),
+            "host": {**host_section(), "offloaded": self.owners.elsewhere()},
             "oom": self._oom(),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
