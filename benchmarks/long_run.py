@@ -61,7 +61,8 @@ def train(steps: int, out: Path) -> list[dict[str, int]]:
 
     arguments = TrainingArguments(
         output_dir=str(out), max_steps=steps, per_device_train_batch_size=2, use_cpu=True, save_strategy="no",
-        report_to="none", disable_tqdm=True, logging_steps=100, dataloader_pin_memory=False,
+        report_to="none", disable_tqdm=True, logging_steps=100, dataloader_pin_memory=False, optim="sgd",
+        max_grad_norm=0.0,
     )  # fmt: skip
     data = Dataset.from_list([{"x": [float(i)] * 8} for i in range(64)])
     callback = MemProfCallback(steps=[NEVER], table=False)

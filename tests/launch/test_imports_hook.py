@@ -36,6 +36,17 @@ def test_told_once_when_the_module_is_complete() -> None:
     assert watched_pkg.__spec__.loader.get_source("watched_pkg")  # tools that read sources still can
 
 
+def test_a_mistake_of_ours_does_not_break_the_import(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    when_imported("watched_pkg", broken)
+    import watched_pkg
+
+    assert watched_pkg.value == 7
+    assert "could not attach to watched_pkg" in capsys.readouterr().err
+
+
 def test_an_import_that_fails_or_is_not_there_fails_as_ever() -> None:
     told: list[str] = []
     for name in ("watched_bad", "watched_nowhere"):
