@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from memprof.integrations import distributed
 from memprof.integrations.distributed import Gathering
+from memprof.integrations.output import Result, add_report, summarise
+from memprof.integrations.ranks import put_ranks_together
 from memprof.reports.json import validate
 
 from tests.ranks.simulated import rank_report
+from tests.synthetic import SnapshotBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests/integrations/ranks_run.py"
@@ -220,3 +223,33 @@ def test_one_process_alone_has_nobody_to_tell() -> None:
     alone = Gathering(0, 1)
     assert alone.told(10) == {}
     assert not alone.tell([rank_report(0, 1)])
+
+
+def recorded(folder: Path, rank: int, extra_mib: int) -> Path:
+    run = SnapshotBuilder()
+    run.alloc(4 << 20, "main")
+    run.free(run.alloc(extra_mib << 20, "step", "main"))
+    extra = {"schema": "memprof.snapshot/1", "kind": "cuda", "rank": rank, "world_size": 4, "node": "here"}
+    return run.save(folder / f"step-000002.rank-{rank}.pickle", extra)
+
+
+@pytest.mark.parametrize("fullest", [0, 1, 2])
+def test_ranks_that_died_are_read_from_what_they_left(tmp_path: Path, fullest: int) -> None:
+    """Rank 1 left its report, rank 2 a snapshot only, rank 3 nothing; an older run's file is no rank's."""
+    gathering = Gathering(0, 4)
+    paths = [recorded(tmp_path, rank, 20 if rank == fullest else 2) for rank in (0, 1, 2)]
+    result = summarise([paths[0]], tmp_path)
+    add_report(Result(), paths[1], tmp_path / "elsewhere", page=False)
+    old = recorded(tmp_path, 3, 50)
+    os.utime(old, (1, 1))
+    put_ranks_together(result, tmp_path, gathering, failed=True)
+    merged = json.loads((tmp_path / "step-000002.ranks.json").read_text())
+    validate(merged)
+    assert [r["rank"] for r in merged["ranks"]] == [0, 1, 2]
+    assert [m["rank"] for m in merged["across_ranks"]["missing"]] == [3]
+    assert merged["source"]["rank"] == fullest
+    assert merged["peak"]["active_bytes"] == merged["ranks"][fullest]["peak"]["active_bytes"]
+    page = (tmp_path / "report.html").read_text()
+    assert 'id="ranks"' in page
+    assert f"rank {fullest} of 4" in page
+    assert "No recording of rank 3." in result.table
