@@ -98,6 +98,15 @@ def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Pat
     assert report["across_ranks"]["peak"]["highest_rank"] == 1
 
 
+def test_files_of_an_earlier_larger_run_are_left_out(folder: Path) -> None:
+    for rank in (6, 7):
+        old = record(folder / "_memprof" / f"step-000002.rank-{rank}.pickle", 30, rank=rank, world_size=8)
+        os.utime(old, (1, 1))
+    report = merged(folder)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+    assert any("of 8 ranks, were left out (rank 6, 7)" in note for note in report["notes"])
+
+
 def test_an_out_of_memory_of_a_later_step_comes_first(folder: Path) -> None:
     place = folder / "_memprof"
     late = record(place / "step-000057.rank-3.pickle", 1, rank=3, world_size=4, node="gpu-1")
