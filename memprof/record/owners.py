@@ -18,6 +18,7 @@ from memprof.record.sharded import (
     UNSHARDED,
     bucket_bytes,
     engine_tensors,
+    has_engine,
     is_sharded,
     shards_and_storages,
     unsharded_parameters,
@@ -70,6 +71,7 @@ class OwnerBook:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._wrappers: list[weakref.ref[Any]] = []
         self._zero: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hooks: dict[int, Any] = {}
 
     # -- what to watch -----------------------------------------------------------------------------------------
@@ -111,14 +113,20 @@ class OwnerBook:
                 for part in _quantisation_state(tensor):
                     self.claim(part, category, None, f"{name} (quantisation state)")
 
-    def claim_shards(self) -> None:
-        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be."""
-        for module in [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]:
+    def claim_shards(self, again: bool = False) -> None:
+        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be.
+
+        ``again``: only where an earlier look found an engine, which costs nothing where there is none.
+        """
+        modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
+        for module in [m for m in modules if m in self._engines] if again else modules:
             for tensor, category, detail, name in engine_tensors(module):
                 self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
                 self.claim(tensor, category, detail, name)
             for parameter, name in unsharded_parameters(module):
                 self._watch_whole_gradient(parameter, name)
+            if has_engine(module):
+                self._engines.add(module)
         for optimizer in list(self._zero):
             for tensor, category, detail, name in zero_tensors(optimizer):
                 self.claim(tensor, category, detail, name)

@@ -223,7 +223,7 @@ class Session:
             if mark.phase in _AFTER_GRADIENTS:
                 self.owners.claim_gradients()
             if mark.phase in _WITH_SHARDS:
-                self.owners.claim_shards()
+                self.owners.claim_shards(again=True)
             if mark.phase == Phase.OPTIMIZER_STEP.value:
                 self.owners.claim_optimizers()
             self._close(mark)
