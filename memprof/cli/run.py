@@ -41,7 +41,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option("--capacity", metavar="SIZE", help="Pretend the device has SIZE: what needs more runs out of memory.")
-@click.option("--rehearse", is_flag=True, help="With a trainer: first one step at the worst case, then everything put back.")
+@click.option(
+    "--rehearse", is_flag=True, help="With a trainer: first one step at the worst case, then everything put back."
+)
 @click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Trace entries to keep, newest first.")
 @click.option(
     "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,
