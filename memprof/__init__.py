@@ -11,7 +11,8 @@ from memprof._version import __version__
 
 if TYPE_CHECKING:
     from memprof.analysis import Analysis, analyze
-    from memprof.attach import attach, attached, collect, request_dump
+    from memprof.attach import attach, attached
+    from memprof.collecting import collect, request_dump
     from memprof.integrations.callback import MemProfCallback
     from memprof.record import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
@@ -38,8 +39,8 @@ _HOME = {
     "analyze": "memprof.analysis",
     "attach": "memprof.attach",
     "attached": "memprof.attach",
-    "collect": "memprof.attach",
-    "request_dump": "memprof.attach",
+    "collect": "memprof.collecting",
+    "request_dump": "memprof.collecting",
     "load_snapshot": "memprof.snapshot",
     "phase": "memprof.record",
     "record": "memprof.record",

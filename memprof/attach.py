@@ -6,7 +6,7 @@ Inside the worker::
     watch.methods(self, generate_sequences="generate", compute_log_prob="old_logprobs")   # or: with watch.phase(...)
 
 A ring with stacks runs from then on. It is written when memory runs out, when :meth:`Attachment.dump` is called, and
-when the driver asks: through Ray (:func:`collect`) or through a file (:func:`request_dump`).
+when the driver asks: through Ray (:func:`memprof.collect`) or through a file (:func:`memprof.request_dump`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from memprof.errors import InputError, UsageError
+from memprof.errors import UsageError
 from memprof.record.switch import switched_off
 
-__all__ = ["Attachment", "attach", "attached", "collect", "request_dump"]
+__all__ = ["REQUEST", "Attachment", "attach", "attached"]
 
 # A worker's role, and what its model's parameters are then.
 _ROLES = {
@@ -35,7 +35,8 @@ _ROLES = {
 }  # fmt: skip
 # Entries the ring of a tensor trace keeps; CUDA's keeps a million.
 _RING = 200_000
-_REQUEST = "dump.request"
+# A file the driver leaves in the folder of all workers.
+REQUEST = "dump.request"
 
 _attached: dict[str, Attachment] = {}
 
@@ -312,78 +313,11 @@ class Attachment:
     def _is_asked(self) -> bool:
         """Whether the driver has asked since the last time."""
         try:
-            when = (self.folder.parent / _REQUEST).stat().st_mtime
+            when = (self.folder.parent / REQUEST).stat().st_mtime
         except OSError:
             return False
         asked, self._asked = when > self._asked, max(when, self._asked)
         return asked
-
-
-def request_dump(output_dir: str | os.PathLike[str]) -> None:
-    """From the driver: every worker that writes below ``output_dir`` dumps at the end of its phase.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    folder = Path(output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _REQUEST).write_text(str(time.time()))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written to ({error.strerror or error}).") from None
-
-
-def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: str | None = None) -> dict[str, Any]:
-    """From the driver: have Ray actors dump now, and put their reports into one page.
-
-    Each worker writes its snapshot where it runs; its report (kilobytes) comes back through Ray. ``report.html`` and
-    the merged JSON are written to ``output_dir``.
-
-    Args:
-        workers: Ray actor handles; those with nothing attached are passed over.
-        output_dir: on the driver's machine.
-        role: which attachment of each worker.
-
-    Returns:
-        The merged ``memprof.report/1``.
-
-    Raises:
-        UsageError: Ray is not installed.
-        InputError: no worker has anything attached, or the page cannot be written.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise UsageError(
-            "collect() asks Ray actors; Ray is not installed. request_dump() works through files."
-        ) from None
-    from memprof.ranks import rank_summary
-    from memprof.ranks.merge import fullest, merged, missing_ranks, world_size_of
-    from memprof.reports.document import build_document
-    from memprof.reports.html import write_html
-    from memprof.reports.json import write_json
-
-    answers = [a for a in ray.get([w.__ray_call__.remote(_answer, role) for w in workers]) if a is not None]
-    if not answers:
-        raise InputError("no worker has anything attached: call memprof.attach(...) in each of them.")
-    reports = {int(a["source"]["rank"]): a for a in answers}
-    summaries = [rank_summary(report, rank) for rank, report in reports.items()]
-    world = world_size_of([r["source"]["world_size"] for r in answers], reports)
-    whole = merged(reports[fullest(summaries)], summaries, world, missing_ranks(reports, world))
-    folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(whole, folder / "ranks.json")
-    write_html(build_document(whole), folder / "report.html")
-    return whole
-
-
-def _answer(_worker: Any, role: str | None) -> dict[str, Any] | None:
-    """Runs in the worker's process."""
-    watch = attached(role)
-    if watch is None:
-        return None
-    path = watch.dump("the driver asked for it")
-    return None if path is None else watch.report(path)
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

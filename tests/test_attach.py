@@ -17,7 +17,8 @@ from memprof.reports.json import validate
 
 import memprof
 from memprof import analyze
-from memprof.attach import _attached, attach, attached, request_dump
+from memprof.attach import _attached, attach, attached
+from memprof.collecting import request_dump
 from memprof.errors import InputError, UsageError
 from memprof.record.residency import Residency
 from memprof.reportfile import read_memprof_json
