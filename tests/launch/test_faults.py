@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def readable(folder: Path, rank: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("stuck", [False, True], ids=["running", "stuck in C"])
 def test_sigterm(tmp_path: Path, stuck: bool) -> None:
     name = script(tmp_path, STUCK if stuck else WAIT)
-    started = time.monotonic()
     report = ["--no-report"] if stuck else []
     code, _, err = signalled([*RUN, *report, name], tmp_path, lambda p: p.terminate(), "ready")
     assert code == -signal.SIGTERM, err
@@ -56,7 +54,6 @@ def test_sigterm(tmp_path: Path, stuck: bool) -> None:
     if not stuck:
         assert set(found["own_peaks"]) >= HOLDS
         assert "report.html" in err
-    assert time.monotonic() - started < 60
 
 
 def test_a_scripts_own_handler_is_left_alone(tmp_path: Path) -> None:
@@ -182,13 +179,11 @@ def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_leaves_the_others_readable(tmp_path: Path) -> None:
-    started = time.monotonic()
     done = launched(tmp_path, "kill")
     assert done.returncode == 1
     assert "SIGKILL" in done.stderr or "exitcode  : -9" in done.stderr
     readable(tmp_path / "_memprof", 0)
     assert not [name for name in left_in(tmp_path / "_memprof") if "rank-1" in name]
-    assert time.monotonic() - started < 100
 
 
 # -- out of memory in each phase of a real trainer -------------------------------------------------------------
