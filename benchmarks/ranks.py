@@ -68,7 +68,7 @@ def _loaded(browser: Any, path: Path) -> float:
         page = context.new_page()
         page.add_init_script(_WATCH)
         page.goto(path.as_uri())
-        page.wait_for_function("window.readyAt", timeout=60_000)
+        page.wait_for_selector("html[data-ready=yes]", state="attached", timeout=60_000)
         return float(page.evaluate("window.readyAt"))
     finally:
         context.close()

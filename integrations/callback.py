@@ -13,8 +13,9 @@ from memprof.integrations.finder import find_trainer
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, say, say_oom, summarise
 from memprof.integrations.ranks import put_ranks_together
-from memprof.integrations.run import TrainingRun, load_session, uses_cuda
+from memprof.integrations.run import TrainingRun
 from memprof.integrations.schedule import Schedule
+from memprof.integrations.sessions import load_session, uses_cuda
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.record.session import Session

@@ -51,7 +51,7 @@ class Gathering:
         # A restarted worker group begins to count anew.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._prefix = f"memprof/{attempt}/{_trainings}"
-        self._store = store if store is not None else _default_store() if world_size > 1 else None
+        self._store: Any = store if store is not None else _default_store() if world_size > 1 else None
         if self._store is not None:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 
@@ -96,7 +96,7 @@ class Gathering:
     def _key(self, kind: str, rank: int) -> str:
         return f"{self._prefix}/{kind}/{rank}"
 
-    def _bounded(self, call: Callable[[], _T], seconds: float = _STORE_SECONDS) -> _T | None:
+    def _bounded(self, call: Callable[[], _T], seconds: float | None = None) -> _T | None:
         """The call's result; None where it failed or took longer. Files are there in any case."""
         results: list[_T] = []
 
@@ -108,7 +108,7 @@ class Gathering:
 
         thread = threading.Thread(target=run, name="memprof-ranks", daemon=True)
         thread.start()
-        thread.join(seconds)
+        thread.join(_STORE_SECONDS if seconds is None else seconds)
         return results[0] if results else None
 
 

@@ -87,7 +87,7 @@ class _RandomState:
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state().numpy().copy()
-        started = torch.cuda.is_available() and torch.cuda.is_initialized()
+        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._cuda = torch.cuda.get_rng_state_all() if started else None
 
     def restore(self) -> None:

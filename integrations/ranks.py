@@ -16,6 +16,8 @@ __all__ = ["put_ranks_together", "summaries_of"]
 
 # A page about another rank costs its analysis: only for one that clearly stands higher.
 _CLEARLY = 1.005
+# Snapshots of ranks that wrote no report: so many are analysed when training ends.
+_MOST_READ = 4
 
 Summaries = dict[int, dict[int, dict[str, Any]]]  # by rank, by step
 
@@ -57,15 +59,13 @@ def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
     own = result.reports.get(path)
     if own is None:
         return  # rank 0 has no recording of the step that the others have
-    document, report = result.document if result.drawn == path else None, own
-    if document is None and (again := _analysed(path)) is not None:
-        document = again[0]
-    if shown != gathering.rank and _stands_out(chosen, shown, gathering.rank):
-        there = _analysed(folder / str(chosen[shown]["file"]))
-        if there is not None:
-            document, report = there
-    whole = merged(report, summaries, world, missing)
+    other = shown != gathering.rank and _stands_out(chosen, shown, gathering.rank)
+    there = _report_of(folder / str(chosen[shown]["file"])) if other else None
+    whole = merged(own if there is None else there, summaries, world, missing)
     write_whole(folder / f"step-{step:06d}.ranks.json", json.dumps(whole, indent=1))
+    document = result.document if there is None and result.drawn == path else None
+    if document is None:
+        document = _document_of(folder / str(chosen[shown]["file"]) if there is not None else path)
     if document is not None:
         _show(result, folder, document, whole)
 
@@ -82,31 +82,45 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
         for summary in said:
             if check_summary(summary)["rank"] == rank:
                 _add(found, summary)
-    ours = {(r, s) for r, steps in found.items() for s in steps}
-    own_steps = set(found.get(gathering.rank, {}))
+    told_already = {(rank, step) for rank, steps in found.items() for step in steps}
+    own_steps, unread = set(found.get(gathering.rank, {})), 0
     for recording in find_recordings(folder):
-        rank, step, path = recording.rank, recording.step, recording.report
-        if (
-            rank is None
-            or rank >= gathering.world_size
-            or path is None
-            or step not in own_steps
-            or (rank, step) in ours
-        ):
+        other, step = recording.rank, recording.step
+        if other is None or other >= gathering.world_size or step not in own_steps or (other, step) in told_already:
             continue
-        if (summary := _from_file(path, rank, gathering.began)) is not None:
-            _add(found, summary)
+        # A rank that died may have written its snapshot and no report: a few are read here, for the rest there is
+        # `memprof report`.
+        if recording.report is None and (unread := unread + 1) > _MOST_READ:
+            continue
+        read = _from_file(recording.path if recording.report is None else recording.report, other, gathering.began)
+        if read is not None:
+            _add(found, read)
     return found
 
 
 def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
-    """A rank's summary from the JSON it wrote in this training; None where that is older, or damaged."""
+    """A rank's summary from what it wrote in this training; None where that is older, or damaged."""
     from memprof.ranks import rank_summary
+
+    try:
+        report = _report_of(path) if path.stat().st_mtime >= since else None
+        return None if report is None else rank_summary(report, rank, path.with_suffix(".pickle").name)
+    except Exception:
+        return None
+
+
+def _report_of(path: Path) -> dict[str, Any] | None:
+    """The report of a recording: its JSON, or the snapshot analysed; None where neither can be had."""
     from memprof.reportfile import read_memprof_json
 
     try:
-        report = read_memprof_json(path) if path.stat().st_mtime >= since else None
-        return None if report is None else rank_summary(report, rank, path.with_suffix(".pickle").name)
+        written = path.with_suffix(".json")
+        if written.is_file() and (report := read_memprof_json(written)) is not None:
+            return report
+        from memprof.analysis import analyze
+        from memprof.snapshot import load_snapshot
+
+        return analyze(load_snapshot(path)).to_dict()
     except Exception:
         return None
 
@@ -142,18 +156,15 @@ def _stands_out(chosen: Mapping[int, dict[str, Any]], shown: int, own: int) -> b
     return highest["oom"] is not None or highest["peak"]["active_bytes"] > _CLEARLY * mine["peak"]["active_bytes"]
 
 
-def _analysed(path: Path) -> tuple[Any, dict[str, Any]] | None:
-    """Document and report of another rank's snapshot, where it can be reached from here."""
-    from memprof.reports.document import document_of
-
-    from memprof.analysis import analyze
-    from memprof.snapshot import load_snapshot
-
-    if not path.is_file():
-        return None
+def _document_of(path: Path) -> Any:
+    """The document of a snapshot, None where it cannot be reached from here or not be shown."""
     try:
-        analysis = analyze(load_snapshot(path))
-        return document_of(analysis), analysis.to_dict()
+        from memprof.reports.document import document_of
+
+        from memprof.analysis import analyze
+        from memprof.snapshot import load_snapshot
+
+        return document_of(analyze(load_snapshot(path)))
     except Exception:
         return None
 

@@ -22,7 +22,7 @@ from memprof.integrations.keeping import Kept
 
 from memprof.record.owners import unwrap_optimizer
 
-__all__ = ["Rehearsal", "refusal"]
+__all__ = ["Rehearsal", "ran_out_of_memory", "refusal"]
 
 # Examples looked at where a dataset has no end or cannot be asked for its length.
 _MOST_STREAMED = 1024
@@ -38,6 +38,11 @@ def refusal(trainer: Any) -> str | None:
     if not isinstance(unwrap_optimizer(trainer.optimizer), torch.optim.Optimizer):
         return "its optimizer is not one of torch's kind"
     return None
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what a rehearsal is there to find."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class Rehearsal:
     def restore(self) -> None:
         """Everything as it was before; on CUDA the allocator's cache is given back too."""
         self._kept.restore()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _make_optimizer_state(self) -> None:
@@ -188,15 +193,15 @@ def _full_length(trainer: Any) -> Iterator[None]:
     if longest is not None and settings is not None:
         settings.min_new_tokens = longest  # its own attributes are kept and put back with the rest
     engine = getattr(getattr(trainer, "vllm_generation", None), "generation_kwargs", None)
-    before = dict(engine) if isinstance(engine, dict) else None
-    if engine is not None and longest is not None:
+    engine = engine if isinstance(engine, dict) else {}
+    before = dict(engine)
+    if longest is not None:
         engine.update(min_tokens=longest, ignore_eos=True)
     try:
         yield
     finally:
-        if before is not None:
-            engine.clear()
-            engine.update(before)
+        engine.clear()
+        engine.update(before)
 
 
 @contextlib.contextmanager

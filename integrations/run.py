@@ -10,30 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from memprof.integrations.distributed import Gathering
-from memprof.integrations.facts import collect_facts, collect_setup
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, add_report, prune
-from memprof.integrations.rehearsal import Rehearsal, refusal
-from memprof.integrations.schedule import Cycle, Schedule
+from memprof.integrations.rehearsal import Rehearsal, ran_out_of_memory, refusal
+from memprof.integrations.schedule import Schedule
 from memprof.integrations.seams import Seams
+from memprof.integrations.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.tracking import Tracking
 from memprof.integrations.trainer_phases import TrainerPhases
 
-from memprof.record.api import make_recorder
 from memprof.record.endings import Interrupts, Terminations
 from memprof.record.host import device_name, device_total
 from memprof.record.phases import REHEARSAL
 from memprof.record.session import Session
 from memprof.units import format_bytes
-from memprof.vocabulary import Kind, Phase
+from memprof.vocabulary import Phase
 
 __all__ = ["TrainingRun"]
 
-_HERE = str(Path(__file__).resolve().parent) + "/"
 # A later step is written down too (CUDA) when its peak tops every earlier one by this factor.
 _RECORD = 1.02
-# Entries a tensor trace keeps when it runs all along: about one step of a small model's GRPO.
-_RING = 200_000
 
 
 class TrainingRun:
@@ -79,7 +75,7 @@ class TrainingRun:
         self._seams = Seams(self.fail, self._error)
         self._phases = TrainerPhases(trainer, self._seams)
         self._tracking: Tracking | None = None
-        self._always = uses_cuda(trainer, options) or options.capacity is not None
+        self._always = runs_always(trainer, options)
         self._terminations = Terminations(self._terminated)
         try:
             if options.scalars:
@@ -103,7 +99,7 @@ class TrainingRun:
         if self._from_step is not None and not self._schedule.goes_on(step):
             self._finish_recording()
         self._step = step
-        cycle, micro = _cycle(trainer)
+        cycle, micro = cycle_of(trainer)
         if self._schedule.begins(step, self._first_step, state.max_steps, micro, cycle):
             if self._from_step is not None:
                 self._finish_recording()
@@ -132,13 +128,18 @@ class TrainingRun:
             BaseException: what would end the run later: out of memory, an interrupt. It is written and reported first.
         """
         trainer = self._trainer()
-        why = "there is no trainer" if trainer is None else refusal(trainer)
-        if why is not None or self._ended:
+        if trainer is None or self._ended:
+            return None
+        if (why := refusal(trainer)) is not None:
             warnings.warn(f"memprof cannot rehearse this run: {why}.", stacklevel=4)
             return None
-        rehearsal = Rehearsal(trainer, dataloader, self._phases.end_step)
         self._rehearsing, self._step = True, 0
-        self._begin_recording(trainer, 0)
+        try:
+            rehearsal = Rehearsal(trainer, dataloader, self._phases.end_step)
+            self._begin_recording(trainer, 0)
+        except Exception as error:
+            self._forget_rehearsal(error)
+            return None
         session = self._session
         mark = None
         if session is not None:
@@ -149,11 +150,10 @@ class TrainingRun:
         except BaseException as error:
             self._rehearsing = False
             rehearsal.restore()
-            if not isinstance(error, Exception) or _out_of_memory(error):
-                self._error(error)
+            if not isinstance(error, Exception) or ran_out_of_memory(error):
+                self._guarded(self._error, error)
                 raise
-            self._forget_rehearsal()
-            warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=4)
+            self._forget_rehearsal(error)
             return None
         self._rehearsing = False
         peak = 0 if session is None else session.peak_of_step()
@@ -161,12 +161,19 @@ class TrainingRun:
             session.exit_phase(mark)
             peak = max(peak, session.peak_of_step())
         rehearsal.restore()
-        self._finish_recording()
+        self._guarded(self._finish_recording)
         self._step = trainer.state.global_step
         return f"memprof: rehearsed {rehearsal.sentence}: peak {format_bytes(peak)}."
 
-    def _forget_rehearsal(self) -> None:
-        self._from_step = None
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.fail(error)
+
+    def _forget_rehearsal(self, error: Exception) -> None:
+        warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=5)
+        self._rehearsing, self._from_step = False, None
         if not self._always:
             self._stop_session()
 
@@ -252,9 +259,9 @@ class TrainingRun:
     # -- recordings --------------------------------------------------------------------------------------------
 
     def _follow_always(self, trainer: Any, early: Session | None) -> None:
-        session = early or self._new_session(trainer)
+        session = early or new_session(trainer, self._options, self.fail)
         session.on_failure(self.fail)
-        self._introduce(session, trainer)
+        introduce(session, trainer, self._options)
         if early is None:
             session.start()
         else:
@@ -280,8 +287,8 @@ class TrainingRun:
 
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self._session is None:
-            session = self._new_session(trainer)
-            self._introduce(session, trainer)
+            session = new_session(trainer, self._options, self.fail)
+            introduce(session, trainer, self._options)
             self._session = session
             session.on_oom(self._out_of_memory)
             session.start()
@@ -337,41 +344,6 @@ class TrainingRun:
             return  # tried again, and said, when training ends
         self._tracking.reported(trainer, report)
 
-    def _new_session(self, trainer: Any) -> Session:
-        options = self._options
-        recorder = make_recorder(
-            trainer.args.device,
-            options.kind,
-            max_entries=options.max_entries or (_RING if self._always and not uses_cuda(trainer, options) else None),
-            stacks=options.stacks,
-            capacity=options.capacity,
-            hidden=[_HERE],
-            reset_peaks=options.reset_peaks,
-        )
-        accelerator = trainer.accelerator
-        return Session(
-            recorder,
-            rank=self.rank,
-            world_size=int(getattr(accelerator, "num_processes", 1)),
-            on_failure=self.fail,
-            redact=options.redact,
-        )
-
-    def _introduce(self, session: Session, trainer: Any) -> None:
-        """Tell a session about the trainer's models, optimizer and settings."""
-        session.config = collect_facts(trainer, self._options.redact)
-        session.setup = collect_setup(trainer)
-        session.add_model(trainer.model, "policy")
-        session.owners.add_wrapper(getattr(trainer, "model_wrapped", None))
-        for attribute, role in (("ref_model", "reference"), ("teacher_model", "reference"), ("value_model", "value")):
-            if hasattr(other := getattr(trainer, attribute, None), "named_parameters"):
-                session.add_model(other, role)
-        for function in getattr(trainer, "reward_funcs", None) or []:
-            if hasattr(function, "named_parameters"):
-                session.add_model(function, "reward")
-        if getattr(trainer, "optimizer", None) is not None:
-            session.owners.add_optimizer(trainer.optimizer)
-
     def _stop_session(self) -> None:
         session, self._session = self._session, None
         self._phases.forget()
@@ -383,48 +355,3 @@ class TrainingRun:
         path = self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
         session.write(path)
         self.snapshots = prune([*(p for p in self.snapshots if p != path), path], self._options.max_disk)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
-
-
-def uses_cuda(trainer: Any, options: Options) -> bool:
-    """Whether this trainer's memory is recorded by CUDA's history."""
-    return options.kind == Kind.CUDA.value or (options.kind == "auto" and trainer.args.device.type == "cuda")
-
-
-def load_session(trainer: Any, options: Options) -> Session:
-    """A CUDA session that begins while the trainer is being built, in phase ``load``."""
-    recorder = make_recorder(
-        trainer.args.device,
-        options.kind,
-        max_entries=options.max_entries,
-        stacks=options.stacks,
-        capacity=options.capacity,
-        reset_peaks=options.reset_peaks,
-    )
-    accelerator = trainer.accelerator
-    session = Session(
-        recorder,
-        rank=int(getattr(accelerator, "process_index", 0)),
-        world_size=int(getattr(accelerator, "num_processes", 1)),
-        redact=options.redact,
-    )
-    session.add_model(trainer.model, "policy")
-    session.start()
-    session.enter_phase(Phase.LOAD.value)
-    return session
-
-
-def _cycle(trainer: Any) -> tuple[Cycle, int]:
-    """How the trainer generates, and the number of the micro-batch that comes next."""
-    args = trainer.args
-    accumulation = int(args.gradient_accumulation_steps)
-    per_generation = getattr(args, "steps_per_generation", None)
-    micro = getattr(trainer, "_step", None)
-    if per_generation is None or micro is None:
-        return Cycle(1, 1), 0
-    return Cycle(int(per_generation) * int(getattr(trainer, "num_iterations", 1)), accumulation), int(micro)

@@ -11,17 +11,36 @@ from memprof._version import __version__
 
 if TYPE_CHECKING:
     from memprof.analysis import Analysis, analyze
+    from memprof.attach import attach, attached
+    from memprof.collecting import collect, request_dump
     from memprof.integrations.callback import MemProfCallback
     from memprof.record import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
 
-__all__ = ["Analysis", "MemProfCallback", "Snapshot", "__version__", "analyze", "load_snapshot", "phase", "record"]
+__all__ = [
+    "Analysis",
+    "MemProfCallback",
+    "Snapshot",
+    "__version__",
+    "analyze",
+    "attach",
+    "attached",
+    "collect",
+    "load_snapshot",
+    "phase",
+    "record",
+    "request_dump",
+]
 
 _HOME = {
     "Analysis": "memprof.analysis",
     "MemProfCallback": "memprof.integrations.callback",
     "Snapshot": "memprof.snapshot",
     "analyze": "memprof.analysis",
+    "attach": "memprof.attach",
+    "attached": "memprof.attach",
+    "collect": "memprof.collecting",
+    "request_dump": "memprof.collecting",
     "load_snapshot": "memprof.snapshot",
     "phase": "memprof.record",
     "record": "memprof.record",

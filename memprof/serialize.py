@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.curves import highest_allocated
 from memprof.growth import growth
+from memprof.outside import outside_report, switches_report
 from memprof.vocabulary import Category, Kind
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def report_dict(analysis: Analysis, allocations: int | None) -> dict[str, Any]:
         "group_own_peaks": analysis.group_own_peaks,
         "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
         "host": extra.get("host"),
+        "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
+        "switches": switches_report(extra.get("switches") or []),
         "oom": _oom(analysis),
         "growth": _growth(analysis),
         "advice": [],

@@ -23,6 +23,7 @@ from memprof.reports.model import (
     Summary,
     Timeline,
 )
+from memprof.reports.outside import outside_facts, switch_rows
 from memprof.reports.prediction import prediction_facts, prediction_of
 from memprof.reports.ranks import ranks_of
 from memprof.reports.tables import (
@@ -128,6 +129,8 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
+        outside=outside_facts(report.get("outside")),
+        switches=switch_rows(report.get("switches")),
     )
 
 
@@ -432,7 +435,10 @@ _HOST_LABELS = {
 
 def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     known = [(key, (host or {}).get(key)) for key in _HOST_LABELS]
-    return tuple(Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int))
+    facts = [Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int)]
+    offloaded = (host or {}).get("offloaded") or {}
+    facts += [Fact(f"Offloaded: {category_label(c).lower()}", size(n), "", n) for c, n in offloaded.items()]
+    return tuple(facts)
 
 
 def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:

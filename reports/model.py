@@ -36,6 +36,7 @@ __all__ = [
     "Step",
     "Steps",
     "Summary",
+    "SwitchRow",
     "Timeline",
 ]
 
@@ -282,6 +283,19 @@ class Oom:
 
 
 @dataclass(frozen=True)
+class SwitchRow:
+    """The device after an engine went to sleep, woke up or got new weights; ``counted`` is what torch says it holds."""
+
+    label: str
+    phase: str
+    step: int | None
+    counted_bytes: int | None
+    unmapped_bytes: int
+    resident_bytes: int | None
+    device_used_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Advice:
     """A change that would lower the peak.
 
@@ -389,3 +403,5 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
+    outside: tuple[Fact, ...] = ()
+    switches: tuple[SwitchRow, ...] = ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.markup import Markup, el, join
-from memprof.reports.model import AddsUp, Document, EvidenceShare, Fact
-from memprof.reports.page_parts import fact_list, section
+from memprof.reports.model import AddsUp, Document, EvidenceShare, Fact, SwitchRow
+from memprof.reports.page_parts import column, fact_list, section
+from memprof.reports.palette import slug
 from memprof.reports.text import gib
 
 __all__ = ["bottom"]
@@ -15,13 +16,14 @@ __all__ = ["bottom"]
 def bottom(document: Document) -> Markup:
     """Checks and evidence, notes, how to reproduce, host memory."""
     return join(
+        _switches(document.switches),
         el(
             "div",
             {"class": "columns"},
             _adds_up(document.adds_up),
             join(_evidence(document.evidence), _notes(document.notes)),
         ),
-        el("div", {"class": "columns"}, _reproduce(document), _host(document.host)),
+        el("div", {"class": "columns"}, _reproduce(document), join(_outside(document.outside), _host(document.host))),
     )
 
 
@@ -94,6 +96,34 @@ def _reproduce(document: Document) -> Markup:
             el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
         )
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
+
+
+def _switches(rows: Sequence[SwitchRow]) -> Markup | None:
+    """After each switch between rollout and training: what torch counts, and what is resident."""
+    if not rows:
+        return None
+    names = [("After", False), ("Step", True), ("torch counts", True), ("Given back", True), ("Resident", True)]
+    head = [column(name, numeric) for name, numeric in [*names, ("Device, everybody", True)]]
+    body = [
+        el(
+            "tr",
+            {},
+            el("th", {"scope": "row"}, el("i", {"class": f"swatch p-{slug(r.phase)}", "aria-hidden": "true"}), r.label),
+            el("td", {"class": "num"}, "–" if r.step is None else str(r.step)),
+            *[
+                el("td", {"class": "num"}, "–" if n is None else gib(n))
+                for n in (r.counted_bytes, r.unmapped_bytes, r.resident_bytes, r.device_used_bytes)
+            ],
+        )
+        for r in rows
+    ]
+    table = el("table", {"class": "switches"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
+    note = "GiB; an engine that sleeps gives pages back that torch goes on counting"
+    return section("switches", "Between rollout and training", note, el("div", {"class": "scroll"}, table))
+
+
+def _outside(facts: Sequence[Fact]) -> Markup | None:
+    return section("outside", "On the device beside torch", "", fact_list(facts)) if facts else None
 
 
 def _host(host: Sequence[Fact]) -> Markup | None:

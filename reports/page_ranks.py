@@ -25,7 +25,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median rank"
+    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median"
     return section(
         "ranks",
         "Ranks",
@@ -62,7 +62,7 @@ def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
     return el(
         "tr",
         {},
-        el("th", {"scope": "row"}, str(row.rank), *badges),
+        el("th", {"scope": "row"}, f"{row.rank} ", *badges),
         el("td", {"class": "wide"}, row.node) if nodes else None,
         el("td", {"class": "wide"}, row.where),
         el("td", {"class": "num"}, el("b", {}, gib(row.peak_bytes))),
@@ -121,7 +121,7 @@ def _stretches(shades: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def _stretch(line: int, first: int, last: int, heat: int, step: float) -> Markup:
     x, width = first * step, (last - first + 1) * step
-    place = {"x": f"{x:.1f}", "y": str(line * _LINE + 1), "width": f"{width:.1f}", "height": str(_LINE - 2)}
+    place: dict[str, object] = {"x": f"{x:.1f}", "y": line * _LINE + 1, "width": f"{width:.1f}", "height": _LINE - 2}
     return el("rect", {"class": f"fill-{heat}", **place})
 
 
@@ -172,5 +172,5 @@ def _nodes(ranks: Ranks) -> Markup:
 
 def _small_table(title: str, head: Sequence[Child], body: Sequence[Child]) -> Markup:
     table = el("table", {"class": "rank-spread"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    box = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": title}
+    box: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": title}
     return el("div", {}, el("h3", {}, title), el("div", box, table))

@@ -334,5 +334,9 @@ def _print_closing(console: Console, document: Document) -> None:
         console.print(Text(document.advice.first, style="bold"))
     if document.steps:
         console.print(Text(document.steps.sentence))
+    for fact in document.outside:
+        console.print(
+            Text.assemble("Beside torch, ", f"{fact.label.lower()}: ", (fact.value, "bold"), (f"  {fact.note}", "dim"))
+        )
     for note in document.notes:
         console.print(Text(f"Note: {note}", style="dim"))

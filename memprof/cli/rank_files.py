@@ -78,6 +78,8 @@ def read_ranks(
             rank = _rank(recording, report, number, notes)
             summaries.append(_summary(rank_summary, report, rank, recording))
             by_rank[rank] = (recording, report)
+    if folder is not None:
+        _leave_out_older_runs(claims, summaries, by_rank, notes)
     summaries += _told_by_rank_0(folder, {s["rank"] for s in summaries}, chosen[0].step, claims)
     world = world_size_of(claims, [s["rank"] for s in summaries])
     here = [s for s in summaries if s["rank"] in by_rank]
@@ -99,6 +101,8 @@ def _chosen(places: Sequence[Path], step: int | None) -> tuple[Path | None, list
         return places[0], *_with_failures(found, chosen, step)
     if folder := next((p for p in places if p.is_dir()), None):
         raise UsageError(f"{folder} is a folder: give one folder alone, or the files of the ranks.")
+    if len({p.resolve() for p in places}) < len(places):
+        raise UsageError("the same file is given twice; give the files of different ranks.")
     recordings = [recording_of(p) for p in places]
     return None, choose(recordings, step) if step is not None else recordings, []
 
@@ -141,6 +145,20 @@ def _summary(make: Any, report: dict[str, Any], rank: int, recording: Recording)
     return summary
 
 
+def _leave_out_older_runs(
+    claims: list[Any], summaries: list[dict[str, Any]], by_rank: dict[int, Any], notes: list[str]
+) -> None:
+    """A folder may hold files of an earlier run with more ranks: those of the newest file's run stay."""
+    newest = max(range(len(claims)), key=lambda i: by_rank[summaries[i]["rank"]][0].path.stat().st_mtime_ns)
+    others = [i for i in range(len(claims)) if claims[i] != claims[newest]]
+    if not others:
+        return
+    left = ", ".join(str(summaries[i]["rank"]) for i in others)
+    notes.append(f"Files of another run, of {claims[others[0]]} ranks, were left out (rank {left}).")
+    for i in reversed(others):
+        del by_rank[summaries[i]["rank"]], summaries[i], claims[i]
+
+
 def _told_by_rank_0(
     folder: Path | None, present: set[int], step: int | None, claims: list[Any]
 ) -> list[dict[str, Any]]:
@@ -150,8 +168,7 @@ def _told_by_rank_0(
     for place in (folder, folder / "_memprof") if folder is not None and step is not None else ():
         path = place / f"step-{step:06d}.ranks.json"
         data = _report_or_none(path) if path.is_file() else None
-        if data is not None:
-            claims.append(data["source"].get("world_size"))
+        if data is not None and data["source"].get("world_size") in claims:
             told = [check_summary(s) for s in data.get("ranks") or []]
             return [s for s in told if s["rank"] not in present]
     return []

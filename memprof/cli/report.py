@@ -27,7 +27,7 @@ __all__ = ["command"]
 
 
 @click.command(name="report", short_help="Say where the memory of a snapshot went.")
-@click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT")
+@click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT...")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
 )

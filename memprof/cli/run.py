@@ -14,7 +14,7 @@ from memprof.units import parse_size
 __all__ = ["command"]
 
 
-class _Steps(click.ParamType):
+class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """``2`` or ``2,10,500``."""
 
     name = "steps"
@@ -41,7 +41,9 @@ class _Steps(click.ParamType):
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option("--capacity", metavar="SIZE", help="Pretend the device has SIZE: what needs more runs out of memory.")
-@click.option("--rehearse", is_flag=True, help="First run one step at the worst case, then put everything back.")
+@click.option(
+    "--rehearse", is_flag=True, help="With a trainer: first one step at the worst case, then everything put back."
+)
 @click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Trace entries to keep, newest first.")
 @click.option(
     "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,

@@ -40,7 +40,7 @@ class _Watcher(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             for hook in self.hooks.pop(fullname, []):
-                hook(module)
+                _call(hook, module)
 
         try:
             loader.exec_module = exec_module
@@ -49,13 +49,21 @@ class _Watcher(MetaPathFinder):
         return spec
 
 
+def _call(hook: Hook, module: ModuleType) -> None:
+    """Our own mistake must not make somebody's import fail."""
+    try:
+        hook(module)
+    except Exception as error:
+        print(f"memprof could not attach to {module.__name__} ({error!r}); the script runs unwatched.", file=sys.stderr)
+
+
 _watcher = _Watcher()
 
 
 def when_imported(name: str, hook: Hook) -> None:
     """Call ``hook(module)`` as soon as the module of that name is there, once; now if it is already."""
     if (module := sys.modules.get(name)) is not None:
-        hook(module)
+        _call(hook, module)
         return
     _watcher.hooks.setdefault(name, []).append(hook)
     if _watcher not in sys.meta_path:

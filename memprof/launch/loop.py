@@ -158,12 +158,14 @@ class PlainLoop:
                 self._unhook()
 
     def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
+        from torch.compiler import is_compiling
+
         original = vars(owner)[name]
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             mark = None
-            if not self._elsewhere():
+            if not is_compiling() and not self._elsewhere():
                 if phase is Phase.GENERATE:
                     self._guard(self._before_generation)(args)
                 mark = self._guard(self._enter)(phase)
@@ -302,10 +304,11 @@ class PlainLoop:
         return self._over or threading.get_ident() != self._thread
 
     def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Our own mistake ends the watching, never the run."""
+        """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
+        from torch.compiler import is_compiling
 
         def guarded(*arguments: Any) -> Any:
-            if self._over:
+            if is_compiling() or self._over:
                 return None
             try:
                 return step(*arguments)

@@ -60,12 +60,12 @@ class Script:
             before()
             exec(code, main.__dict__)
         except SystemExit as error:
-            after(None)
+            _guarded(after, None)
             raise error.with_traceback(None) from None
         except BaseException as error:
             ending = error
         if ending is None:
-            after(None)
+            _guarded(after, None)
             del before_us
             sys.exit(0)
         # The hook is asked here, and with the script's own frames only: a script may have set one of its own.

@@ -32,7 +32,7 @@ _PREFIX = re.compile(
 )
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]:?|\brank[ =:](\d+)\b|^(\d+):(?=[ \t])", re.IGNORECASE)
 _SIZE = r"(\d{1,20}(?:\.\d{1,9})?|more than 1)\s*(bytes|[KMGTE]i?B|B)\b"
-_UNITS = {"B": 1, "BYTES": 1, **{f"{p}IB": 1024**i for i, p in enumerate("KMGTPE", 1)}}
+_UNITS: dict[str, int] = {"B": 1, "BYTES": 1, **{f"{p}IB": 1024**i for i, p in enumerate("KMGTPE", 1)}}
 _UNITS |= {f"{p}B": _UNITS[f"{p}IB"] for p in "KMGTPE"}  # torch's GB are GiB
 
 _STARTS = (

@@ -11,6 +11,7 @@ collective and never come back. So a thread listens too; what it cannot leave to
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -112,8 +113,7 @@ class Terminations:
             os.close(write)
             return
         self._pipe = (read, write)
-        # A child shares the pipe, and its signals are not ours.
-        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
+        _leave_children_alone()
         threading.Thread(target=self._wait, args=(read,), name="memprof-signals", daemon=True).start()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
@@ -149,6 +149,13 @@ class Terminations:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
+
+
+@functools.cache
+def _leave_children_alone() -> None:
+    """A forked child shares the pipe, and its signals are not ours."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
 
 
 def _main_thread() -> bool:

@@ -1,4 +1,4 @@
-"""Facts about the machine and the process, from what is there: /proc, psutil, NVML, the installed packages."""
+"""Facts about the machine and the process, from what is there: /proc, psutil, the installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ __all__ = [
     "device_total",
     "host_section",
     "node_name",
-    "nvml_process_bytes",
     "pinned_bytes",
     "rss_bytes",
     "versions",
@@ -107,20 +106,3 @@ def pinned_bytes() -> int | None:
         return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
     except Exception:
         return None
-
-
-def nvml_process_bytes(index: int) -> int | None:
-    """What the driver says this process holds on a CUDA device; None without NVML or in a container that hides it."""
-    try:
-        import pynvml
-        import torch
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(index).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                return int(process.usedGpuMemory)
-    except Exception:
-        return None
-    return None

@@ -18,6 +18,7 @@ from memprof.record.sharded import (
     UNSHARDED,
     bucket_bytes,
     engine_tensors,
+    has_engine,
     is_sharded,
     shards_and_storages,
     unsharded_parameters,
@@ -70,6 +71,7 @@ class OwnerBook:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._wrappers: list[weakref.ref[Any]] = []
         self._zero: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hooks: dict[int, Any] = {}
 
     # -- what to watch -----------------------------------------------------------------------------------------
@@ -111,14 +113,20 @@ class OwnerBook:
                 for part in _quantisation_state(tensor):
                     self.claim(part, category, None, f"{name} (quantisation state)")
 
-    def claim_shards(self) -> None:
-        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be."""
-        for module in [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]:
+    def claim_shards(self, again: bool = False) -> None:
+        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be.
+
+        ``again``: only where an earlier look found an engine, which costs nothing where there is none.
+        """
+        modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
+        for module in [m for m in modules if m in self._engines] if again else modules:
             for tensor, category, detail, name in engine_tensors(module):
                 self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
                 self.claim(tensor, category, detail, name)
             for parameter, name in unsharded_parameters(module):
                 self._watch_whole_gradient(parameter, name)
+            if has_engine(module):
+                self._engines.add(module)
         for optimizer in list(self._zero):
             for tensor, category, detail, name in zero_tensors(optimizer):
                 self.claim(tensor, category, detail, name)
@@ -145,6 +153,32 @@ class OwnerBook:
         """Sizes of the gradient buckets of whatever wraps the models, or is one of them."""
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
         return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
+
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
+        found: dict[str, int] = {}
+        seen: set[int] = set()
+        for tensor, category in self._held():
+            for storage in storages_of(tensor):
+                known = storage._cdata in seen or self._watches(storage.device.type) or storage.device.type == "meta"
+                if not known and storage.nbytes():
+                    seen.add(storage._cdata)
+                    found[category.value] = found.get(category.value, 0) + int(storage.nbytes())
+        return found
+
+    def _held(self) -> Iterator[tuple[Any, Category]]:
+        for model, role in self.models:
+            adapted = getattr(model, "peft_config", None) is not None
+            for name, tensor in _named_tensors(model):
+                yield tensor, _category(name, tensor, role, adapted)
+                if (grad := getattr(tensor, "grad", None)) is not None:
+                    yield grad, Category.GRADIENTS
+        for optimizer in list(self._optimizers):
+            state = getattr(optimizer, "state", None)
+            if isinstance(state, Mapping):
+                for slots in state.values():
+                    for _, tensor in _nested(slots, ""):
+                        yield tensor, Category.OPTIMIZER_STATE
 
     def remarks(self) -> list[str]:
         """What is odd about what the models hold."""

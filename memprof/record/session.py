@@ -15,12 +15,15 @@ from typing import Any
 
 from memprof.record import phases
 from memprof.record.caches import CacheWatch
-from memprof.record.host import host_section, node_name, nvml_process_bytes, pinned_bytes, rss_bytes, versions
+from memprof.record.host import host_section, node_name, rss_bytes, versions
+from memprof.record.outside import Outside
 from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
 from memprof.record.redact import redact
 from memprof.record.referrers import holders_of, largest_tensors
+from memprof.record.residency import SWITCHES, Residency
+from memprof.record.sampler import Sampler
 from memprof.vocabulary import Kind, Phase
 
 __all__ = ["Session"]
@@ -82,6 +85,9 @@ class Session:
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
         self._handles: list[Any] = []
+        self._residency = Residency()
+        self._outside: Outside | None = None
+        self._sampler: Sampler | None = None
         self._started = False
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -103,6 +109,7 @@ class Session:
             self._watch_optimizers()
             self.recorder.open_window()
             self._guarded(self._look_again)
+            self._guarded(self._watch_device)
             self._guarded(self._sample)
         except BaseException:
             self._started = False
@@ -125,6 +132,8 @@ class Session:
             self._unhook()
 
     def _unhook(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
         if self in phases.ACTIVE:
             phases.ACTIVE.remove(self)
         for handle in self._handles:
@@ -227,7 +236,7 @@ class Session:
             if mark.phase in _AFTER_GRADIENTS:
                 self.owners.claim_gradients()
             if mark.phase in _WITH_SHARDS:
-                self.owners.claim_shards()
+                self.owners.claim_shards(again=True)
             if mark.phase == Phase.OPTIMIZER_STEP.value:
                 self.owners.claim_optimizers()
             self._close(mark)
@@ -245,6 +254,10 @@ class Session:
         self._counters.append({**row, **vars(peaks)})
         self._counted += 1
         self._sample()
+        if mark.phase in SWITCHES:
+            own, used = (self._samples[-1][2], self._samples[-1][4]) if len(self._samples[-1]) > 4 else (None, None)
+            state = self.allocator_state() or {"allocated": peaks.allocated_end}
+            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used, own)
 
     def _tag(self) -> None:
         current = self.phases.current
@@ -295,9 +308,23 @@ class Session:
         ]
 
     def _sample(self) -> None:
-        cuda = self.recorder.kind is Kind.CUDA
-        nvml = nvml_process_bytes(self.recorder.device().index) if cuda else None
-        self._samples.append([self.recorder.now_us(), rss_bytes(), nvml, pinned_bytes() if cuda else None])
+        self._samples.append(self._look())
+
+    def _look(self) -> list[int | None]:
+        """A sample; on CUDA also what the driver says, on whatever thread asks."""
+        now = self.recorder.now_us()
+        return [now, rss_bytes(), None, None] if self._outside is None else self._outside.row(now, self._reserved())
+
+    def _reserved(self) -> int | None:
+        state = self.allocator_state()
+        return state.get("reserved")
+
+    def _watch_device(self) -> None:
+        """On CUDA: ask the driver too, and between phases."""
+        if self.recorder.kind is Kind.CUDA and self._outside is None:
+            self._outside = Outside(self.recorder.device().index)
+            self._sampler = Sampler(self._look, self._samples.append)
+            self._sampler.start()
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
         if self.failure is not None:
@@ -346,8 +373,10 @@ class Session:
             "holders": self._holders,
             "buckets": self.owners.bucket_bytes(),
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
-            "samples": [list(s) for s in self._samples],
-            "host": host_section(),
+            "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
+            "switches": list(self._residency.rows),
+            "outside": None if self._outside is None else self._outside.to_plain(),
+            "host": {**host_section(), "offloaded": self.owners.elsewhere()},
             "oom": self._oom(),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
@@ -400,7 +429,7 @@ class Session:
 
     def _non_torch(self) -> int | None:
         rows = [(c["reserved_end"], c["end_us"]) for c in self._counters if c["reserved_end"] is not None]
-        held = [s for s in self._samples if s[2] is not None]
+        held = [s for s in list(self._samples) if s[2] is not None]
         if not rows or not held:
             return None
         reserved, at = max(rows)

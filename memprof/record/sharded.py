@@ -20,6 +20,7 @@ __all__ = [
     "UNSHARDED",
     "bucket_bytes",
     "engine_tensors",
+    "has_engine",
     "is_sharded",
     "unsharded_parameters",
     "zero_tensors",
@@ -54,6 +55,13 @@ def is_sharded(tensor: Any) -> bool:
     if placements is not None:
         return any(getattr(p, "is_shard", bool)() for p in placements)
     return bool(getattr(tensor, "_is_flat_param", False) and getattr(tensor, "_full_param_padded", None) is not None)
+
+
+def has_engine(model: nn.Module) -> bool:
+    """Whether FSDP or ZeRO-3 holds (a part of) this model."""
+    modules = list(model.modules())
+    fsdp = any(getattr(m, "_handle", None) is not None or hasattr(m, "_get_fsdp_state") for m in modules)
+    return fsdp or any(hasattr(p, "ds_tensor") for p in model.parameters())
 
 
 def shards_and_storages(model: nn.Module) -> tuple[int, int]:

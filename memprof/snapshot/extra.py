@@ -31,6 +31,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "buckets": (list,),
     "counters": (list,),
     "samples": (list,),
+    "switches": (list,),
+    "outside": (dict,),
     "host": (dict,),
     "oom": (dict,),
     "non_torch_bytes": _INT,
@@ -71,6 +73,7 @@ _ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last kind holds for all that fol
     "owners": ((int,), (int,), (str,), _TEXT),
     "holders": ((int,), (int,), (str,)),
     "samples": ((int,), _WHOLE),
+    "switches": ((int,), (str,), _WHOLE),
 }
 _FIELDS: dict[str, dict[str, _Kinds]] = {
     "versions": {"torch": _TEXT, "memprof": _TEXT, "python": _TEXT},

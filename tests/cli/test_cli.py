@@ -139,7 +139,7 @@ def test_explain_by_address_category_time_and_number(snapshot: Path) -> None:
         (["report", "{file}", "--format", "xml"], "xml"),
         (["report", "{file}", "--allocations", "many"], "'many' is neither"),
         (["report", "{file}", "--allocations", "-3"], "neither"),
-        (["report", "{file}", "{file}"], "one snapshot at a time"),
+        (["report", "{file}", "{file}"], "the same file is given twice"),
         (["report", "{file}", "--json", "-", "--format", "markdown"], "alone"),
         (["explain", "{file}", "--all", "--top", "3"], "exclude"),
         (["explain", "{file}", "--at", "lunch"], "lunch"),

@@ -33,7 +33,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
             torch.device("cuda", 0), backend=fake, max_entries=options["max_entries"], stacks=options["stacks"]
         )
 
-    monkeypatch.setattr("memprof.integrations.run.make_recorder", make_recorder)
+    monkeypatch.setattr("memprof.integrations.sessions.make_recorder", make_recorder)
     monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
     yield fake
     assert fake.recording is None, "the history was left on"

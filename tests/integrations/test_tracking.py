@@ -201,7 +201,7 @@ def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest
     def make_recorder(*_: Any, **options: Any) -> CudaHistory:
         return CudaHistory(torch.device("cuda", 0), backend=allocator, max_entries=options["max_entries"])
 
-    monkeypatch.setattr("memprof.integrations.run.make_recorder", make_recorder)
+    monkeypatch.setattr("memprof.integrations.sessions.make_recorder", make_recorder)
     monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
     trainer = plain(model, tmp_path, [MemProfCallback(report=False, kind="cuda")], max_steps=4)
     allocator.malloc(8192)

@@ -41,7 +41,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def python(
-    *args: str, cwd: Path, stdin: str = "", timeout: float = 120, **extra: str
+    *args: str, cwd: Path, stdin: str = "", timeout: float = 300, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """``python ARGS`` to its end."""
     return subprocess.run(
@@ -51,7 +51,7 @@ def python(
 
 
 def signalled(
-    args: Sequence[str], cwd: Path, send: Callable[[subprocess.Popen[str]], None], ready: str, timeout: float = 60
+    args: Sequence[str], cwd: Path, send: Callable[[subprocess.Popen[str]], None], ready: str, timeout: float = 180
 ) -> tuple[int, str, str]:
     """``python ARGS`` until it has printed ``ready``; then ``send`` is called. Its exit status and what it printed."""
     process = subprocess.Popen(
@@ -76,7 +76,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
 
 
-def wait_for(path: Path, seconds: float = 30) -> None:
+def wait_for(path: Path, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < until, path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_out_of_memory_is_written_before_anything_is_freed(
     assert len(lines) <= 10
     assert any("test_loop.py" in line for line in lines)
     assert any("Optimizer state" in line for line in lines)
+
+
+def test_a_compiled_model_stays_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The compiler meets the hooks while it traces, and with ``fullgraph`` nothing may stop it."""
+    looped = Looped(tmp_path, report=False)
+    compiled = torch.compile(looped.model, backend="eager", fullgraph=True)
+    looped.loop.begin()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about global hooks
+        for _ in range(3):
+            compiled(torch.randn(4, 64)).square().mean().backward()
+            looped.optimizer.step()
+    looped.loop.end()
+    assert looped.snapshots() == ["step-000001.rank-0.pickle"]
+    names = [name for name, _ in looped.spans("step-000001.rank-0.pickle")]
+    assert names == ["forward", "backward", "optimizer_step"] * 2
+    assert "failed" not in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_ends_the_watching_and_not_the_loop(

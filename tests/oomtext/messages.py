@@ -45,7 +45,8 @@ WORDINGS = {
     ),
     "2.0 with a limit": Wording(
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 79.15 GiB total "
-        "capacity; 7.70 GiB already allocated; 70.98 GiB free; 8.00 GiB allowed; 7.81 GiB reserved in total by PyTorch)",
+        "capacity; 7.70 GiB already allocated; 70.98 GiB free; 8.00 GiB allowed; 7.81 GiB reserved in total "
+        "by PyTorch)",
         {"allowed": gib(8), "requested": mib(512), "free": gib(70.98), "reserved": gib(7.81)},
     ),
     "2.1": Wording(
@@ -74,7 +75,8 @@ WORDINGS = {
     "2.6": Wording(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 34.00 MiB. GPU 0 has a total capacity of 4.00 "
         "GiB of which 0 bytes is free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in "
-        "use. Of the allocated memory 3.35 GiB is allocated by PyTorch, and 125.23 MiB is reserved by PyTorch but unallocated.",
+        "use. Of the allocated memory 3.35 GiB is allocated by PyTorch, and 125.23 MiB is reserved by PyTorch but "
+        "unallocated.",
         {"free": 0, "total": gib(4), "allocated": gib(3.35)},
     ),
     "HIP": Wording(

@@ -34,7 +34,13 @@ def rank_report(rank: int, world: int, factor: float = 1.0, node: str | None = N
     for phase in report["phases"]:
         phase["peak_bytes"] += _grow(phase["categories"], factor)
     step = report["peak"]["step"]
-    report["growth"] = {"steps": [{"step": step, "peak_bytes": 1, "end_bytes": 1, "tokens": round(8000 * factor)}]}
+    report["growth"] = {
+        "steps": [{"step": step, "peak_bytes": 1, "end_bytes": 1, "tokens": round(8000 * factor)}],
+        "end_bytes_per_step": None,
+        "peak_bytes_per_token": None,
+        "explained_by_tokens": None,
+        "left_behind": [],
+    }
     return report
 
 
@@ -61,7 +67,6 @@ def many_ranks(world: int, missing: tuple[int, ...] = (), seed: int = 0) -> dict
                 summaries.append(_like(summaries[0], rank, factor / factors[0]))
     shown = fullest(summaries)
     report = rank_report(shown, world, factors[shown])
-    report.pop("growth")
     return merged(report, summaries, world, missing_ranks([s["rank"] for s in summaries], world))
 
 

@@ -199,3 +199,20 @@ def test_a_model_without_an_engine_has_nothing_of_the_kind() -> None:
     assert book.rows() == []
     assert book.bucket_bytes() == []
     assert book.remarks() == []
+
+
+def test_what_lies_elsewhere_is_counted_apart() -> None:
+    """A model whose parameters are on the host while a device is recorded, as with CPU offload."""
+    book = OwnerBook(lambda: 1, lambda kind: kind == "cuda")
+    model = torch.nn.Linear(8, 4)
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    book.add_model(model, "policy")
+    book.add_optimizer(optimizer)
+    whole = 4 * (8 * 4 + 4)
+    counters = sum(4 for _ in model.parameters())
+    assert book.elsewhere() == {"weights": whole, "gradients": whole, "optimizer_state": 2 * whole + counters}
+    book.claim_models()
+    assert book.rows() == []
+    assert OwnerBook(lambda: 1, lambda _: True).elsewhere() == {}

@@ -1,0 +1,78 @@
+"""What watching a device between the phases costs: the sampler's CPU time, and what it keeps of an hour.
+
+There is no GPU on every machine: where there is none, NVML and the allocator's counters are answered by a stand-in
+(``device: "stand-in"`` in the result), so the figure is memprof's own share and the driver's calls are not in it.
+
+    python -m benchmarks.sampler --json benchmarks/results/cpu/sampler.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.measure import write_result
+from memprof.record.nvml import DeviceMeter
+from memprof.record.outside import Outside
+from memprof.record.sampler import MOST_HERTZ, Sampler
+
+
+class _StandIn:
+    """A library that answers at once, a process that grows and shrinks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        return name
+
+    def nvmlDeviceIsMigDeviceHandle(self, _handle: str) -> int:
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: str) -> Any:
+        self.count += 1
+        return SimpleNamespace(total=80 << 30, used=(20 + self.count // 30 % 3) << 30)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=(18 + self.count // 30 % 3) << 30)]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    write_result(measure(options.seconds), options.json)
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """Figures of a sampler that ran for so long."""
+    import torch
+
+    real = torch.cuda.is_available()
+    outside = Outside(torch.cuda.current_device()) if real else Outside(0, DeviceMeter("0", library=_StandIn()))
+    reserved = (lambda: int(torch.cuda.memory_reserved())) if real else (lambda: 16 << 30)
+    kept: list[Any] = []
+    sampler = Sampler(lambda: outside.row(time.time_ns() // 1000, reserved()), kept.append)
+    sampler.start()
+    time.sleep(seconds)
+    sampler.stop()
+    return {
+        "device": "cuda" if real else "stand-in",
+        "hertz_allowed": MOST_HERTZ,
+        "hertz": round(sampler.looks / seconds, 2),
+        "cpu_us_per_look": round(1e6 * sampler.seconds / max(sampler.looks, 1), 1),
+        "share_of_one_core": round(sampler.seconds / seconds, 6),
+        "rows_kept_per_hour": round(len(kept) * 3600 / seconds),
+    }
+
+
+if __name__ == "__main__":
+    main()

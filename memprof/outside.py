@@ -1,0 +1,96 @@
+"""What a device holds beside torch's own memory, and how much of that can be told apart.
+
+The driver gives one figure a process. What is in it besides torch's reserved memory is split by *when* it came: what
+was there when recording began (CUDA's context, the modules so far, libraries' handles), and what came since (NCCL's
+communicators, more modules and handles, other allocators in the process). No driver says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["outside_report", "switches_report"]
+
+_SIZES = (
+    "capacity_bytes", "used_bytes", "own_bytes", "others_bytes", "first_own_bytes", "first_reserved_bytes",
+)  # fmt: skip
+_MOST_PROCESSES = 64
+
+
+def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
+    """The ``outside`` part of a report; sizes in bytes, None for a recording that asked no driver.
+
+    Args:
+        noted: the ``outside`` part of the snapshot.
+        samples: its ``samples``; rows of seven figures hold what the driver said.
+    """
+    if not isinstance(noted, Mapping):
+        return None
+    sizes = {name: _size(noted.get(name)) for name in _SIZES}
+    rows = [row for row in samples if len(row) >= 7]
+    beside = [own - reserved for _, _, own, _, _, _, reserved, *_ in rows if own is not None and reserved is not None]
+    at_first = _difference(sizes["first_own_bytes"], sizes["first_reserved_bytes"])
+    highest = max([n for n in beside if n >= 0], default=at_first)
+    used, own, others = sizes["used_bytes"], sizes["own_bytes"], sizes["others_bytes"]
+    unnamed = max(0, used - own - others) if used is not None and own is not None and others is not None else None
+    groups = _size(noted.get("process_groups")) or 0
+    return {
+        "reason": _text(noted.get("reason")),
+        "mig": noted.get("mig") if isinstance(noted.get("mig"), bool) else None,
+        "capacity_bytes": sizes["capacity_bytes"],
+        "highest_used_bytes": used,
+        "own_bytes": own,
+        "others_bytes": others,
+        "unnamed_bytes": unnamed,
+        "at_start_bytes": at_first,
+        "highest_bytes": highest,
+        "grown_bytes": None if at_first is None or highest is None else max(0, highest - at_first),
+        "process_groups": groups,
+        "allocators": [str(a) for a in noted.get("allocators") or [] if isinstance(a, str)],
+        "processes": _processes(noted),
+    }
+
+
+def _processes(noted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Other processes on the device when it was fullest, the largest first."""
+    own = noted.get("this_process")
+    listed = [p for p in noted.get("processes") or [] if isinstance(p, (list, tuple)) and len(p) == 2]
+    others = [{"pid": p[0], "bytes": _size(p[1])} for p in listed if type(p[0]) is int and p[0] != own]
+    return sorted(others, key=lambda p: -(p["bytes"] or 0))[:_MOST_PROCESSES]
+
+
+def _difference(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else max(0, a - b)
+
+
+def _size(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """The switches between rollout and training, in order: what torch counted after each, and what was resident.
+
+    ``resident_bytes`` is what torch reserved (allocated, where there is no allocator) minus the pages an engine has
+    given back and torch still counts.
+    """
+    found = []
+    for time_us, phase, step, allocated, reserved, unmapped, used in (row for row in rows if len(row) == 7):
+        counted = allocated if reserved is None else reserved
+        found.append(
+            {
+                "time_us": time_us,
+                "phase": phase,
+                "step": step,
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+                "unmapped_bytes": unmapped or 0,
+                "resident_bytes": None if counted is None else max(0, counted - (unmapped or 0)),
+                "device_used_bytes": used,
+            }
+        )
+    return found

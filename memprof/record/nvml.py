@@ -1,0 +1,103 @@
+"""What the driver knows of a device and of who holds it: NVIDIA's management library through ``nvidia-ml-py``.
+
+Never fatal. Where the library is missing or refuses, a sentence says so once, and nothing is asked again. ROCm has no
+such library here: there the figures stay unknown. (Written from the library's sources; untested on hardware.)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DeviceMeter", "Reading"]
+
+_MISSING = "NVML is not there (pip install nvidia-ml-py): what is held outside torch is not known"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The device at one moment, in bytes.
+
+    ``own`` is this process's share and ``others`` what other processes hold, None where the driver does not tell;
+    ``processes`` are ``(pid, bytes or None)`` of all of them.
+    """
+
+    total: int
+    used: int
+    own: int | None
+    others: int | None
+    processes: tuple[tuple[int, int | None], ...]
+
+
+class DeviceMeter:
+    """Asks NVML about one device (for a MIG slice: about the slice).
+
+    Args:
+        uuid: the device's UUID as torch gives it, with or without its prefix.
+        visible: the value of ``CUDA_VISIBLE_DEVICES``: of a MIG slice torch may know the parent's UUID only.
+        library: the module to ask; ``pynvml`` where not given.
+
+    Attributes:
+        reason: why nothing can be read, or what a reading lacks; empty where all is well.
+        mig: whether the device is a slice of one, None where not known.
+    """
+
+    def __init__(self, uuid: str, visible: str | None = None, library: Any = None) -> None:
+        self.reason = ""
+        self.mig: bool | None = None
+        self._library = library
+        self._handle: Any = None
+        try:
+            if library is None:
+                import pynvml
+
+                self._library = pynvml
+            self._library.nvmlInit()
+            self._handle = self._find(uuid, visible)
+            self.mig = bool(self._library.nvmlDeviceIsMigDeviceHandle(self._handle))
+        except ImportError:
+            self.reason = _MISSING
+        except Exception as error:
+            self._handle = None if self.mig is None and self._handle is None else self._handle
+            if self._handle is None:
+                self.reason = f"NVML refuses ({error}): what is held outside torch is not known"
+
+    def _find(self, uuid: str, visible: str | None) -> Any:
+        """The handle; the last name's error where none is known."""
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        slices = [part.strip() for part in (visible or "").split(",") if part.strip().startswith("MIG-")]
+        names = [*(slices if len(slices) == 1 else []), f"GPU-{bare}", f"MIG-{bare}"]
+        for name in names[:-1]:
+            try:
+                return self._library.nvmlDeviceGetHandleByUUID(name)
+            except Exception:
+                continue
+        return self._library.nvmlDeviceGetHandleByUUID(names[-1])
+
+    def read(self) -> Reading | None:
+        """The device now; None where nothing can be read (after a failure nothing is asked again)."""
+        if self._handle is None:
+            return None
+        try:
+            memory = self._library.nvmlDeviceGetMemoryInfo(self._handle)
+            listed = self._library.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except Exception as error:
+            self._handle = None
+            self.reason = f"NVML stopped answering ({error}): what is held outside torch is not known from then on"
+            return None
+        processes = tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in listed)
+        own, others = self._shares(processes)
+        return Reading(int(memory.total), int(memory.used), own, others, processes)
+
+    def _shares(self, processes: tuple[tuple[int, int | None], ...]) -> tuple[int | None, int | None]:
+        known = dict(processes)
+        pid = os.getpid()
+        if pid not in known:
+            # In a container the driver names processes by numbers of another namespace; one alone can only be ours.
+            if len(known) != 1:
+                self.reason = "the driver does not list this process (a container with its own process numbers?)"
+                return None, None
+            pid = next(iter(known))
+        others = [n for p, n in processes if p != pid]
+        return known[pid], None if None in others else sum(n for n in others if n is not None)

@@ -1,0 +1,64 @@
+"""What stays on the device when an engine sleeps: torch goes on counting pages that were given back.
+
+vLLM's sleep mode unmaps the physical pages behind its pool and keeps the addresses; torch's counters do not change
+(28,294 MB before and after 23.7 GB had been given back, as reported). The engine's own allocator knows what it holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from memprof.vocabulary import Phase
+
+__all__ = ["SWITCHES", "Residency"]
+
+# Phases at whose end the device is looked at: those between rollout and training.
+SWITCHES = {Phase.SLEEP.value, Phase.WAKE.value, Phase.WEIGHT_SYNC.value}
+
+
+class Residency:
+    """Follows an engine's switches.
+
+    After a sleep all of the engine's pool is unmapped; after a wake what is still backed up on the host is (a wake of
+    some tags only brings back a part). Engines in other processes are seen by the driver alone.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[list[Any]] = []
+        self._asleep = False
+
+    def note(
+        self, now_us: int, phase: str, step: int | None, state: dict[str, int], used: int | None, own: int | None = None
+    ) -> None:
+        """A switch has ended.
+
+        Args:
+            now_us: when.
+            phase: which.
+            step: the optimizer step it belongs to.
+            state: the allocator's ``allocated`` and ``reserved``, where there is one.
+            used: what all processes hold of the device, where the driver tells.
+            own: what this process holds of it: less than torch counts as reserved only where pages were given back
+                (torch_memory_saver keeps no figures of its own).
+        """
+        if phase != Phase.WEIGHT_SYNC.value:
+            self._asleep = phase == Phase.SLEEP.value
+        allocated, reserved = state.get("allocated"), state.get("reserved")
+        unmapped = self.unmapped_bytes()
+        if own is not None and reserved is not None:
+            unmapped = max(unmapped, reserved - own)
+        self.rows.append([now_us, phase, step, allocated, reserved, unmapped, used])
+        del self.rows[:-20_000]
+
+    def unmapped_bytes(self) -> int:
+        """Bytes torch counts whose pages the engine in this process has given back."""
+        module = sys.modules.get("vllm.device_allocator.cumem")
+        pool = getattr(getattr(module, "CuMemAllocator", None), "instance", None)
+        if pool is None:
+            return 0
+        try:
+            held = list(pool.pointer_to_data.values())
+            return sum(int(d.handle[1]) for d in held if self._asleep or d.cpu_backup_tensor is not None)
+        except Exception:  # another release's pool
+            return 0

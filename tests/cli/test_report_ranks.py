@@ -1,0 +1,166 @@
+"""``memprof report`` over the ranks of one run: folders, many files, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memprof.reports.json import validate
+
+from memprof.snapshot import save_snapshot
+from tests.cli.test_cli import MIB, call
+from tests.synthetic import SnapshotBuilder
+
+
+def record(path: Path, extra_mib: int, **known: Any) -> Path:
+    """A snapshot whose peak is 4 MiB and ``extra_mib`` more."""
+    run = SnapshotBuilder()
+    run.alloc(4 * MIB, "main")
+    if extra_mib:
+        run.free(run.alloc(extra_mib * MIB, "step", "main"))
+    raw = run.raw()
+    if known:
+        raw["memprof"] = {"schema": "memprof.snapshot/1", "kind": "cuda", **known}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_snapshot(raw, path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ranks 0, 1 and 3 of four, the second the fullest; their reports' JSON beside two of them."""
+    out = tmp_path / "run" / "_memprof"
+    for rank, more in ((0, 2), (1, 10), (3, 4)):
+        path = record(out / f"step-000002.rank-{rank}.pickle", more, rank=rank, world_size=4, node=f"gpu-{rank // 2}")
+        if rank:
+            assert call("report", path, "--json", path.with_suffix(".json")).exit_code == 0
+    return tmp_path / "run"
+
+
+def merged(*arguments: object) -> dict[str, Any]:
+    result = call("report", *arguments, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    report: dict[str, Any] = json.loads(result.stdout)
+    validate(report)
+    return report
+
+
+def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = call("report", folder, "-o", page)
+    assert result.exit_code == 0
+    assert "Rank 1 peaks highest: 14.00 MiB" in result.stdout
+    assert "No recording of rank 2." in result.stdout
+    assert 'id="ranks"' in page.read_text(encoding="utf-8")
+    report = merged(folder)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+    assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [6 * MIB, 14 * MIB, 8 * MIB]
+    assert (report["source"]["rank"], report["peak"]["active_bytes"]) == (1, 14 * MIB)
+    assert [n["ranks"] for n in report["across_ranks"]["nodes"]] == [[0, 1], [3]]
+    assert report["across_ranks"]["missing"][0]["rank"] == 2
+
+
+def test_markdown_and_allocations_of_the_rank_shown(folder: Path) -> None:
+    result = call("report", folder, "--format", "markdown")
+    assert "| 1 | " in result.stdout
+    assert len(merged(folder, "--allocations", "1")["peak"]["allocations"]) == 1
+
+
+def test_a_report_older_than_its_snapshot_is_made_again(folder: Path) -> None:
+    stale = folder / "_memprof" / "step-000002.rank-3.json"
+    damaged = json.loads(stale.read_text())
+    damaged["peak"]["active_bytes"] = 1
+    stale.write_text(json.dumps(damaged))
+    os.utime(stale, (1, 1))
+    assert merged(folder)["ranks"][2]["peak"]["active_bytes"] == 8 * MIB
+
+
+def test_files_of_ranks_whose_snapshots_are_elsewhere(folder: Path) -> None:
+    """Only the JSON came along: no timeline, everything else."""
+    for rank in (1, 3):
+        (folder / "_memprof" / f"step-000002.rank-{rank}.pickle").unlink()
+    report = merged(folder)
+    assert report["source"]["rank"] == 1
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+
+
+def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Path) -> None:
+    told = folder / "_memprof" / "step-000002.ranks.json"
+    assert call("report", folder, "--json", told).exit_code == 0
+    for kind in ("pickle", "json"):
+        (folder / "_memprof" / f"step-000002.rank-1.{kind}").unlink()
+    report = merged(folder)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+    assert report["source"]["rank"] == 3  # the fullest of those whose files are here
+    assert report["across_ranks"]["peak"]["highest_rank"] == 1
+
+
+def test_files_of_an_earlier_larger_run_are_left_out(folder: Path) -> None:
+    for rank in (6, 7):
+        old = record(folder / "_memprof" / f"step-000002.rank-{rank}.pickle", 30, rank=rank, world_size=8)
+        os.utime(old, (1, 1))
+    report = merged(folder)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+    assert any("of 8 ranks, were left out (rank 6, 7)" in note for note in report["notes"])
+
+
+def test_an_out_of_memory_of_a_later_step_comes_first(folder: Path) -> None:
+    place = folder / "_memprof"
+    late = record(place / "step-000057.rank-3.pickle", 1, rank=3, world_size=4, node="gpu-1")
+    report = json.loads(call("report", late, "--json", "-").stdout)
+    report["oom"] = {"requested_bytes": 9, "device_free_bytes": 1, "phase": "forward", "step": 57, "stack": []}
+    late.with_suffix(".json").write_text(json.dumps(report))
+    record(place / "step-000060.rank-0.pickle", 1, rank=0, world_size=4)
+    found = merged(folder)
+    assert any("Rank 3 ran out of memory in step 57" in note for note in found["notes"])
+    assert any("Rank 0 has a newer recording, of step 60" in note for note in found["notes"])
+    assert next(r for r in found["ranks"] if r["rank"] == 3)["oom"]["step"] == 57
+    assert [r["rank"] for r in merged(folder, "--step", "60")["ranks"]] == [0]
+
+
+def test_snapshots_of_other_tools_by_their_names(tmp_path: Path) -> None:
+    files = [record(tmp_path / f"rank{r}_memory.pickle", r) for r in (0, 1, 2)]
+    for given in ([tmp_path], files):
+        report = merged(*given)
+        assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [4 * MIB, 5 * MIB, 6 * MIB]
+        assert report["across_ranks"]["world_size"] is None
+    nameless = [record(tmp_path / "x" / name, 1) for name in ("a.pickle", "b.pickle")]
+    report = merged(*nameless)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1]
+    assert any("a.pickle does not say which rank it is of" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("redact", [True, False])
+def test_names_of_machines_can_be_left_out(folder: Path, tmp_path: Path, redact: bool) -> None:
+    page = tmp_path / "page.html"
+    result = call("report", folder, "-o", page, *(["--redact"] if redact else []))
+    assert result.exit_code == 0
+    assert ("gpu-1" in page.read_text(encoding="utf-8")) is not redact
+
+
+def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+    place = folder / "_memprof"
+    one, two = place / "step-000002.rank-0.pickle", place / "step-000002.rank-1.pickle"
+    (tmp_path / "empty").mkdir()
+    again = record(tmp_path / "again" / one.name, 0, rank=0, world_size=4)
+    other = record(tmp_path / "other" / "step-000002.rank-2.pickle", 0, rank=2, world_size=8)
+    damaged = tmp_path / "rank5.json"
+    damaged.write_text('{"schema": "memprof.report/1", "source": 3}')
+    cases = [
+        ((tmp_path / "empty",), 3, "no recordings there"),
+        ((folder, "--step", "9"), 2, "recordings of step 2"),
+        ((one, "--step", "2"), 2, "this is one file"),
+        ((folder, one), 2, "give one folder alone"),
+        ((one, one), 2, "given twice"),
+        ((one, again), 3, "rank 0 is there twice"),
+        ((one, other), 3, "a run of 4 ranks and of one of 8"),
+        ((two, damaged), 3, "without source, peak or notes"),
+        ((two, tmp_path / "nowhere.pickle"), 3, "nowhere.pickle"),
+    ]
+    for arguments, code, words in cases:
+        result = call("report", *arguments)
+        assert (result.exit_code, words in result.stderr) == (code, True), (arguments, result.stderr)
+        assert len(result.stderr.strip().split("\n")) == 1
