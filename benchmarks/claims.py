@@ -102,7 +102,8 @@ def adapter(model: str, **changes: Any) -> Settings:
 def qlora_is_gb_per_billion(book: Book) -> dict[str, Any]:
     """QLoRA needs as many GB as the model has billions of parameters; LoRA four times that."""
     rows = {}
-    for size, model in SIZES.items():
+    for size in ("1.5B", "7B"):
+        model = SIZES[size]
         qlora, lora = book.row(adapter(model, load_in_4bit=True)), book.row(adapter(model))
         rows[size] = {
             "parameters": parameters(model),
