@@ -117,7 +117,7 @@ def qlora_is_gb_per_billion(book: Book) -> dict[str, Any]:
 
 def sharing_a_base(book: Book) -> dict[str, Any]:
     """Policy and reference on one base with an adapter save about half."""
-    model = SIZES["7B"]
+    model = SIZES["1.5B"]
     two = Settings(
         model, dtype="bfloat16", optim="adamw_8bit", beta=0.04, prompt_length=256, completion_length=768
     )  # fmt: skip

@@ -55,7 +55,7 @@ def qlora() -> str:
 
 def sharing() -> str:
     """GiB with two policies and with one base."""
-    head = ("Qwen2.5-7B, bf16, GiB", "models", "gradients and optimizer", "needed")
+    head = ("Qwen2.5-1.5B, bf16, GiB", "models", "gradients and optimizer", "needed")
     rows = _claim("sharing_a_base").items()
     return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
 
