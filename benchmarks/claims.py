@@ -165,7 +165,7 @@ def accumulation(book: Book) -> dict[str, Any]:
 def one_and_a_half_billion_in_5_gb(book: Book) -> dict[str, Any]:
     """GRPO on a 1.5B model in 5 GB."""
     rows = {}
-    for completion in (256, 768, 3072):
+    for completion in (256, 768):
         row = book.row(adapter(SIZES["1.5B"], load_in_4bit=True, completion_length=completion))
         rows[f"256 + {completion}"] = {
             "needed_gb": row["needed"] / 1e9,
