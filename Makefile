@@ -40,8 +40,9 @@ demo: setup
 test: setup lint types browser
 	$(BIN)/python -m pytest
 
+# --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
 lint: $(READY)

@@ -55,7 +55,7 @@ def qlora() -> str:
 
 def sharing() -> str:
     """GiB with two policies and with one base."""
-    head = ("Qwen2.5-7B, bf16, GiB", "models", "gradients and optimizer", "needed")
+    head = ("Qwen2.5-1.5B, bf16, GiB", "models", "gradients and optimizer", "needed")
     rows = _claim("sharing_a_base").items()
     return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
 
@@ -127,10 +127,10 @@ def memory_own() -> str:
 
 
 def fit() -> str:
-    """examples/fit_7b_on_one_gpu.py --full."""
+    """examples/fit_7b_on_one_gpu.py --full --completions 4."""
     rows = read("fit_7b")
     by = {row["step"]: row["device_peak_bytes"] / GIB for row in rows}
-    return table(("Qwen2.5-7B, 8 × (256 + 786) tokens", "GiB needed", "fits 24 GB", "peak is in"), [
+    return table(("Qwen2.5-7B, 4 × (256 + 786) tokens", "GiB needed", "fits 24 GB", "peak is in"), [
         (row["step"], by[row["step"]], "yes" if row["fits"] else "no", row["peak_phase"]) for row in rows
     ])  # fmt: skip
 
@@ -138,25 +138,11 @@ def fit() -> str:
 def generations() -> str:
     """examples/num_generations.py."""
     rows = read("num_generations")
-    counts = list(dict.fromkeys(row["num_generations"] for row in rows))
+    counts = sorted({row["num_generations"] for row in rows})
     ways = list(dict.fromkeys(row["way"] for row in rows))
     by = {(row["way"], row["num_generations"]): row["device_peak_bytes"] / GIB for row in rows}
     return table(("Qwen2.5-0.5B, full, bf16; GiB needed by completions a prompt", *map(str, counts)),
-                 [(way, *(by[way, n] for n in counts)) for way in ways])  # fmt: skip
-
-
-def context() -> str:
-    """examples/context_20k.py --full."""
-    answer = read("context_20k")
-    rows = [(row["label"], *(_pair(o, a) for o, a in zip(row["own_peak"], row["at_peak"], strict=True)))
-            for row in answer["rows"]]  # fmt: skip
-    return table(("GiB: own peak (at the peak)", *answer["runs"]), rows)
-
-
-def _pair(own: int | None, at_peak: int | None) -> str:
-    if own is None:
-        return "–" if at_peak is None else f"{at_peak / GIB:.2f}"
-    return f"{own / GIB:.2f} ({(at_peak or 0) / GIB:.2f})"
+                 [(way, *(by.get((way, n), "–") for n in counts)) for way in ways])  # fmt: skip
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -172,7 +158,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory-own": memory_own,
     "fit": fit,
     "generations": generations,
-    "context": context,
 }
 
 

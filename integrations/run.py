@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.integrations.distributed import Gathering
+from memprof.integrations.facts import collect_facts
 from memprof.integrations.options import Options
 from memprof.integrations.output import Result, add_report, prune
 from memprof.integrations.rehearsal import Rehearsal, ran_out_of_memory, refusal

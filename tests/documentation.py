@@ -1,7 +1,8 @@
 """The documentation's code blocks, and the marks that say how a test treats them.
 
-Every fenced ``sh``, ``bash`` or ``console`` block is run, line by line, in a folder where the files it names exist. A
-comment directly above a block says where that is not done as it stands::
+Every fenced ``sh``, ``bash`` or ``console`` block is run, line by line, where the files it names exist, with
+a model of two narrow layers for any model of a hub and without searches (:func:`tests.workspace.shortened`). A comment
+directly above a block says where that is not done as it stands::
 
     <!-- test: instead `memprof plan --model tiny.json --gpu 24GB`, because six simulations take minutes -->
     <!-- test: not run, because it installs packages -->

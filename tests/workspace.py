@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "shortened"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,21 +19,41 @@ TINY = (
     ' "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32768,'
     ' "max_position_embeddings": 4096, "tie_word_embeddings": true}'
 )
-LOOP = """
-import torch
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(2):
-    model(torch.ones(4, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+SCRIPT = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+def reward(completions, **_):
+    return [float(len(set(completion))) for completion in completions]
+
+args = GRPOConfig(
+    output_dir="out", max_steps=1, per_device_train_batch_size=2, num_generations=2, max_completion_length=8,
+    use_cpu=True, bf16=False, dataloader_pin_memory=False, report_to="none", save_strategy="no",
+)
+data = Dataset.from_dict({"prompt": ["one", "two"]})
+GRPOTrainer(model="tiny-model", reward_funcs=reward, args=args, train_dataset=data).train()
 """
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.90 GiB. GPU 0 has a total capacity of 15.73 GiB of"
+    " which 1.28 GiB is free. Including non-PyTorch memory, this process has 14.43 GiB memory in use. Of the allocated"
+    " memory 11.82 GiB is allocated by PyTorch, and 2.41 GiB is reserved by PyTorch but unallocated.\n"
+)
 # Of the demo's two runs the second stands in for these; the first for every other snapshot or report that is named.
 SECOND = ("lean.pickle", "after.pickle", "branch.json")
-NAMED = re.compile(r"(?<![\w./-])[\w.-]+\.(?:pickle|json)\b")
+NAMED = re.compile(r"(?<![\w./-])[\w.-]+\.(?:pickle|json|log)\b")
 WRITTEN = re.compile(r"(?:-o|--output|--json|>)\s*([\w./-]+)")
 # A command is stopped after this; the slowest, six simulations of a small model, takes half a minute alone.
 SECONDS = 300
+
+
+def shortened(command: str) -> str:
+    """The same command on a model of two narrow layers, without the searches that take minutes."""
+    command = re.sub(r"(memprof (?:simulate|plan)\b.*?--model )[\w.-]+/[\w.-]+", r"\1tiny.json", command)
+    if command.startswith("memprof plan") and "--vary" not in command and "--no-search" not in command:
+        command += " --no-search"
+    if command.startswith("memprof advise") and "--estimate" not in command and "--seconds" not in command:
+        command += " --seconds 0"
+    return command
 
 
 class Workspace:
@@ -47,9 +67,11 @@ class Workspace:
     def __init__(self, folder: Path, demo: Path) -> None:
         self.folder = folder
         shutil.copytree(demo, folder / "demo", ignore=shutil.ignore_patterns("_work", "_model"))
-        shutil.copytree(demo / "tensorboard" / "full", folder / "OUTPUT_DIR")
+        for name in ("OUTPUT_DIR", "out"):
+            shutil.copytree(demo / "tensorboard" / "full", folder / name)
+        shutil.copytree(demo / "_model" / "tiny-random-llama", folder / "tiny-model")
         (folder / "tiny.json").write_text(TINY, encoding="utf-8")
-        (folder / "train.py").write_text(LOOP, encoding="utf-8")
+        (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
         (folder / "grpo.yaml").write_text("model: tiny.json\nlora_r: 8\nmax_completion_length: 64\n", encoding="utf-8")
         for name in ("benchmarks", "examples", "tests"):
             (folder / name).symlink_to(ROOT / name)
@@ -57,7 +79,8 @@ class Workspace:
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """How a shell command ended; one that several pages show runs once."""
+        """How a shell command ended, made short; one that several pages show runs once."""
+        command = shortened(command)
         if command not in self._done:
             self.provide(command)
             where = ROOT if command.startswith("make ") else self.folder
@@ -76,7 +99,11 @@ class Workspace:
         """Put one of the demo's files under each name that is read."""
         for name in set(NAMED.findall(words)) - set(WRITTEN.findall(words)):
             target = self.folder / name
-            if not target.exists():
+            if target.exists():
+                continue
+            if target.suffix == ".log":
+                target.write_text(OOM, encoding="utf-8")
+            else:
                 source = ("lora" if name in SECOND else "full") + target.suffix
                 shutil.copyfile(self.folder / "demo" / source, target)
 

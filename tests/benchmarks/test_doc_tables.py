@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import doc_tables
@@ -11,7 +13,7 @@ PAGES = doc_tables.PAGES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tables_are_those_of_the_results(page) -> None:
+def test_tables_are_those_of_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert doc_tables.filled(text) == text, "run python -m benchmarks.doc_tables"
 
@@ -37,15 +39,16 @@ def test_what_stands_is_what_the_formulas_say(parameters: tuple[int, int]) -> No
     assert full["gradients"] == 4 * count
     assert lora["weights"] == pytest.approx(2 * count, abs=4096)
     assert lora.get("reference_model", 0) == 0
-    # Rank 16 on every linear layer: 16 x (in + out), in float32 as PEFT makes adapters.
+    # Rank 16 on every linear layer: 16 x (in + out), in float32, as PEFT makes adapters.
     config = find_config("Qwen/Qwen2.5-1.5B-Instruct")
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
     adapters = 16 * ends * config["num_hidden_layers"]
-    assert lora["adapters"] in (2 * adapters, 4 * adapters)
+    assert lora["adapters"] == lora["gradients"] == 4 * adapters
     assert lora["optimizer_state"] == pytest.approx(2 * lora["adapters"], rel=0.01)
-    assert linear < count
+    casts = runs["full"]["own_peaks"]["weight_casts"]
+    assert 2 * linear <= casts <= 2 * count * 1.01  # under autocast: the layers' and, while it is used, the head's
 
 
 def test_the_cache_is_what_the_formula_says() -> None:
@@ -55,6 +58,5 @@ def test_the_cache_is_what_the_formula_says() -> None:
         run = doc_tables.read("memory_pictures")["runs"][name]
         token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head
         closed = token * 8 * (256 + 768 - 1)
-        assert run["own_peaks"]["kv_cache"] / closed == pytest.approx(width, rel=0.1) or run["own_peaks"][
-            "kv_cache"
-        ] / closed == pytest.approx(2, rel=0.1)
+        # One layer's keys or values are there twice while a token is appended; blocks are rounded up.
+        assert width <= run["own_peaks"]["kv_cache"] / closed <= width * 1.025
