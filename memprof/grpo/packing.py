@@ -16,7 +16,7 @@ from memprof.grpo.segment_attention import Segments, install_segment_attention
 if TYPE_CHECKING:
     from memprof.grpo.prefix import SharedPrefix
 
-__all__ = ["Body", "packed_arguments", "packed_forward"]
+__all__ = ["Body", "packed_arguments", "packed_forward", "run_packed"]
 
 #: A transformers model without its head: keyword arguments in, something with ``last_hidden_state [1, S, H]`` out.
 Body = Callable[..., Any]
@@ -44,7 +44,14 @@ def packed_arguments(
     }
 
 
+def run_packed(body: Body, arguments: dict[str, Any]) -> torch.Tensor:
+    """Hidden states ``[1, S, H]`` of ``body`` called with :func:`packed_arguments`, which must reach attention."""
+    hidden: torch.Tensor = body(**arguments).last_hidden_state
+    arguments["memprof_segments"].check()
+    return hidden
+
+
 def packed_forward(body: Body, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Hidden states ``[length, H]`` of each sequence, computed in one row."""
-    hidden = body(**packed_arguments(sequences)).last_hidden_state[0]
+    hidden = run_packed(body, packed_arguments(sequences))[0]
     return list(hidden.split([ids.shape[0] for ids in sequences]))

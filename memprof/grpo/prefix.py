@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from memprof.grpo.packing import Body, packed_arguments
+from memprof.grpo.packing import Body, packed_arguments, run_packed
 
 __all__ = ["SharedPrefix", "forward_completions", "forward_prompt", "shared_prefix_forward"]
 
@@ -99,7 +99,7 @@ def forward_prompt(body: Body, prompt_ids: torch.Tensor, *, fp32_gradients: bool
     """
     ids = prompt_ids.reshape(-1)
     prefix = SharedPrefix(ids.shape[0], fp32_gradients=fp32_gradients)
-    hidden = body(**packed_arguments([ids], becomes=prefix)).last_hidden_state
+    hidden = run_packed(body, packed_arguments([ids], becomes=prefix))
     # A copy of one row, so that the other P - 1 can go.
     prefix._last = _Shared(hidden[0, -1:].clone(), fp32_gradients)
     return prefix
@@ -113,7 +113,7 @@ def forward_completions(body: Body, prefix: SharedPrefix, completions: Sequence[
     longer = [ids[:-1] for ids in completions if ids.shape[0] > 1]
     rest: list[torch.Tensor] = []
     if longer:
-        hidden = body(**packed_arguments(longer, prefix=prefix)).last_hidden_state[0]
+        hidden = run_packed(body, packed_arguments(longer, prefix=prefix))[0]
         rest = list(hidden.split([ids.shape[0] for ids in longer]))
     following = iter(rest)
     first = prefix.last_hidden

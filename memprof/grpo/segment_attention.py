@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,16 +35,31 @@ _MARK = "_memprof_segments"
 
 @dataclass(frozen=True)
 class Segments:
-    """``lengths`` of the sequences in the row; the prefix they attend to; or the prefix this row is to become."""
+    """``lengths`` of the sequences in the row; the prefix they attend to; or the prefix this row is to become.
+
+    ``reached``: layers whose attention was given this.
+    """
 
     lengths: tuple[int, ...]
     prefix: SharedPrefix | None = None
     becomes: SharedPrefix | None = None
+    reached: set[int] = field(default_factory=set)
 
     @property
     def longest(self) -> int:
         """Positions that the last token of the longest sequence looks back on, itself included."""
         return max(self.lengths) + (self.prefix.length if self.prefix is not None else 0)
+
+    def check(self) -> None:
+        """After the body has run: a model that does not hand its arguments down would have mixed the sequences up.
+
+        Raises:
+            UsageError: no layer's attention was given the segments.
+        """
+        if not self.reached:
+            raise UsageError(
+                "Sequences in one row: this model does not hand keyword arguments down to its attention function."
+            )
 
 
 def segment_refusal(config: Any, longest: int) -> str | None:
@@ -106,6 +121,7 @@ def _in_front_of(own: Any) -> Any:
 def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments, kwargs: dict[str, Any]) -> Any:
     """``[1, heads, tokens, width]`` in, ``[1, tokens, heads, width]`` out, as transformers' functions."""
     _check(module, segments, kwargs)
+    segments.reached.add(module.layer_idx)
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

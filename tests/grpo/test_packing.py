@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo.packing import packed_forward  # noqa: E402
 from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, gradients, tokens, weighted  # noqa: E402
 
@@ -51,3 +52,14 @@ class _Squares(torch.utils._python_dispatch.TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
         return out
+
+
+def test_a_model_that_keeps_its_arguments_to_itself_is_refused() -> None:
+    """Without the segments its attention would mix the sequences up."""
+    body = body_of(build())
+
+    def deaf(memprof_segments: Any, **kwargs: Any) -> Any:
+        return body(**kwargs)
+
+    with pytest.raises(UsageError, match="does not hand keyword arguments down"):
+        packed_forward(deaf, SEQUENCES)
