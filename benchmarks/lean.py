@@ -63,14 +63,14 @@ def build(kind: str, model: str, questions: Any, folder: Path, lora: bool, **set
     return trainer
 
 
-def track(model: str, questions: Any, folder: Path, steps: int, lora: bool) -> dict[str, Any]:
+def track(model: str, questions: Any, folder: Path, steps: int, lora: bool, **settings: Any) -> dict[str, Any]:
     """Both runs on the same completions."""
     import torch
 
     kept: list[Any] = []
     runs: dict[str, Any] = {}
     for kind in ("trl", "lean"):
-        trainer = build(kind, model, questions, folder, lora, max_steps=steps, num_iterations=2)
+        trainer = build(kind, model, questions, folder, lora, max_steps=steps, num_iterations=2, **settings)
         generate = trainer._generate_single_turn
 
         def record(*args: Any, generate: Any = generate, **kwargs: Any) -> Any:
@@ -213,14 +213,23 @@ def prepared(out: Path, tiny: bool) -> tuple[str, Any, str]:
 @main.command("track")
 @click.option("--steps", default=20)
 @click.option("--lora", is_flag=True)
+@click.option("--completions", default=4)
+@click.option("--tokens", default=32, help="Tokens of a completion.")
 @OUT
 @JSON
 @TINY
-def track_command(steps: int, lora: bool, out: Path, json_path: Path | None, tiny: bool) -> None:
+def track_command(
+    steps: int, lora: bool, completions: int, tokens: int, out: Path, json_path: Path | None, tiny: bool
+) -> None:
     """Losses and rewards step by step."""
     model, questions, note = prepared(out, tiny)
-    found = track(model, questions, out / "_work" / "lean", steps, lora)
-    write_result({"model": note, "lora": lora, **found}, json_path)
+    settings = {
+        "per_device_train_batch_size": completions,
+        "num_generations": completions,
+        "max_completion_length": tokens,
+    }
+    found = track(model, questions, out / "_work" / "lean", steps, lora, **settings)
+    write_result({"model": note, "lora": lora, "settings": settings, **found}, json_path)
 
 
 @main.command("speed")

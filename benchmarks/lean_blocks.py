@@ -2,12 +2,13 @@
 
     python -m benchmarks.lean_blocks [--tokens 384] [--layers 6] [--pairs 3] [--json FILE]
 
-Layers of SmolLM2-135M's shape with random weights, fp32, on the CPU. ``one_sequence``: forward and backward of one
-sequence's hidden states with each kind of checkpointing, alone and with the MLP in tiles of an eighth of the sequence.
-``shared_prompt``: a group of 8 completions behind a prompt of four times their length, one by one with the prompt and
-sharing it. FLOPs are matrix products and attention as torch counts them, relative to the first row; bytes are the
-tensors live at the trace's peak beside parameters and their gradients, without the host pool of ``offloaded``, which is
-given apart (on this machine both are the same memory); time is CPU seconds in interleaved turns.
+Layers of SmolLM2-135M's shape with random frozen weights and adapters of rank 16 on every linear layer; fp32, CPU.
+``one_sequence``: forward and backward of one sequence's hidden states with each kind of checkpointing, alone and with
+the MLP in tiles of an eighth of the sequence. ``shared_prompt``: a group of 8 completions behind a prompt of four times
+their length, one by one with the prompt and sharing it. FLOPs are matrix products and attention as torch counts them,
+relative to the first row; bytes are the tensors live at the trace's peak beside parameters and their gradients, without
+the host pool of ``offloaded``, which is given apart (on this machine both are the same memory); time is CPU seconds in
+interleaved turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
 
 def build(layers: int) -> Any:
-    """A body in training mode."""
+    """A body in training mode, adapters in it."""
+    from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
@@ -43,7 +45,8 @@ def build(layers: int) -> Any:
         num_key_value_heads=3,
         attn_implementation="sdpa",
     )
-    return LlamaModel(config).train()
+    adapters = LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(LlamaModel(config), adapters).get_base_model().train()
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def peak_bytes(model: Any, run: Callable[[], Any]) -> int:
         with memprof.record(path, model=model):
             run()
         peak = memprof.analyze(memprof.load_snapshot(path)).to_dict()["peak"]["allocated_bytes"]
-    return int(peak) - 2 * sum(p.numel() * p.element_size() for p in model.parameters())
+    return int(peak) - sum(p.numel() * p.element_size() * (1 + p.requires_grad) for p in model.parameters())
 
 
 Run = tuple[str, "int | None", Callable[[], Any]]  # kind of checkpointing, tile, what to run
@@ -152,17 +155,15 @@ def shared_prompt(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
 @click.option("--tokens", default=384, show_default=True)
 @click.option("--layers", default=6, show_default=True)
 @click.option("--pairs", default=3, show_default=True)
+@click.option("--only", type=click.Choice(["one_sequence", "shared_prompt"]))
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(tokens: int, layers: int, pairs: int, path: Path | None) -> None:
+def main(tokens: int, layers: int, pairs: int, only: str | None, path: Path | None) -> None:
     """Measure each technique by itself."""
     model = build(layers)
-    result = {
-        "tokens": tokens,
-        "layers": layers,
-        "pairs": pairs,
-        "one_sequence": one_sequence(model, tokens, pairs),
-        "shared_prompt": shared_prompt(model, tokens, pairs),
-    }
+    result: dict[str, Any] = {"tokens": tokens, "layers": layers, "pairs": pairs}
+    for name, measure in (("one_sequence", one_sequence), ("shared_prompt", shared_prompt)):
+        if only in (None, name):
+            result[name] = measure(model, tokens, pairs)
     write_result(result, path)
 
 

@@ -50,6 +50,13 @@ class LeanGRPOConfig(GRPOConfig):
             "'auto': where the loss needs it (entropy quantile); 'always'; 'never': such losses are refused."
         },
     )
+    skip_zero_advantages: bool = field(
+        default=True,
+        metadata={
+            "help": "No backward for completions whose advantage is exactly 0 where nothing else has a gradient "
+            "(beta=0, no entropy bonus): it would add zeros."
+        },
+    )
     fused_loss: bool = field(
         default=True,
         metadata={
@@ -127,7 +134,7 @@ class LeanGRPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1: got {value}.")
-        if self.generation_cache != "dynamic" and self.cache_implementation is None:
+        if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
             self.cache_implementation = self.generation_cache
         super().__post_init__()
 

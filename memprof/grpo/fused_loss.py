@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.grpo.fused_tiles import Passes, Transform, accumulate, passes_for
+from memprof.grpo.fused_tiles import Passes, Transform, passes_for
 
 __all__ = ["DEFAULT_TILE_BYTES", "GradFn", "LinearLogprobs", "chunk_size", "fused_linear_logprobs"]
 
@@ -284,7 +284,7 @@ class _Gradients:
         if self.hidden_grad is not None:
             self._add_hidden(passes, tile, self.hidden_grad[rows])
         if self.weight_grad is not None:
-            accumulate(self.weight_grad, tile.t(), h, first=self.fresh, fp32_products=passes.fp32_products)
+            passes.accumulate(self.weight_grad, tile.t(), h, first=self.fresh, fp32_products=passes.fp32_products)
             self.fresh = False
         if self.bias_grad is not None:
             self.bias_grad += tile.sum(0, dtype=torch.float32)
@@ -297,7 +297,7 @@ class _Gradients:
         # On CUDA a bf16 result may be summed in bf16 across a split of the vocabulary: ask for fp32.
         total = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32, device=out.device)
         for part, w in _head_parts(self.weight, tile.dtype):
-            accumulate(total, tile[:, part], w, first=part.start == 0, fp32_products=passes.fp32_products)
+            passes.accumulate(total, tile[:, part], w, first=part.start == 0, fp32_products=passes.fp32_products)
         if total is not out:
             out.copy_(total)
 

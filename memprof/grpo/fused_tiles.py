@@ -20,13 +20,13 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["Passes", "Transform", "accumulate", "passes_for", "tile_gradient", "tile_stats"]
+__all__ = ["Passes", "Transform", "accumulate", "passes_for", "shape_passes", "tile_gradient", "tile_stats"]
 
 logger = logging.getLogger(__name__)
 
-#: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that the pass reads
+#: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that a pass reads
 #: memory once; elsewhere a bound on temporaries.
-_CPU_BLOCK_BYTES = 2 << 20
+_CPU_BLOCK_BYTES = 8 << 20
 _DEVICE_BLOCK_BYTES = 64 << 20
 #: vocabulary rows converted at a time where a product's operands must be fp32.
 _CONVERTED_ROWS = 8192
@@ -58,14 +58,15 @@ class Passes:
     ``stats(tile, targets, transform, want_entropy)`` reads the tile and returns log-probabilities, logsumexp and
     entropies (or None), each ``[n]`` fp32. ``gradient(tile, targets, lse, entropies, dlogps, dentropies, transform)``
     overwrites it with the gradient with respect to what it held; ``transform.factor`` is already in ``dlogps`` and
-    ``dentropies``. ``fp32_products``: bf16 products may be added to fp32 sums as they are (tensor cores); elsewhere
-    their operands are converted.
+    ``dentropies``. ``accumulate(total, a, b, first=, fp32_products=)``: see :func:`accumulate`. ``fp32_products``: bf16
+    products may be added to fp32 sums as they are (tensor cores); elsewhere their operands are converted.
     """
 
     name: str
     stats: Callable[[torch.Tensor, torch.Tensor, Transform, bool], Stats]
     gradient: Callable[..., None]
     fp32_products: bool
+    accumulate: Callable[..., None]
 
 
 def passes_for(device: torch.device) -> Passes:
@@ -74,9 +75,9 @@ def passes_for(device: torch.device) -> Passes:
         if find_spec("triton") is not None:
             from memprof.grpo.fused_kernels import triton_gradient, triton_stats
 
-            return Passes("triton", triton_stats, triton_gradient, _fp32_products(device))
+            return Passes("triton", triton_stats, triton_gradient, _fp32_products(device), accumulate)
         _say_no_triton(device.type)
-    return Passes("torch", tile_stats, tile_gradient, _fp32_products(device))
+    return Passes("torch", tile_stats, tile_gradient, _fp32_products(device), accumulate)
 
 
 def _fp32_products(device: torch.device) -> bool:
@@ -191,3 +192,19 @@ def accumulate(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: 
         for start in range(0, b.shape[0], _CONVERTED_ROWS):
             inner = slice(start, start + _CONVERTED_ROWS)
             torch.addmm(total, a[:, inner].float(), b[inner].float(), beta=0 if first and start == 0 else 1, out=total)
+
+
+def shape_passes() -> Passes:
+    """What Triton's passes allocate on a GPU and nothing else, for fake tensors that stand for a GPU's.
+
+    The torch passes would run thousands of small operations there and allocate what the kernels do not.
+    """
+
+    def stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:
+        logps = torch.empty(tile.shape[0], dtype=torch.float32, device=tile.device)
+        return logps, torch.empty_like(logps), torch.empty_like(logps) if want_entropy else None
+
+    def nothing(*_: object, **__: object) -> None:
+        return None
+
+    return Passes("shapes", stats, nothing, True, nothing)

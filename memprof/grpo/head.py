@@ -55,7 +55,7 @@ class Head:
                     hidden.float() if self.fp32 else hidden,
                     weight,
                     bias,
-                    request.targets[row.index, : row.completion],
+                    request.targets[row.index, : row.completion].to(weight.device),
                     temperature=self.temperature,
                     want_entropy=request.want_entropy,
                     grad_fn=_bound(request.row_gradient, row),

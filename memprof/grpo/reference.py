@@ -60,6 +60,11 @@ class HostReference(torch.nn.Module):
         inside = {id(tensor) for layer in self.layers for tensor in _tensors(layer)}
         self._around = [tensor for tensor in _tensors(module) if id(tensor) not in inside]
 
+    @property
+    def config(self) -> Any:
+        """The reference's configuration."""
+        return self.module.config
+
     @torch.no_grad()
     def logps(self, trainer: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
         """Log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""

@@ -12,7 +12,7 @@ from memprof.grpo.head import Request, RowGradient, Scored
 from memprof.grpo.packing import packed_arguments
 from memprof.grpo.trim import Row, row_inputs
 
-__all__ = ["blank", "score_piece", "score_without_graph", "stand_in", "write"]
+__all__ = ["blank", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
 
 
 def score_piece(
@@ -49,20 +49,34 @@ def _may_pack(trainer: Any, rows: Sequence[Row]) -> bool:
     return why is None
 
 
-@torch.no_grad()
 def score_without_graph(
     trainer: Any, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], want_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
     logps, entropies = blank(inputs), blank(inputs)
-    for piece in plan(trainer, inputs, rows):
+    score_pieces(trainer, model, inputs, plan(trainer, inputs, rows), logps, entropies, want_entropy=want_entropy)
+    return logps, entropies
+
+
+@torch.no_grad()
+def score_pieces(
+    trainer: Any,
+    model: Any,
+    inputs: Mapping[str, Any],
+    pieces: Sequence[Piece],
+    logps: torch.Tensor,
+    entropies: torch.Tensor,
+    *,
+    want_entropy: bool = True,
+) -> None:
+    """Forward of ``pieces``, their values written into ``logps`` and ``entropies`` ``[B, T]``."""
+    for piece in pieces:
         if piece.closes and piece.prompt is not None:
             piece.prompt.prefix = None
             continue
         scored = score_piece(trainer, model, inputs, piece, want_entropy=want_entropy)
         if piece.rows:
             write(scored, logps, entropies)
-    return logps, entropies
 
 
 def stand_in(inputs: Mapping[str, Any]) -> Row:

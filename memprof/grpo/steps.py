@@ -12,8 +12,8 @@ from memprof.grpo.groups import Piece, plan
 from memprof.grpo.head import RowGradient, Scored
 from memprof.grpo.objective import Gradient, Objective
 from memprof.grpo.schemes import TOKEN, TWO_PASS
-from memprof.grpo.scoring import blank, score_piece, write
-from memprof.grpo.trim import Row
+from memprof.grpo.scoring import blank, score_piece, score_pieces, write
+from memprof.grpo.trim import Row, is_fake
 
 __all__ = ["PiecewiseStep"]
 
@@ -26,7 +26,10 @@ class PiecewiseStep:
     ) -> None:
         self._trainer, self._model, self._inputs, self._scheme = trainer, model, inputs, scheme
         self._objective = Objective(trainer, model, inputs)
-        self._pieces = plan(trainer, inputs, rows) or [Piece()]
+        silent = _silent(trainer, inputs) if scheme != TWO_PASS else set()
+        without = [row for row in rows if row.index in silent]
+        self._forward_only = plan(trainer, inputs, without) if without else []
+        self._pieces = plan(trainer, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
             self._pieces.append(Piece())
@@ -42,6 +45,8 @@ class PiecewiseStep:
         if self._scheme == TWO_PASS:
             states = self._first_pass()
             loss, gradient = self._objective.loss_and_gradient(self._logps, self._entropies)
+        else:
+            score_pieces(self._trainer, self._model, self._inputs, self._forward_only, self._logps, self._entropies)
         for number, piece in enumerate(self._pieces):
             if states:
                 _set_random_state(self._logps.device, states[number])
@@ -61,15 +66,9 @@ class PiecewiseStep:
     def _first_pass(self) -> list[Any]:
         """Fill in every row's values; the random state before each piece, so that dropout can be repeated."""
         states = []
-        with torch.no_grad():
-            for piece in self._pieces:
-                states.append(_random_state(self._logps.device))
-                if piece.closes and piece.prompt is not None:
-                    piece.prompt.prefix = None
-                    continue
-                scored = score_piece(self._trainer, self._model, self._inputs, piece)
-                if piece.rows:
-                    write(scored, self._logps, self._entropies)
+        for piece in self._pieces:
+            states.append(_random_state(self._logps.device))
+            score_pieces(self._trainer, self._model, self._inputs, [piece], self._logps, self._entropies)
         return states
 
     def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
@@ -127,7 +126,8 @@ def _known(gradient: Gradient) -> RowGradient:
         row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         part = (row.index, slice(start, stop))
-        return gradient[0][part], None if gradient[1] is None else gradient[1][part]
+        entropy = None if gradient[1] is None else gradient[1][part].to(logps.device)
+        return gradient[0][part].to(logps.device), entropy
 
     return of
 
@@ -140,6 +140,19 @@ def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
         if gradient[1] is not None and entropies is not None:
             terms.append((entropies * gradient[1][part]).sum())
     return torch.stack(terms).sum()
+
+
+def _silent(trainer: Any, inputs: Mapping[str, Any]) -> set[int]:
+    """Rows whose gradient is exactly zero: an advantage of 0, where nothing but the advantage's term has a gradient.
+
+    They need a forward for the metrics and no backward. Groups in which all rewards are equal are such.
+    """
+    advantages = inputs["advantages"]
+    others = trainer.beta != 0.0 or trainer._entropy_bonus_enabled
+    if not trainer.args.skip_zero_advantages or others or trainer._ranks_run_together or is_fake(advantages):
+        return set()
+    found = (advantages.reshape(advantages.shape[0], -1) == 0).all(1).tolist()
+    return {index for index, silent in enumerate(found) if silent}
 
 
 def _is_deepspeed(accelerator: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 from memprof.errors import UsageError
@@ -13,8 +14,8 @@ __all__ = ["check_supported", "reference_place", "whole_batch_reason"]
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
 
 
-def check_supported(args: Any) -> None:
-    """Refuse what cannot work.
+def check_supported(args: Any, known_loss: bool = True) -> None:
+    """Refuse what cannot work. ``known_loss``: the trainer's loss is TRL's own.
 
     Raises:
         UsageError: named combination.
@@ -25,6 +26,8 @@ def check_supported(args: Any) -> None:
             f"optim={optimizer!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
+    if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
+        raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
     if args.memory_budget is not None:
         raise UsageError("memory_budget is not available yet: choose the settings yourself (docs/lean-trainer.md).")
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
@@ -32,12 +35,18 @@ def check_supported(args: Any) -> None:
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "
             "set exact_two_pass='auto' or top_entropy_quantile=1."
         )
+    if args.exact_two_pass == "never" and not known_loss:
+        raise UsageError(
+            "An overridden _compute_loss takes a pass over all sequences first: set exact_two_pass='auto'."
+        )
 
 
 def whole_batch_reason(trainer: Any) -> str | None:
     """Why every step of this run goes through TRL's own path, or None."""
     if not trainer.args.micro_splitting:
         return "micro_splitting is off"
+    if trainer.args.torch_compile:
+        return "torch_compile compiles a forward without pieces"
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss needs the tokens of all sequences in one graph"
     if _prompt_learning(trainer.model):
@@ -45,6 +54,13 @@ def whole_batch_reason(trainer: Any) -> str | None:
     if trainer.is_deepspeed_enabled and _zero_stage(trainer) == 3:
         return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
     return None
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent package is not there
+        return False
 
 
 def reference_place(args: Any, adapter: bool) -> tuple[str, str]:
@@ -91,8 +107,8 @@ def _why_on_device(args: Any) -> str:
 
 
 def _prompt_learning(model: Any) -> bool:
-    configs = getattr(model, "peft_config", None)
-    return bool(configs) and any(getattr(config, "is_prompt_learning", False) for config in configs.values())
+    configs = getattr(model, "peft_config", None) or {}
+    return any(getattr(config, "is_prompt_learning", False) for config in configs.values())
 
 
 def _zero_stage(trainer: Any) -> int:

@@ -50,7 +50,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
         self._given_logps: Any = None
         self._said: set[str] = set()
-        check_supported(lean)
+        check_supported(lean, known_loss=self._loss_is_trls)
         choose_weights(lean, chosen)
         adapter = chosen.get("peft_config") is not None or hasattr(model, "peft_config")
         place, why_device = reference_place(lean, adapter)

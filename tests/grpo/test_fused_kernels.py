@@ -105,9 +105,9 @@ def compare_losses() -> int:
     """The whole function over Triton's passes against itself over torch's."""
     from memprof.grpo import fused_kernels as kernels
     from memprof.grpo import fused_loss
-    from memprof.grpo.fused_tiles import Passes, passes_for
+    from memprof.grpo.fused_tiles import Passes, accumulate, passes_for
 
-    with_triton = Passes("triton", kernels.triton_stats, kernels.triton_gradient, False)
+    with_triton = Passes("triton", kernels.triton_stats, kernels.triton_gradient, False, accumulate)
     cases = list(product([None, 4.0], [False, True], [False, True]))
     for softcap, bias, in_forward in cases:
         results = []

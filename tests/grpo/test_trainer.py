@@ -120,6 +120,32 @@ def test_advantages_by_token(pair: tuple[Any, Any]) -> None:
     assert_same(pair, inputs)
 
 
+@pytest.mark.parametrize("sharing", [False, True])
+def test_zero_advantages_have_no_backward(pair: tuple[Any, Any], sharing: bool) -> None:
+    inputs = groups()
+    inputs["advantages"][[1, 3]] = 0.0
+    set_both(pair, loss_type="grpo", prefix_sharing=sharing)
+    with_graph: list[int] = []
+    body = pair[1]._base_model(pair[1].model).model
+    hook = body.layers[0].register_forward_hook(
+        lambda module, args, out: with_graph.append(args[0].shape[1] if torch.is_grad_enabled() else 0)
+    )
+    try:
+        assert_same(pair, inputs)
+        skipped = sum(with_graph)
+        inputs["advantages"][:] = 0.0  # nothing to learn at all: gradients are zeros, not None
+        for trainer in pair:
+            _, gradients, _ = loss_and_gradients(trainer, with_policies(pair[0], inputs, beta=0.0))
+            assert gradients
+            assert not any(gradient.any() for gradient in gradients.values())
+        with_graph.clear()
+        inputs["advantages"][:] = 1.0
+        loss_and_gradients(pair[1], with_policies(pair[0], inputs, beta=0.0))
+    finally:
+        hook.remove()
+    assert 0 < skipped < sum(with_graph)
+
+
 def test_a_row_without_a_completion(pair: tuple[Any, Any]) -> None:
     """``mask_truncated_completions`` leaves rows with nothing to learn."""
     inputs = batch()

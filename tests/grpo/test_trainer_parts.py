@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.errors import UsageError
-from memprof.grpo import LeanGRPOConfig
+from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 from memprof.grpo.generation import cache_bytes
 from memprof.grpo.rounding import StochasticAdamW, round_to_bf16
 from memprof.grpo.split import pieces_of
 from memprof.grpo.support import reference_place
 from memprof.grpo.trim import Row, row_inputs, rows_of
-from tests.grpo.trainers import batch, build, saved_llama, tiny_llama
+from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=12)
 
@@ -95,6 +95,29 @@ def test_cache_bytes_of_a_published_case() -> None:
     assert cache_bytes(config, 20480, 2) == 2.5 * 2**30
 
 
+def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from memprof.grpo import generation
+
+    model = tiny_llama()
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(generation_batch=None, generation_cache="dynamic"),
+        accelerator=SimpleNamespace(device=torch.device("cuda")),
+        model=model,
+        max_completion_length=20,
+        _base_model=lambda model: model,
+    )
+    prompts = [[5] * 10] * 8
+    each = generation.decode_bytes(model.config, 30, 4)
+    assert each > cache_bytes(model.config, 30, 4)
+    for free, expected in ((100 * each, 8), (4.8 * each, 4), (0.1 * each, 1)):
+        monkeypatch.setattr(generation, "_free_bytes", lambda device, free=free: free)
+        assert generation.sequences_together(trainer, prompts) == expected
+    trainer.args.generation_batch = 3
+    assert generation.sequences_together(trainer, prompts) == 3
+
+
 def test_rounding_is_right_on_average() -> None:
     values = torch.tensor([1.0, 1.0 + 2**-10, -(1.0 + 3 * 2**-9), 3e-39, 0.0])
     source = torch.Generator().manual_seed(0)
@@ -158,6 +181,15 @@ def test_bf16_training_rounds_at_random(
 
 
 @pytest.mark.trl
+def test_torchaos_8_bit_adam_rounds_at_random_too(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    trainer = build("lean", tiny_llama(torch.bfloat16), tmp_path, optim="adamw_torch_8bit", max_steps=1)
+    optimizer = trainer.create_optimizer()
+    assert type(optimizer).__name__ == "AdamW8bit"
+    assert optimizer.bf16_stochastic_round
+
+
+@pytest.mark.trl
 @pytest.mark.parametrize(
     ("weights", "bf16", "lora", "expected"),
     [
@@ -191,6 +223,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UsageError, match=words):
             build("lean", model, tmp_path, **settings_given)
+
+    class Other(LeanGRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, inputs)
+
+    with pytest.raises(UsageError, match="overridden _compute_loss"):
+        Other(model, length_reward, LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, exact_two_pass="never"))
 
 
 def test_where_the_reference_is_put(tmp_path: Path) -> None:
