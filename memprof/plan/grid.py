@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.simulate.settings import Settings
+from memprof.simulate.settings import CHOICES, Settings
 
 __all__ = ["METHODS", "Method", "methods_for"]
 
@@ -28,6 +28,11 @@ METHODS = (
     Method("LoRA", {**_LORA, "gradient_checkpointing": False}),
     Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}),
     Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}),
+    *(
+        [Method("LoRA, lean trainer", {**_LORA, "recipe": "lean", "gradient_checkpointing": True})]
+        if "lean" in CHOICES["recipe"]
+        else []
+    ),
 )
 
 
