@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.options import format_option, json_option, print_report, save_json, working
-from memprof.cli.simulation_options import run_options, settings_of
+from memprof.cli.simulation_options import budget_option, run_options, settings_of
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["command", "need_torch"]
 
 @click.command(name="simulate", short_help="Predict a run's memory without a GPU.")
 @run_options
+@budget_option
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
 @click.option(
     "--device",
@@ -59,6 +60,7 @@ __all__ = ["command", "need_torch"]
 @click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGUMENTS]")
 def command(
     config_file: Path | None,
+    memory_budget: str | None,
     gpu: str | None,
     device: str,
     output: Path | None,
@@ -82,6 +84,8 @@ def command(
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
+    if memory_budget is not None and (like is not None or script is not None):
+        raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
     if like is not None:
         _what_if(like, assignments, config_file, given, script, completion_lengths, gpu, output, style, json_file)
         return
@@ -93,7 +97,11 @@ def command(
     if script is not None:
         run = _ScriptRun(script, script_arguments, config_file, given, device, gpu)
     else:
-        run = _Run(settings_of(config_file, given, device=device), gpu)
+        settings = settings_of(config_file, given, device=device)
+        if memory_budget is not None:
+            need_torch()
+            settings, gpu = _within(settings, memory_budget, gpu, config_file, given, workers)
+        run = _Run(settings, gpu)
     outcome = run.outcome(completion_lengths, workers)
     report = outcome.analysis.to_dict()
     _save(outcome, output)
@@ -103,6 +111,33 @@ def command(
         click.echo(outcome.verdict.sentence(), err=True)
         if not outcome.verdict.fits:
             sys.exit(4)
+
+
+def _within(
+    settings: Settings,
+    budget: str,
+    gpu: str | None,
+    config_file: Path | None,
+    given: dict[str, Any],
+    workers: int | None,
+) -> tuple[Settings, str | None]:
+    """The settings chosen for a budget, said on stderr; and what the run is judged on."""
+    from memprof.plan.runner import runner
+    from memprof.simulate.gpus import find_gpu
+    from memprof.simulate.ladder import CHOSEN, choose, sentences
+    from memprof.simulate.settings import read_settings
+
+    if budget.strip().lower() == "auto" and gpu is None:
+        raise UsageError("--memory-budget auto is a card's memory: say which one with --gpu.")
+    if settings.device == "cpu":
+        raise UsageError("--memory-budget is a GPU's; drop --device cpu.")
+    card = gpu if budget.strip().lower() == "auto" else budget
+    total = find_gpu(str(card)).total_bytes
+    known = {**(read_settings(config_file) if config_file is not None else {}), **_given(given)}
+    with working(f"Choosing settings for {settings.model}"), runner(card, workers=workers) as machine:
+        choice = choose(settings, total, machine.run, [name for name in CHOSEN if known.get(name) is not None])
+    click.echo(sentences(choice), err=True)
+    return choice.settings, gpu or card
 
 
 def _what_if(

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from memprof.simulate.settings import Settings
 
-__all__ = ["run_options", "settings_of"]
+__all__ = ["budget_option", "run_options", "settings_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,6 +62,10 @@ _OPTIONS = (
     click.option("--cache-dtype", help="Of a quantized cache: fp8, int4 or int2."),
     click.option("--reward-model", metavar="MODEL", help="A model that scores completions, given as --model is."),
     click.option("--recipe", help="trl, trl-full-logits, liger or lean."),
+    click.option("--max-tokens-per-piece", type=_COUNT, metavar="N", help="Of lean: through the model together."),
+    click.option("--tiled-mlp", type=_COUNT, metavar="TOKENS", help="Of lean: through an MLP together."),
+    click.option("--prefix-sharing", is_flag=True, default=None, help="Of lean: a group's prompt is computed once."),
+    click.option("--generation-batch", type=_COUNT, metavar="N", help="Of lean: sequences generated together."),
     click.option("--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="Of the card, for vllm."),
     click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
     click.option("--gpus", type=int, metavar="N"),
@@ -71,6 +75,13 @@ _OPTIONS = (
     click.option("--sharding", help="ddp, fsdp2, zero1, zero2, zero3 or tp, with --gpus above 1."),
     click.option("--alloc-conf", metavar="STRING", help="As PYTORCH_CUDA_ALLOC_CONF."),
 )  # fmt: skip
+
+
+budget_option = click.option(
+    "--memory-budget",
+    metavar="SIZE|auto",
+    help="With --recipe lean: choose the fastest settings that fit this size, or (auto) the card that --gpu names.",
+)
 
 
 def run_options(function: F) -> F:

@@ -124,7 +124,11 @@ class LeanGRPOConfig(GRPOConfig):
         },
     )
     memory_budget: str | None = field(
-        default=None, metadata={"help": "For example '24GB': settings are chosen so that the run fits."}
+        default=None,
+        metadata={
+            "help": "'24GB' or 'auto' (the GPU's memory): the fastest settings that fit are found by simulation, among "
+            "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
+        },
     )
     vllm_enable_sleep_mode: bool = field(
         default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memprof.errors import UsageError
+from memprof.units import parse_size
 
 __all__ = ["check_supported", "reference_place", "whole_batch_reason"]
 
@@ -28,8 +29,8 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
         raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
-    if args.memory_budget is not None:
-        raise UsageError("memory_budget is not available yet: choose the settings yourself (docs/lean-trainer.md).")
+    if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":
+        parse_size(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
         raise UsageError(
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "

@@ -13,6 +13,7 @@ from accelerate.utils.memory import clear_device_cache
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 
+from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.checkpointing import apply_checkpointing
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.defaults import checkpointing_of, tile_of
@@ -64,17 +65,23 @@ class LeanGRPOTrainer(GRPOTrainer):
         if self._whole_batch_reason:
             self._say(f"TRL's own step is used: {self._whole_batch_reason}.", logging.WARNING)
         self._place_reference(place, why_device, chosen.get("quantization_config"))
+        self._techniques: list[Any] = []
+        if lean.memory_budget is not None:
+            keep_within_budget(self)
         self._apply_techniques(base)
 
     def _apply_techniques(self, base: Any) -> None:
+        """What ``args`` says now, in place of what was applied before."""
+        while self._techniques:
+            self._techniques.pop()()
         kind, tile = checkpointing_of(self.args, base, self.accelerator.device), tile_of(self.args, base)
         if kind != "auto":
             # transformers would checkpoint whole layers once more when training starts.
             self.args.gradient_checkpointing = self.args.activation_checkpointing = False
-            apply_checkpointing(base, kind, device=self.accelerator.device)
+            self._techniques.append(apply_checkpointing(base, kind, device=self.accelerator.device).remove)
             self._say(f"checkpointing: {kind}")
         if tile is not None:
-            apply_tiled_mlp(base, tile)
+            self._techniques.append(apply_tiled_mlp(base, tile))
             self._say(f"MLPs in tiles of {tile} tokens")
 
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:

@@ -85,10 +85,20 @@ def _arguments(row: Row) -> dict[str, object]:
     }
 
 
+def _lean(row: Row) -> dict[str, object]:
+    """What only the lean trainer's config has."""
+    s = row.settings
+    if s.recipe != "lean":
+        return {}
+    names = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
+    chosen = {name: getattr(s, name) for name in names if getattr(s, name)}
+    return {"checkpointing": s.checkpointing, **chosen}
+
+
 def as_python(row: Row) -> str:
     """``GRPOConfig(...)`` and, for an adapter, ``LoraConfig(...)``."""
-    lines = ["args = GRPOConfig("]
-    lines += [f"    {name}={value!r}," for name, value in _arguments(row).items()]
+    lines = ["args = LeanGRPOConfig(" if row.settings.recipe == "lean" else "args = GRPOConfig("]
+    lines += [f"    {name}={value!r}," for name, value in {**_arguments(row), **_lean(row)}.items()]
     lines.append(")")
     if row.settings.lora_r is not None:
         targets: object = list(row.settings.lora_target_modules)

@@ -30,11 +30,9 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
-            together = settings.generation_batch or len(prompt_ids)  # the lean trainer's sub-batches
-            for start in range(0, len(prompt_ids), together):
-                _generate(self, min(together, len(prompt_ids) - start), settings)
-            if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
-                session.fake_recorder.allocator.empty_cache()  # as it does before it trains
+            _generate(self, min(len(prompt_ids), settings.generation_batch or len(prompt_ids)), settings)
+        if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
+            session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None
         if settings.generation == "vllm":
             engine.generate()

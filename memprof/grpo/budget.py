@@ -1,0 +1,243 @@
+"""``memory_budget``: the lean trainer's settings chosen by simulation, held against the first step, corrected once.
+
+The run is simulated in another process (:mod:`memprof.simulate.apart`), so that nothing of it, random numbers
+included, is touched here. Rank 0 chooses for all.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import weakref
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+
+from memprof.errors import MemprofError, UsageError
+from memprof.record.phases import ACTIVE
+from memprof.simulate.ladder import CHOSEN, Choice, choose, describe, sentences
+from memprof.simulate.settings import Settings
+from memprof.units import format_gib, parse_size
+from memprof.vocabulary import Phase
+
+__all__ = ["budget_bytes", "keep_within_budget", "settings_of"]
+
+_LONGEST = 64  # prompts with the most characters, whose tokens are counted
+_LOOKED_AT = 3  # steps within which a recording may begin
+
+
+def keep_within_budget(trainer: Any) -> None:
+    """Put the fastest settings that fit ``args.memory_budget`` into ``trainer.args``, and watch the first step.
+
+    Raises:
+        UsageError: nothing fits (the smallest need is named), or the run cannot be simulated.
+    """
+    if trainer._whole_batch_reason:
+        raise UsageError(f"memory_budget chooses among settings of pieces, and {trainer._whole_batch_reason}.")
+    total = budget_bytes(trainer.args.memory_budget, trainer.accelerator.device)
+    answer: list[Any] = [None]
+    if trainer.accelerator.is_main_process:
+        try:
+            answer = [_chosen(trainer, total)]
+        except MemprofError as error:
+            answer = [str(error)]
+    if trainer.accelerator.num_processes > 1:
+        broadcast_object_list(answer)
+    if isinstance(answer[0], str):
+        raise UsageError(answer[0])
+    choice, notes = answer[0]
+    _apply(trainer, choice.settings)
+    trainer.add_callback(_FirstStep(trainer, choice))
+    if trainer.accelerator.is_main_process:
+        print("\n".join([f"LeanGRPOTrainer: {sentences(choice)}", *(f"  ({note})" for note in notes)]), flush=True)
+
+
+def budget_bytes(budget: str, device: torch.device) -> int:
+    """Bytes of ``"24GB"``, or with ``"auto"`` all the device has.
+
+    Raises:
+        UsageError: no size; or ``"auto"`` on a device whose memory is the host's.
+    """
+    if str(budget).strip().lower() != "auto":
+        return parse_size(str(budget))
+    if device.type != "cuda":
+        raise UsageError("memory_budget='auto' is the GPU's memory, and this run has none: give a size such as '24GB'.")
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
+    from memprof.simulate.apart import Apart
+
+    settings, notes = settings_of(trainer)
+    fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
+    with Apart(str(total) if settings.device == "cuda" else None) as process:
+        return choose(settings, total, process.run, fixed), notes
+
+
+def _is_fixed(args: Any, name: str) -> bool:
+    return bool(args.checkpointing != "auto" if name == "gradient_checkpointing" else getattr(args, name) is not None)
+
+
+def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
+    """The run a trainer will make, as it can be simulated, and in sentences what was assumed.
+
+    Completions have their full length, prompts the length of the dataset's longest.
+
+    Raises:
+        UsageError: a combination that cannot be simulated.
+        InputError: the model's config cannot be kept where the other process reads it.
+    """
+    from memprof.integrations.facts import plain_config
+    from memprof.plan.cache import cache_folder
+    from memprof.simulate.like import Likeness, place_model
+    from memprof.simulate.script_settings import script_settings
+
+    base, notes = trainer._base_model(trainer.model), []
+    arguments = copy.copy(trainer.args)
+    arguments._memprof_vllm = arguments.use_vllm
+    changes = {"prompt_length": _longest_prompt(trainer, notes), "attn": _attention(base.config)}
+    named = script_settings(arguments, base, _adapter(trainer.model), changes, notes)
+    settings = named.with_(
+        model=named.model or "model",
+        recipe="lean",
+        gradient_checkpointing=_checkpointing(arguments, notes),
+        lora_target_modules=_targets(trainer.model),
+        cache_implementation=_cache(arguments, notes),
+        device="cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
+        **{name: getattr(arguments, name) for name in ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing")},
+        generation_batch=arguments.generation_batch,
+        steps_per_generation=arguments.steps_per_generation,
+        **_ranks(trainer),
+    )
+    values = plain_config(base.config) or {}
+    return place_model(Likeness(settings, values, ()), cache_folder().parent / "models"), notes
+
+
+def _longest_prompt(trainer: Any, notes: list[str]) -> int:
+    from memprof.simulate.script_settings import prompt_tokens
+
+    try:
+        prompts = heapq.nlargest(_LONGEST, trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))
+    except (TypeError, KeyError, AttributeError):  # a stream: its first rows are looked at
+        prompts = None
+    data = trainer.train_dataset if prompts is None else [{"prompt": prompt} for prompt in prompts]
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    longest = prompt_tokens(data, tokenizer)
+    if not longest:
+        notes.append("how long prompts are is not known: 512 tokens are assumed")
+        return 512
+    notes.append(f"prompts of {longest} tokens, the longest of the dataset; completions of full length")
+    return longest
+
+
+def _attention(config: Any) -> str:
+    name = str(getattr(config, "_attn_implementation", None) or "sdpa")
+    return "flash" if name.startswith("flash") else "auto" if name == "sdpa" else "math"
+
+
+def _adapter(model: Any) -> Any:
+    return next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+
+
+def _targets(model: Any) -> tuple[str, ...]:
+    targets = getattr(_adapter(model), "target_modules", None) or "all-linear"
+    return (targets,) if isinstance(targets, str) else tuple(sorted(map(str, targets)))
+
+
+def _checkpointing(args: Any, notes: list[str]) -> Any:
+    if args.checkpointing == "auto":
+        return bool(args.gradient_checkpointing)
+    if args.checkpointing == "mlp":
+        notes.append("checkpointing='mlp' is simulated as none, which holds more")
+        return False
+    return args.checkpointing
+
+
+def _cache(args: Any, notes: list[str]) -> str:
+    name = args.cache_implementation or "dynamic"
+    if name in ("dynamic", "static", "quantized"):
+        return str(name)
+    notes.append(f"the cache {name!r} is simulated as one that stays on the device, which holds more")
+    return "dynamic"
+
+
+def _ranks(trainer: Any) -> dict[str, Any]:
+    accelerator = trainer.accelerator
+    if accelerator.num_processes == 1:
+        return {"gpus": 1}
+    kind = str(getattr(accelerator.distributed_type, "value", "")).upper()
+    sharding = "fsdp2" if kind == "FSDP" else "ddp"
+    if kind == "DEEPSPEED":
+        sharding = f"zero{getattr(accelerator.state.deepspeed_plugin, 'zero_stage', None) or 2}"
+    return {"gpus": int(accelerator.num_processes), "sharding": sharding}
+
+
+def _apply(trainer: Any, settings: Settings) -> None:
+    args = trainer.args
+    if args.checkpointing != "mlp":  # which is nobody's choice but the user's
+        args.checkpointing = settings.checkpointing
+    for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
+        setattr(args, name, getattr(settings, name))
+
+
+class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Holds the first measured step's peak against the expected one; over the budget, takes the next rung, once.
+
+    The peak is what a recording of memprof's counted, else CUDA's allocator; without either nothing is compared.
+    """
+
+    def __init__(self, trainer: Any, choice: Choice) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._choice = choice
+        self._steps = 0
+        self._done = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self._trainer()
+        if not self._done and not ACTIVE and trainer is not None and trainer.accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(trainer.accelerator.device)  # loading is no part of a step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self._trainer()
+        if self._done or trainer is None:
+            return
+        self._steps += 1
+        measured = _measured(trainer)
+        self._done = measured > 0 or self._steps >= _LOOKED_AT
+        if measured:
+            self._compare(trainer, measured)
+
+    def _compare(self, trainer: Any, measured: int) -> None:
+        choice, expected = self._choice, int(self._choice.row["peak_bytes"])
+        seen = f"measured peak {format_gib(measured)} GiB, expected {format_gib(expected)} GiB"
+        if choice.needed_bytes + measured - expected <= choice.budget_bytes:
+            trainer._say(f"memory budget kept: {seen}")
+            return
+        leaner = _next(choice)
+        if leaner is None:
+            trainer._warn(f"over the memory budget: {seen}; there is nothing leaner to change to")
+            return
+        _apply(trainer, leaner)
+        trainer._apply_techniques(trainer._base_model(trainer.model))
+        trainer._warn(f"over the memory budget: {seen}; changed to {describe(leaner)}")
+
+
+def _next(choice: Choice) -> Settings | None:
+    """The next rung of whichever ladder holds the peak."""
+    batch = choice.settings.generation_batch
+    if choice.row["peak_phase"] == Phase.GENERATE.value and batch is not None and batch > 1:
+        return choice.settings.with_(generation_batch=-(-batch // 2))
+    return choice.slower[0] if choice.slower else None
+
+
+def _measured(trainer: Any) -> int:
+    """Highest allocated bytes of the step on any rank; 0 where nothing measures them."""
+    device = trainer.accelerator.device
+    peak = max((session.peak_of_step() for session in ACTIVE), default=0)
+    if not peak and device.type == "cuda":
+        peak = int(torch.cuda.max_memory_allocated(device))
+    if trainer.accelerator.num_processes > 1:
+        peak = int(trainer.accelerator.gather(torch.tensor([peak], device=device)).max())
+    return peak

@@ -1,0 +1,135 @@
+"""``memory_budget``: chosen by simulation in another process, applied, held against the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+import torch
+
+from memprof.errors import UsageError
+from memprof.grpo import budget
+from memprof.grpo.budget import budget_bytes, settings_of
+from memprof.simulate.ladder import Choice
+from tests.grpo.trainers import build, tiny_llama
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache" / "plan"))
+
+
+def test_a_trainer_is_described(tmp_path: Path) -> None:
+    trainer = build("lean", tiny_llama(), tmp_path, lora=True, beta=0.1, tiled_mlp=16, checkpointing="selective")
+    settings, notes = settings_of(trainer)
+    assert (settings.recipe, settings.device, settings.dtype, settings.mixed_precision) == (
+        "lean",
+        "cpu",
+        "float32",
+        "no",
+    )
+    assert (settings.lora_r, settings.num_generations, settings.per_device_train_batch_size) == (4, 4, 4)
+    assert "down_proj" in settings.lora_target_modules
+    assert (settings.prompt_length, settings.completion_length) == (6, 12)  # "t.. " six words at most
+    assert (settings.beta, settings.tiled_mlp, settings.checkpointing) == (0.1, 16, "selective")
+    config = json.loads((Path(settings.model) / "config.json").read_text())
+    assert config["hidden_size"] == 32
+    assert any("longest of the dataset" in note for note in notes)
+
+
+def test_sizes() -> None:
+    assert budget_bytes("24GB", torch.device("cpu")) == 24 * 10**9
+    with pytest.raises(UsageError, match="this run has none"):
+        budget_bytes("auto", torch.device("cpu"))
+
+
+def test_a_budget_that_is_no_size_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        build("lean", tiny_llama(), tmp_path, memory_budget="much")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run with a generous budget, simulated for real in its own process, trained one recorded step."""
+    from memprof.integrations import MemProfCallback
+
+    folder = tmp_path_factory.mktemp("budget")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPROF_CACHE", str(folder / "cache" / "plan"))
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        trainer = build(
+            "lean", tiny_llama(), folder, lora=True, memory_budget="1GB", max_steps=1, gradient_checkpointing=True,
+            generation_batch=4, tiled_mlp=None,
+        )  # fmt: skip
+        del before
+        trainer.callback_handler.callbacks.insert(0, MemProfCallback(folder / "memory", steps=1, report=False))
+        trainer.train()
+    return trainer
+
+
+def _first_step(trainer: Any) -> Any:
+    return next(c for c in trainer.callback_handler.callbacks if isinstance(c, budget._FirstStep))
+
+
+def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
+    assert trained.args.checkpointing == "none"
+    assert trained.args.tiled_mlp is None
+    assert trained.args.generation_batch == 4  # as it was given
+    assert not trained.args.gradient_checkpointing
+
+
+def test_the_first_step_is_compared(trained: Any) -> None:
+    follower = _first_step(trained)
+    assert follower._done
+    (said,) = [line for line in trained._said if "memory budget" in line]
+    assert said.startswith("memory budget kept: measured peak")
+
+
+def test_where_nothing_fits_the_smallest_need_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Nothing fits a memory budget of 0.00 GiB: .* need \d"):
+        build(
+            "lean", tiny_llama(), tmp_path, memory_budget="1kB", checkpointing="full", generation_batch=4,
+            tiled_mlp=64, max_tokens_per_piece=64,
+        )  # fmt: skip
+
+
+def _over(trained: Any, phase: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    settings, _ = settings_of(trained)
+    chosen = settings.with_(gradient_checkpointing="none", generation_batch=4)
+    leaner = chosen.with_(gradient_checkpointing="full", tiled_mlp=8)
+    row = {"peak_bytes": 100 * MIB, "device_peak_bytes": 700 * MIB, "peak_phase": phase}
+    follower = budget._FirstStep(trained, Choice(chosen, row, 720 * MIB, (leaner,), 2))
+    monkeypatch.setattr(budget, "_measured", lambda trainer: measured)
+    trained._said.clear()
+    follower.on_step_end(trained.args, trained.state, trained.control)
+    follower.on_step_end(trained.args, trained.state, trained.control)  # corrected once
+    (line,) = trained._said - {f"checkpointing: {trained.args.checkpointing}", "MLPs in tiles of 8 tokens"}
+    return str(line)
+
+
+def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = trained._prepare_inputs(next(iter(trained.get_train_dataloader())))
+    trained.model.train()
+    before = trained.compute_loss(trained.model, inputs)
+
+    assert _over(trained, "backward", 119 * MIB, monkeypatch).startswith("memory budget kept")
+    assert trained.args.checkpointing == "none"
+    line = _over(trained, "generate", 121 * MIB, monkeypatch)
+    assert line.endswith("changed to checkpointing=none, generation_batch=2")
+    assert trained.args.generation_batch == 2
+    line = _over(trained, "backward", 121 * MIB, monkeypatch)
+    assert line.endswith("changed to checkpointing=full, tiled_mlp=8, generation_batch=4")
+    assert (trained.args.checkpointing, trained.args.tiled_mlp) == ("full", 8)
+    layer = trained._base_model(trained.model).model.layers[0]
+    assert layer._memprof_wrappers
+    assert layer.mlp._memprof_wrappers  # really in place, and the loss is the same
+    after = trained.compute_loss(trained.model, inputs)
+    assert after.item() == pytest.approx(before.item(), rel=1e-5)
