@@ -54,4 +54,4 @@ def run_packed(body: Body, arguments: dict[str, Any]) -> torch.Tensor:
 def packed_forward(body: Body, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Hidden states ``[length, H]`` of each sequence, computed in one row."""
     hidden = run_packed(body, packed_arguments(sequences))[0]
-    return list(hidden.split([ids.shape[0] for ids in sequences]))
+    return list(hidden.split([ids.shape[0] for ids in sequences]))  # type: ignore[no-untyped-call]

@@ -114,7 +114,7 @@ def forward_completions(body: Body, prefix: SharedPrefix, completions: Sequence[
     rest: list[torch.Tensor] = []
     if longer:
         hidden = run_packed(body, packed_arguments(longer, prefix=prefix))[0]
-        rest = list(hidden.split([ids.shape[0] for ids in longer]))
+        rest = list(hidden.split([ids.shape[0] for ids in longer]))  # type: ignore[no-untyped-call]
     following = iter(rest)
     first = prefix.last_hidden
     return [torch.cat([first, next(following)]) if ids.shape[0] > 1 else first[: ids.shape[0]] for ids in completions]

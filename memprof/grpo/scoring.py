@@ -39,6 +39,8 @@ def score_piece(
         else:
             ids = row_inputs(inputs, rows, trainer._tokenizer.pad_token_id)
         found = model(**ids, lean=request)
+        if packed:
+            ids["memprof_segments"].check()
     return Scored(rows, found["logps"], found["entropies"], found["anchors"])
 
 
