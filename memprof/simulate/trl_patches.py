@@ -68,7 +68,7 @@ def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
     """The lean trainer as it runs on a GPU: Triton's passes, long sequences' defaults, pinned host memory."""
     import torch
 
-    from memprof.grpo import defaults, fused_loss, offload, scoring, steps
+    from memprof.grpo import defaults, fused_loss, groups, offload, scoring, steps
     from memprof.grpo.fused_tiles import shape_passes
 
     def pinned(n_bytes: int, pin: bool) -> Any:
@@ -79,7 +79,7 @@ def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
         pieces = plan(*given)
         return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
 
-    plan = steps.plan
+    plan = groups.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
         (defaults, "device_kind", lambda device: "cuda"),
