@@ -17,7 +17,8 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
 
-    ``non_torch`` and ``managed_bytes`` (paged state) are set by what is simulated.
+    ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights that stay in ordinary host memory) are set
+    by what is simulated.
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
@@ -25,7 +26,7 @@ class FakeSession(Session):
         self.fake_recorder = recorder
         self.owners = self.book = FakeOwnerBook(recorder)
         self.caches = CacheWatch(self.owners)
-        self.managed_bytes = 0
+        self.managed_bytes = self.host_bytes = 0
         self.non_torch: int | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -37,6 +38,9 @@ class FakeSession(Session):
     def _sample(self) -> None:
         """Nothing to sample: this process's memory says nothing about the run's."""
 
+    def _rss(self) -> int:
+        return PROCESS_BYTES + self.fake_recorder.host.held + self.managed_bytes + self.host_bytes
+
     def to_raw(self) -> dict[str, Any]:
         raw = super().to_raw()
         pinned = self.fake_recorder.host
@@ -44,7 +48,7 @@ class FakeSession(Session):
             "pinned_bytes": pinned.held,
             "pinned_requested_bytes": pinned.requested_peak,
             "managed_bytes": self.managed_bytes,
-            "rss_bytes": PROCESS_BYTES + pinned.held + self.managed_bytes if self.fake_recorder.cuda else None,
+            "rss_bytes": self._rss() if self.fake_recorder.cuda else None,
         }
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}

@@ -7,12 +7,15 @@ import logging
 import types
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
 from memprof.simulate.rollout import counted, unfinished
 from memprof.simulate.settings import Settings
+
+if TYPE_CHECKING:
+    from memprof.simulate.session import FakeSession
 
 __all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
 
@@ -22,7 +25,7 @@ _PIECES = 2
 
 
 @contextlib.contextmanager
-def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
+def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = None) -> Iterator[None]:
     import trl.kernels.chunked_logprob as kernels
     import trl.trainer.grpo_trainer as grpo
     import trl.trainer.utils as utils
@@ -61,7 +64,31 @@ def trl_on_fakes(settings: Settings, config: Any) -> Iterator[None]:
             stack.enter_context(_foreach_as_on_cuda())
             if settings.recipe == "lean":
                 stack.enter_context(patched(*_lean_on_cuda()))
+                stack.enter_context(patched(*_reference_on_host(reference, session)))
         yield
+
+
+def _reference_on_host(load: Any, session: FakeSession | None) -> list[tuple[Any, str, Any]]:
+    """The lean trainer's reference policy: its weights are the host's, and what passes over the device is counted."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    import memprof.grpo.trainer as lean
+    from memprof.grpo.head import add_lean_head
+
+    def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
+        if session is not None:
+            session.fake_recorder.paused += 1
+        model = load()
+        if session is not None:
+            session.fake_recorder.paused -= 1
+            session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
+            for tensor in (*model.parameters(), *model.buffers()):
+                session.fake_recorder.disown(tensor)
+        add_fused_lm_head(model, temperature=args.temperature)
+        add_lean_head(model)
+        return model.eval().requires_grad_(False)
+
+    return [(lean, "load_reference", load_reference)]
 
 
 def _lean_on_cuda() -> list[tuple[Any, str, Any]]:

@@ -72,7 +72,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
         stack.enter_context(quiet())
         load = session.enter_phase(Phase.LOAD.value)
-        stack.enter_context(trl_on_fakes(settings, config))
+        stack.enter_context(trl_on_fakes(settings, config, session))
         stack.enter_context(modelled_quanto())
         if settings.device == "cuda":
             stack.enter_context(offloading_to_host(session))
@@ -119,7 +119,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
         trainer._memprof_zero = attach_zero(trainer, settings, session)
     session.owners._models.clear()
     session.add_model(trainer.model, "policy")
-    if trainer.ref_model is not None:
+    if trainer.ref_model is not None and not session.host_bytes:  # the lean trainer's is not on the device
         session.add_model(trainer.ref_model, "reference")
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
