@@ -95,7 +95,7 @@ def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
     """The lean trainer as it runs on a GPU: Triton's passes, long sequences' defaults, pinned host memory."""
     import torch
 
-    from memprof.grpo import defaults, fused_loss, groups, offload, scoring, steps
+    from memprof.grpo import defaults, fused_loss, groups, offload, scoring, segment_attention, steps
     from memprof.grpo.fused_tiles import shape_passes
 
     def pinned(n_bytes: int, pin: bool) -> Any:
@@ -106,11 +106,18 @@ def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
         pieces = plan(*given)
         return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
 
+    def kernel(query: Any) -> Any:
+        half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= 256
+        name = "flash" if half else "efficient"
+        forward, backward = (getattr(segment_attention, f"_{name}_{way}") for way in ("forward", "backward"))
+        return segment_attention.AttentionKernel(forward, backward)
+
     plan = groups.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
         (defaults, "device_kind", lambda device: "cuda"),
         (offload, "_host_memory", pinned),
+        (segment_attention, "attention_kernel", kernel),
         (steps, "plan", few),
         (scoring, "plan", few),
     ]
