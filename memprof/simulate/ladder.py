@@ -152,30 +152,34 @@ class _Search:
 
     def found(self) -> Choice:
         last = (len(self._training) - 1, len(self._generation) - 1)
-        self._simulate((0, 0), last)
+        self._simulate((0, 0))
         if self._fits((0, 0)):
             return self._choice((0, 0))
-        if not self._fits(last):
-            raise DoesNotFit(self._refusal(last))
-        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
         too_high = _held_too_high(self._rows[0, 0], self._budget)
         generates = Phase.GENERATE.value
-        batch = self._first([(last[0], i) for i in range(last[1] + 1)], generates in too_high)
-        return self._choice(self._first([(i, batch[1]) for i in range(last[0] + 1)], bool(too_high - {generates})))
+        batch = 0
+        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
+        if generates in too_high or not self._tried((last[0], 0)):
+            if not self._tried(last):
+                raise DoesNotFit(self._refusal(last))
+            _, batch = self._first([(last[0], i) for i in range(last[1] + 1)], True)
+        return self._choice(self._first([(i, batch) for i in range(last[0] + 1)], bool(too_high - {generates})))
+
+    def _tried(self, place: tuple[int, int]) -> bool:
+        self._simulate(place)
+        return self._fits(place)
 
     def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
         """The first of ``places`` that fits, where the last one does, by bisection."""
         low, high = int(not_the_first and len(places) > 1), len(places) - 1
         while low < high:
             middle = (low + high) // 2
-            self._simulate(places[middle])
-            low, high = (low, middle) if self._fits(places[middle]) else (middle + 1, high)
+            low, high = (low, middle) if self._tried(places[middle]) else (middle + 1, high)
         return places[high]
 
-    def _simulate(self, *places: tuple[int, int]) -> None:
-        new = [place for place in dict.fromkeys(places) if place not in self._rows]
-        rows = self._run([self._settings(place) for place in new]) if new else []
-        self._rows.update(zip(new, rows, strict=True))
+    def _simulate(self, place: tuple[int, int]) -> None:
+        if place not in self._rows:
+            (self._rows[place],) = self._run([self._settings(place)])
 
     def _settings(self, place: tuple[int, int]) -> Settings:
         return self._training[place[0]].with_(generation_batch=self._generation[place[1]])
