@@ -100,7 +100,7 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
     changes = {"prompt_length": _longest_prompt(trainer, notes), "attn": _attention(base.config)}
     named = script_settings(arguments, base, _adapter(trainer.model), changes, notes)
     settings = named.with_(
-        model=named.model or "model",
+        model=getattr(base.config, "_name_or_path", "") or base.config.model_type,
         recipe="lean",
         gradient_checkpointing=_checkpointing(arguments, notes),
         lora_target_modules=_targets(trainer.model),
@@ -143,7 +143,9 @@ def _adapter(model: Any) -> Any:
 
 def _targets(model: Any) -> tuple[str, ...]:
     targets = getattr(_adapter(model), "target_modules", None) or "all-linear"
-    return (targets,) if isinstance(targets, str) else tuple(sorted(map(str, targets)))
+    if isinstance(targets, str):
+        return (targets,)
+    return tuple(sorted({str(target).rpartition(".")[2] for target in targets}))  # PEFT spells "all-linear" out
 
 
 def _checkpointing(args: Any, notes: list[str]) -> Any:

@@ -2,7 +2,7 @@
 
 Training and generation peak at different times, so each has a ladder of its own. Training's begins with nothing
 recomputed; every rung below keeps less and costs more (:func:`cost_of`). Generation's begins with all sequences at
-once. Both are searched by bisection with the same simulations. No torch here.
+once. Both are searched by bisection. No torch here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "genera
 _PIECE = 2048  # the trainer's default: a GPU is kept busy, and so few tokens' activations are small
 _LARGE_PIECE = 8192
 _TILE = 2048
+_SMALL_TILE = 256  # below it a GPU waits for launches more than it computes
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -65,7 +66,8 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     """Training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
     length, rows = base.sequence_length, base.per_device_train_batch_size
     piece = min(max(_PIECE, length), rows * length)
-    tile = _TILE if piece > _TILE else max(piece // 4, 64)
+    tile = max(min(_TILE, 1 << (piece // 4).bit_length() - 1), _SMALL_TILE) if piece > 3 else _SMALL_TILE
+    small = max(tile // 4, _SMALL_TILE)
     lowest = "full" if base.device == "cpu" else "offloaded"
     rungs: list[tuple[str, int | None, int | None]] = [
         ("none", _LARGE_PIECE, None),
@@ -75,8 +77,8 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
         ("full", None, None),
         ("full", None, tile),
         (lowest, None, tile),
-        (lowest, None, max(tile // 4, 64)),
-        (lowest, length, max(tile // 4, 64)),
+        (lowest, None, small),
+        (lowest, length, small),
     ]
     found: list[Settings] = []
     for kind, tokens, tiled in rungs:
@@ -150,42 +152,34 @@ class _Search:
 
     def found(self) -> Choice:
         last = (len(self._training) - 1, len(self._generation) - 1)
-        self._simulate((0, 0), last)
+        self._simulate((0, 0))
         if self._fits((0, 0)):
             return self._choice((0, 0))
-        if not self._fits(last):
-            raise DoesNotFit(self._refusal(last))
-        guilty = self._guilty((0, 0))
-        bad = [0 if axis in guilty else -1 for axis in range(2)]
-        good = [last[axis] if axis in guilty else 0 for axis in range(2)]
-        while any(good[axis] - bad[axis] > 1 for axis in guilty):
-            place = tuple((bad[a] + good[a]) // 2 if good[a] - bad[a] > 1 and a in guilty else good[a] for a in (0, 1))
-            tried = (place[0], place[1])
-            self._simulate(tried)
-            blamed = self._guilty(tried)
-            if not self._fits(tried) and all(good[axis] == tried[axis] for axis in blamed):
-                break  # an axis thought good is not, beside this one
-            for axis in guilty:
-                if tried[axis] != good[axis]:
-                    (bad if axis in blamed else good)[axis] = tried[axis]
-        return self._choice(self._down((good[0], good[1]), last))
+        too_high = _held_too_high(self._rows[0, 0], self._budget)
+        generates = Phase.GENERATE.value
+        batch = 0
+        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
+        if generates in too_high or not self._tried((last[0], 0)):
+            if not self._tried(last):
+                raise DoesNotFit(self._refusal(last))
+            _, batch = self._first([(last[0], i) for i in range(last[1] + 1)], True)
+        return self._choice(self._first([(i, batch) for i in range(last[0] + 1)], bool(too_high - {generates})))
 
-    def _down(self, place: tuple[int, int], last: tuple[int, int]) -> tuple[int, int]:
-        """``place``, or the first below it that fits: the two do touch, by what the allocator keeps cached."""
+    def _tried(self, place: tuple[int, int]) -> bool:
         self._simulate(place)
-        while not self._fits(place):
-            guilty = self._guilty(place)
-            place = (
-                min(place[0] + (0 in guilty or place[1] == last[1]), last[0]),
-                min(place[1] + (1 in guilty or place[0] == last[0]), last[1]),
-            )
-            self._simulate(place)
-        return place
+        return self._fits(place)
 
-    def _simulate(self, *places: tuple[int, int]) -> None:
-        new = [place for place in dict.fromkeys(places) if place not in self._rows]
-        rows = self._run([self._settings(place) for place in new]) if new else []
-        self._rows.update(zip(new, rows, strict=True))
+    def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
+        """The first of ``places`` that fits, where the last one does, by bisection."""
+        low, high = int(not_the_first and len(places) > 1), len(places) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._tried(places[middle]) else (middle + 1, high)
+        return places[high]
+
+    def _simulate(self, place: tuple[int, int]) -> None:
+        if place not in self._rows:
+            (self._rows[place],) = self._run([self._settings(place)])
 
     def _settings(self, place: tuple[int, int]) -> Settings:
         return self._training[place[0]].with_(generation_batch=self._generation[place[1]])
@@ -195,15 +189,6 @@ class _Search:
         if row["verdict"] is not None:
             return bool(row["fits"])
         return int(row["peak_bytes"] * (1 + MARGIN)) <= self._budget
-
-    def _guilty(self, place: tuple[int, int]) -> set[int]:
-        """Which ladders must be gone down: 0 training's, 1 generation's; none where it fits."""
-        if self._fits(place):
-            return set()
-        phases = _too_high(self._rows[place], self._budget)
-        generates = Phase.GENERATE.value
-        axes = {1 if phase == generates and len(self._generation) > 1 else 0 for phase in phases}
-        return axes or {0, 1}
 
     def _choice(self, place: tuple[int, int]) -> Choice:
         below = tuple(self._settings((i, place[1])) for i in range(place[0] + 1, len(self._training)))
@@ -230,14 +215,13 @@ def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | No
     return list(sizes)
 
 
-def _too_high(row: Mapping[str, Any], budget: int) -> set[str]:
-    """Phases that hold too much, or, where none does, those that reserve too much."""
+def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
+    """Phases that hold more than there is, whatever the allocator keeps cached."""
     verdict = row["verdict"]
     if verdict is None:
         return {phase for phase, peak in row["phases"].items() if int(peak * (1 + MARGIN)) > budget}
     room = verdict["limit_bytes"] - verdict["non_torch_bytes"]
-    held = {need["phase"] for need in verdict["phases"] if need["allocated_bytes"] > room}
-    return held or {need["phase"] for need in verdict["phases"] if not need["fits"]}
+    return {need["phase"] for need in verdict["phases"] if need["allocated_bytes"] > room}
 
 
 def needed_bytes(row: Mapping[str, Any]) -> int:

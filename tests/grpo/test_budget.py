@@ -29,12 +29,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trainer_is_described(tmp_path: Path) -> None:
     trainer = build("lean", tiny_llama(), tmp_path, lora=True, beta=0.1, tiled_mlp=16, checkpointing="selective")
     settings, notes = settings_of(trainer)
-    assert (settings.recipe, settings.device, settings.dtype, settings.mixed_precision) == (
-        "lean",
-        "cpu",
-        "float32",
-        "no",
-    )
+    assert (settings.recipe, settings.device) == ("lean", "cpu")
+    assert (settings.dtype, settings.mixed_precision) == ("float32", "no")
     assert (settings.lora_r, settings.num_generations, settings.per_device_train_batch_size) == (4, 4, 4)
     assert "down_proj" in settings.lora_target_modules
     assert (settings.prompt_length, settings.completion_length) == (6, 12)  # "t.. " six words at most
@@ -58,18 +54,15 @@ def test_a_budget_that_is_no_size_is_refused_first(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run with a generous budget, simulated for real in its own process, trained one recorded step."""
-    from memprof.integrations import MemProfCallback
+    from memprof.integrations.callback import MemProfCallback
 
     folder = tmp_path_factory.mktemp("budget")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMPROF_CACHE", str(folder / "cache" / "plan"))
-        torch.manual_seed(7)
-        before = torch.get_rng_state()
         trainer = build(
             "lean", tiny_llama(), folder, lora=True, memory_budget="1GB", max_steps=1, gradient_checkpointing=True,
             generation_batch=4, tiled_mlp=None,
         )  # fmt: skip
-        del before
         trainer.callback_handler.callbacks.insert(0, MemProfCallback(folder / "memory", steps=1, report=False))
         trainer.train()
     return trainer

@@ -63,3 +63,8 @@ def test_a_run_tracks_trls(ranks: list[dict[str, Any]]) -> None:
         for row, lean_row in zip(theirs["logged"], ours["logged"], strict=True):
             assert lean_row == pytest.approx(row, rel=1e-3, abs=2e-5, nan_ok=True)
     assert ranks[0]["run"][1]["weights"] == ranks[1]["run"][1]["weights"]
+
+
+def test_rank_zero_chooses_for_a_memory_budget(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["budget"] == {"chosen": ["selective", 48, 2], "said": "Nothing fits."}

@@ -36,6 +36,7 @@ def main(folder: Path) -> None:
     shards = {"model_init_kwargs": {"distributed_config": DistributedConfig(fsdp_size=2)}}
     found["sharded"] = one_step(folder / "d", shards, model=str(folder / "model"))
     found["run"] = short_run(folder)
+    found["budget"] = chosen_for_all(folder / "e")
     rank = torch.distributed.get_rank()
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()
@@ -73,6 +74,41 @@ def one_step(
         "metrics": [metrics, lean_metrics],
         "pieces": pieces,
     }
+
+
+def chosen_for_all(folder: Path) -> dict[str, Any]:
+    """What a memory budget leads to on this rank where rank 0 chooses, and where it finds nothing."""
+    from memprof.errors import DoesNotFit, UsageError
+    from memprof.grpo import budget
+    from memprof.simulate.ladder import Choice
+    from memprof.simulate.settings import Settings
+
+    settings = Settings(
+        "HuggingFaceTB/SmolLM2-135M",
+        recipe="lean",
+        gradient_checkpointing="selective",
+        tiled_mlp=48,
+        generation_batch=2,
+    )
+    row = {"peak_bytes": 1, "device_peak_bytes": 1, "peak_phase": "backward", "categories": {"weights": 1}}
+
+    def chosen(trainer: Any, total: int) -> Any:
+        assert trainer.accelerator.process_index == 0
+        return Choice(settings, row, total, (), 1), []
+
+    def refused(trainer: Any, total: int) -> Any:
+        assert trainer.accelerator.process_index == 0
+        raise DoesNotFit("Nothing fits.")
+
+    budget._chosen = chosen
+    args = build("lean", tiny_llama(), folder, memory_budget="1GB").args
+    budget._chosen = refused
+    try:
+        build("lean", tiny_llama(), folder, memory_budget="1GB")
+        said = ""
+    except UsageError as error:
+        said = str(error)
+    return {"chosen": [args.checkpointing, args.tiled_mlp, args.generation_batch], "said": said}
 
 
 def count_backwards(trainer: Any) -> list[int]:

@@ -136,6 +136,16 @@ def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     assert yaml.safe_load(as_yaml(plan.best))["num_generations"] == 8
 
 
+def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None:
+    row = next(row for row in make_plan(_base(), "24GB").rows if row.settings.recipe == "lean")
+    row = replace(row, settings=row.settings.with_(tiled_mlp=2048, gradient_checkpointing="offloaded"))
+    names: dict[str, Any] = {"LeanGRPOConfig": dict, "LoraConfig": dict}
+    exec(as_python(row), names)
+    assert names["args"]["checkpointing"] == "offloaded"
+    assert names["args"]["tiled_mlp"] == 2048
+    assert "generation_batch" not in names["args"]
+
+
 def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "deep" / "folder"))
     base = _base().to_dict()

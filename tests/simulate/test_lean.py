@@ -36,12 +36,13 @@ def test_the_lean_step_holds_what_arithmetic_says(settings_for: Callable[..., An
 
 def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]) -> None:
     same = settings_for(
-        dtype="bfloat16", generation="none", lora_r=R, gradient_checkpointing=False, prompt_length=30, completion_length=200
-    )
+        dtype="bfloat16", generation="none", lora_r=R, gradient_checkpointing=False, prompt_length=30,
+        completion_length=200,
+    )  # fmt: skip
     theirs, ours = _analysis(same), _analysis(same.with_(recipe="lean", max_tokens_per_piece=230))
-    alive = [found.peak.allocated_bytes - found.peak.categories["weights"] for found in (theirs, ours)]; print(alive, theirs.peak.categories, ours.peak.categories)
     assert ours.peak.allocated_bytes < theirs.peak.allocated_bytes
-    assert alive[1] < 0.5 * alive[0]  # one sequence's instead of four's
+    held = [sum(found.peak.categories[name] for name in ("activations", "loss_logits")) for found in (theirs, ours)]
+    assert held[1] < 0.25 * held[0]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
     assert choice.settings.generation_batch == max(batch for _, batch in fitting)
     best = ladder(base)[min(place for place, _ in fitting)]
     assert choice.settings.with_(generation_batch=None) == best
-    assert len(known.asked) <= 8
+    assert len(known.asked) <= 8 < len(every)
     assert [s.with_(generation_batch=None) for s in choice.slower] == ladder(base)[ladder(base).index(best) + 1 :]
 
 
