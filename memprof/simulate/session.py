@@ -17,7 +17,7 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """As :class:`memprof.record.session.Session`, but mistakes are raised: there is no run to protect.
 
-    ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights that stay in ordinary host memory) are set
+    ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights kept in ordinary host memory) are set
     by what is simulated.
     """
 
