@@ -53,6 +53,12 @@ def test_lean_settings_are_refused_elsewhere(given: dict[str, Any]) -> None:
         Settings("m", **given)
 
 
+def test_a_reference_in_host_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="from host memory, which is not simulated"):
+        Settings("m", recipe="lean", beta=0.1)
+    assert Settings("m", recipe="lean", beta=0.1, lora_r=8).beta == 0.1
+
+
 # -- the ladder ------------------------------------------------------------------------------------------------------
 
 
