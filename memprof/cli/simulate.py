@@ -93,6 +93,7 @@ def command(
         raise UsageError("--gpu asks about a GPU and --device cpu simulates none; drop one of them.")
     if script_arguments and script is None:
         raise UsageError(f"{script_arguments[0]!r}: arguments of a script need --script FILE.")
+    run: _Run
     if script is not None:
         run = _ScriptRun(script, script_arguments, config_file, given, device, gpu)
     else:

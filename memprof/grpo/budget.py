@@ -95,7 +95,8 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
     from memprof.simulate.like import Likeness, place_model
     from memprof.simulate.script_settings import script_settings
 
-    base, notes = trainer._base_model(trainer.model), []
+    notes: list[str] = []
+    base = trainer._base_model(trainer.model)
     arguments = copy.copy(trainer.args)
     arguments._memprof_vllm = arguments.use_vllm
     changes = {"prompt_length": _longest_prompt(trainer, notes), "attn": _attention(base.config)}
