@@ -110,6 +110,9 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
             answer: dict[str, Any] = {"row": run_row(question["settings"], question["gpu"])}
         except MemprofError as error:
             answer = {"error": str(error), "exit_code": error.exit_code}
+        except Exception as error:  # of any library: told in a sentence, and the next question is served
+            what = f"cannot be simulated ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})."
+            answer = {"error": f"this run {what}", "exit_code": InputError.exit_code}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -242,8 +242,10 @@ def sentences(choice: Choice) -> str:
     """What a person is told: the choice, what it costs, the expected peak by category."""
     row, settings = choice.row, choice.settings
     cost = cost_of(settings, find_config(settings.model))
-    categories = sorted(row["categories"].items(), key=lambda pair: -pair[1])
-    held = [f"  {CATEGORY_LABELS[Category(name)]:<24}{format_gib(size):>9} GiB" for name, size in categories]
+    large = {n: size for n, size in row["categories"].items() if size >= row["peak_bytes"] / 200}
+    named = [(CATEGORY_LABELS[Category(n)], size) for n, size in sorted(large.items(), key=lambda pair: -pair[1])]
+    rest = row["peak_bytes"] - sum(large.values())
+    held = [f"  {label:<24}{format_gib(size):>9} GiB" for label, size in [*named, ("The rest", rest)]]
     what = f"{cost.recomputed_flops / 1e12:.3g} TFLOP recomputed, {format_gib(cost.host_bytes)} GiB moved to the host"
     return "\n".join(
         [

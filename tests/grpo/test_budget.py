@@ -16,7 +16,7 @@ from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, settings_of
 from memprof.simulate.ladder import Choice
-from tests.grpo.trainers import build, tiny_llama
+from tests.grpo.trainers import build, saved_llama, tiny_llama
 
 MIB = 2**20
 
@@ -38,6 +38,13 @@ def test_a_trainer_is_described(tmp_path: Path) -> None:
     config = json.loads((Path(settings.model) / "config.json").read_text())
     assert config["hidden_size"] == 32
     assert any("longest of the dataset" in note for note in notes)
+
+
+def test_a_reference_in_host_memory_is_left_out(tmp_path: Path) -> None:
+    trainer = build("lean", saved_llama(tmp_path / "model"), tmp_path, beta=0.1)
+    settings, notes = settings_of(trainer)
+    assert settings.beta == 0.0
+    assert any("left out of the simulation" in note for note in notes)
 
 
 def test_sizes() -> None:

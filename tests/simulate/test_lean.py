@@ -11,7 +11,7 @@ import pytest
 from memprof.errors import DoesNotFit, UsageError
 from memprof.simulate.catalogue import find_config
 from memprof.simulate.fit import MARGIN
-from memprof.simulate.ladder import CHOSEN, choose, cost_of, ladder
+from memprof.simulate.ladder import CHOSEN, choose, cost_of, ladder, sentences
 from memprof.simulate.settings import Settings
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
 from tests.simulate.test_closed_forms import L as LAYERS
@@ -51,6 +51,12 @@ def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]
 def test_lean_settings_are_refused_elsewhere(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="add --recipe lean"):
         Settings("m", **given)
+
+
+def test_a_reference_in_host_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="from host memory, which is not simulated"):
+        Settings("m", recipe="lean", beta=0.1)
+    assert Settings("m", recipe="lean", beta=0.1, lora_r=8).beta == 0.1
 
 
 # -- the ladder ------------------------------------------------------------------------------------------------------
@@ -155,6 +161,15 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
     assert choice.settings.with_(generation_batch=None) == best
     assert len(known.asked) <= 8 < len(every)
     assert [s.with_(generation_batch=None) for s in choice.slower] == ladder(base)[ladder(base).index(best) + 1 :]
+
+
+def test_the_choice_in_words_adds_up() -> None:
+    choice = choose(_base(), 24 * GIB, _Known(24 * GIB))
+    head, *_, last = sentences(choice).splitlines()
+    assert head == "Memory budget 24.00 GiB: checkpointing=selective, generation_batch=4"
+    assert last.split() == ["The", "rest", "0.00", "GiB"]
+    sizes = [float(line.split()[-2]) for line in sentences(choice).splitlines() if line.startswith("  ")]
+    assert sum(sizes) == pytest.approx(choice.row["peak_bytes"] / GIB, abs=0.02)
 
 
 def test_only_the_lean_recipe_is_chosen_for() -> None:
