@@ -16,7 +16,6 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from memprof.errors import MemprofError, UsageError
-from memprof.grpo.reference import HostReference
 from memprof.record.phases import ACTIVE
 from memprof.simulate.ladder import CHOSEN, Choice, choose, describe, sentences
 from memprof.simulate.settings import Settings
@@ -100,9 +99,6 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
     arguments = copy.copy(trainer.args)
     arguments._memprof_vllm = arguments.use_vllm
     changes = {"prompt_length": _longest_prompt(trainer, notes), "attn": _attention(base.config)}
-    if isinstance(trainer.ref_model, HostReference):
-        arguments.beta = 0.0
-        notes.append("the reference, streamed from host memory a layer at a time, is left out of the simulation")
     named = script_settings(arguments, base, _adapter(trainer.model), changes, notes)
     settings = named.with_(
         model=getattr(base.config, "_name_or_path", "") or base.config.model_type,

@@ -123,11 +123,6 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")
         if self.prefix_sharing and self.recipe != "lean":
             raise UsageError("--prefix-sharing is of the lean trainer: add --recipe lean.")
-        if self.recipe == "lean" and self.beta and self.lora_r is None:
-            raise UsageError(
-                "--recipe lean streams a full model's reference from host memory, which is not simulated: drop --beta, "
-                "or add --lora-r."
-            )
 
     def _check_numbers(self) -> None:
         for name in (

@@ -40,11 +40,10 @@ def test_a_trainer_is_described(tmp_path: Path) -> None:
     assert any("longest of the dataset" in note for note in notes)
 
 
-def test_a_reference_in_host_memory_is_left_out(tmp_path: Path) -> None:
+def test_a_reference_in_host_memory_is_simulated_too(tmp_path: Path) -> None:
     trainer = build("lean", saved_llama(tmp_path / "model"), tmp_path, beta=0.1)
-    settings, notes = settings_of(trainer)
-    assert settings.beta == 0.0
-    assert any("left out of the simulation" in note for note in notes)
+    settings, _ = settings_of(trainer)
+    assert (settings.beta, settings.lora_r) == (0.1, None)
 
 
 def test_sizes() -> None:

@@ -53,10 +53,14 @@ def test_lean_settings_are_refused_elsewhere(given: dict[str, Any]) -> None:
         Settings("m", **given)
 
 
-def test_a_reference_in_host_memory_is_refused() -> None:
-    with pytest.raises(UsageError, match="from host memory, which is not simulated"):
-        Settings("m", recipe="lean", beta=0.1)
-    assert Settings("m", recipe="lean", beta=0.1, lora_r=8).beta == 0.1
+def test_a_reference_stays_in_host_memory(settings_for: Callable[..., Any]) -> None:
+    same = settings_for(dtype="bfloat16", generation="none", beta=0.04)
+    theirs, ours = _analysis(same), _analysis(same.with_(recipe="lean"))
+    weights = theirs.own_peaks["weights"]
+    assert weights - theirs.own_peaks["reference_model"] <= 512  # a buffer's block
+    assert 0 < ours.own_peaks["reference_model"] < weights  # a layer, or what is around the layers, at a time
+    last = [breakdown for breakdown in ours.phases if breakdown.phase == "backward"][-1]
+    assert last.categories["reference_model"] == 0
 
 
 # -- the ladder ------------------------------------------------------------------------------------------------------
