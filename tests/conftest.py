@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,11 @@ from tests.workspace import Workspace
 
 if TYPE_CHECKING:
     from memprof.demo import DemoResult
+
+
+# Started in the background by a shell, tests would hand down that Ctrl-C is ignored, which some of them send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

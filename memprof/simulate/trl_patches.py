@@ -13,6 +13,7 @@ from memprof.simulate.fakes import patched
 from memprof.simulate.models import build_model
 from memprof.simulate.rollout import counted, unfinished
 from memprof.simulate.settings import Settings
+from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.simulate.session import FakeSession
@@ -74,6 +75,17 @@ def _reference_on_host(load: Any, session: FakeSession | None) -> list[tuple[Any
 
     import memprof.grpo.trainer as lean
     from memprof.grpo.head import add_lean_head
+    from memprof.grpo.reference import HostReference
+
+    passes_over = HostReference._here
+
+    @contextlib.contextmanager
+    def here(self: Any, tensors: Any) -> Iterator[None]:
+        tensors = list(tensors)
+        with passes_over(self, tensors):
+            for tensor in tensors if session is not None else ():
+                session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)
+            yield
 
     def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
         if session is not None:
@@ -88,7 +100,7 @@ def _reference_on_host(load: Any, session: FakeSession | None) -> list[tuple[Any
         add_lean_head(model)
         return model.eval().requires_grad_(False)
 
-    return [(lean, "load_reference", load_reference)]
+    return [(lean, "load_reference", load_reference), (HostReference, "_here", here)]
 
 
 def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
