@@ -83,8 +83,9 @@ def _reference_on_host(load: Any, session: FakeSession | None) -> list[tuple[Any
     def here(self: Any, tensors: Any) -> Iterator[None]:
         tensors = list(tensors)
         with passes_over(self, tensors):
-            for tensor in tensors if session is not None else ():
-                session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)
+            if session is not None:
+                for tensor in tensors:
+                    session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)
             yield
 
     def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
