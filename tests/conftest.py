@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,24 @@ if TYPE_CHECKING:
 # Started in the background by a shell, tests would hand down that Ctrl-C is ignored, which some of them send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def only_new_tensors() -> Iterator[None]:
+    """For tests that compare a recording to the byte: tensors that other modules' tests hold are not in it."""
+    torch = pytest.importorskip("torch")
+    import memprof.record.tensor_trace as trace
+
+    gc.collect()
+    held = {id(thing): weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)}
+    every = trace._visible_tensors
+
+    def visible() -> list[object]:
+        return [tensor for tensor in every() if id(tensor) not in held or held[id(tensor)]() is not tensor]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_visible_tensors", visible)
+        yield
 
 
 @pytest.fixture(scope="session")

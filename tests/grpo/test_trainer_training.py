@@ -28,7 +28,7 @@ from tests.grpo.trainers import (
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("only_new_tensors")]
 
 
 @pytest.fixture(scope="module")

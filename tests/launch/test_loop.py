@@ -18,6 +18,8 @@ from memprof.launch.loop import PlainLoop
 from memprof.record.phases import ACTIVE
 from memprof.snapshot import load_snapshot
 
+pytestmark = pytest.mark.usefixtures("only_new_tensors")
+
 
 class Looped:
     """A loop run under :class:`PlainLoop`, as a script would be."""

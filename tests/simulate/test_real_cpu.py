@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.real_step import TRAINING, births, compare, peaks, run_real
 
-pytestmark = [pytest.mark.trl, pytest.mark.slow]
+pytestmark = [pytest.mark.trl, pytest.mark.slow, pytest.mark.usefixtures("only_new_tensors")]
 # The fake mode takes the norm of several tensors apart into one a tensor, of the same size.
 SAME = {("aten.linalg_vector_norm.default", "aten._foreach_norm.Scalar")}
 
