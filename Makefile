@@ -1,5 +1,5 @@
 # make demo   train a small model on this machine, profiled; the pages are written to demo/
-# make test   lint, types and tests
+# make test   lint, types and tests; make test-all has the heaviest tests too
 # make docs   the documentation as a site, in build/site/
 # Both set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
 # which the demo and the tests run, want 3.11. PYTHON=... picks another.
@@ -38,6 +38,10 @@ demo: setup
 	$(BIN)/memprof demo --out demo
 
 test: setup lint types browser
+	$(BIN)/python -m pytest -m "not heavy"
+
+# With the simulations and real models that would take `make test` beyond twenty minutes on two cores.
+test-all: setup lint types browser
 	$(BIN)/python -m pytest
 
 # --quiet would hide the warnings from --strict, which counts them.

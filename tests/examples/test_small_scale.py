@@ -85,6 +85,7 @@ def test_vram_table_has_what_each_method_trains(ran: Any) -> None:
     assert all(row["fits"] and row["device_peak_bytes"] > row["peak_bytes"] for row in rows.values())
 
 
+@pytest.mark.heavy
 def test_more_completions_cost_most_where_logits_are_materialised(ran: Any) -> None:
     rows = read(ran("num_generations.py") / "generations.json")
     peak = {(row["way"], row["num_generations"]): row["peak_bytes"] for row in rows}
@@ -97,6 +98,7 @@ def test_more_completions_cost_most_where_logits_are_materialised(ran: Any) -> N
     assert "num_generations.html" in {path.name for path in ran("num_generations.py").iterdir()}
 
 
+@pytest.mark.heavy
 def test_rows_of_the_context_table(ran: Any) -> None:
     answer = read(ran("context_20k.py") / "context.json")
     assert [run["label"] for run in answer["runs"]][:2] == ["TRL, logits materialised", "TRL today"]
@@ -108,6 +110,7 @@ def test_rows_of_the_context_table(ran: Any) -> None:
     assert cache <= own["kv_cache"][0] <= 1.6 * cache  # two layers: appending to one holds a quarter of it twice
 
 
+@pytest.mark.heavy
 def test_each_step_of_the_fit_saves(ran: Any) -> None:
     rows = read(ran("fit_7b_on_one_gpu.py") / "fit.json")
     named = {row["step"]: row for row in rows}

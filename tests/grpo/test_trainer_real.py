@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.heavy
 def test_smollm2_has_trls_loss_and_gradients(tmp_path: Path) -> None:
     """LoRA, checkpointing, KL and clipping; whole runs: ``python -m benchmarks.lean track``."""
     checkpoint = prepare_checkpoint(tmp_path / "model")
