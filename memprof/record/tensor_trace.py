@@ -26,16 +26,15 @@ from memprof.record.clock import Clock
 from memprof.record.frames import StackWriter, capture_function
 from memprof.record.modes import remove_mode
 from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.record.region import Region
 from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, Died, Held, write_snapshot
-from memprof.vocabulary import History, Kind, Phase
+from memprof.vocabulary import History, Kind
 
 __all__ = ["TensorTrace"]
 
-_graph_task = torch._C._current_graph_task_id
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _STRIDED = torch.strided
-_OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
@@ -90,11 +89,10 @@ class TensorTrace:
         self._mutable: dict[Any, bool] = {}
         self._capture = capture_function(stacks)
         self._tags = Tags()
-        self._optimizer_depth = 0
+        self._region = Region()
         self._allocated = 0
         self._peaks: list[int] = []
         self._mode: _Mode | None = None
-        self._handles: list[Any] = []
         self._resize: Any = None
         self._adopted = False
         self._start_us = self._stop_us = 0
@@ -110,7 +108,7 @@ class TensorTrace:
         for tensor in _visible_tensors():
             self._adopt(tensor)
         self.scope.start()
-        self._watch_optimizers()
+        self._region.start()
         self._watch_resize()
         self._mode = _Mode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -122,9 +120,7 @@ class TensorTrace:
         mode, self._mode = self._mode, None
         trouble = remove_mode(mode)
         self.scope.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._region.stop()
         self._unwatch_resize()
         self._stop_us = self._clock.tick()
         self._held_at_stop = self._held()
@@ -296,22 +292,13 @@ class TensorTrace:
                 nbytes,
                 captured,
                 self._tags,
-                self._region(running is not None),
+                self._region.now(self._tags.phase, running is not None),
                 running,
                 shape,
                 dtype,
                 func,
             )
         )
-
-    def _region(self, in_module: bool) -> str:
-        if self._optimizer_depth or self._tags.phase == _OPTIMIZER_STEP:
-            return "optimizer"
-        if _graph_task() != -1:
-            return "recompute" if in_module else "backward"
-        if in_module:
-            return "forward" if torch.is_grad_enabled() else "no_grad"
-        return "outside"
 
     def _remember(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         watch = _Watch(storage, self._died)
@@ -355,20 +342,6 @@ class TensorTrace:
         self._birth(tensor, func)
 
     # -- what no dispatch shows --------------------------------------------------------------------------------
-
-    def _watch_optimizers(self) -> None:
-        from torch.optim import optimizer as hooks
-
-        def before(*_: Any) -> None:
-            self._optimizer_depth += 1
-
-        def after(*_: Any) -> None:
-            self._optimizer_depth = max(0, self._optimizer_depth - 1)
-
-        self._handles += [
-            hooks.register_optimizer_step_pre_hook(before),
-            hooks.register_optimizer_step_post_hook(after),
-        ]
 
     def _watch_resize(self) -> None:
         """``UntypedStorage.resize_`` frees and allocates without any operation (FSDP does it)."""

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memprof.allocator import CachingAllocator, OutOfMemory
 from memprof.record.frames import StackWriter, capture_function
 from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.record.region import Region
 from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, _TagWriter
 from memprof.simulate.dump import Event, write_snapshot
@@ -27,7 +28,7 @@ from memprof.simulate.hidden import hidden_bytes
 from memprof.simulate.host import HostPool
 from memprof.simulate.owners import FakeOwnerBook
 from memprof.simulate.plain_heap import PlainHeap
-from memprof.vocabulary import Category, History, Kind, Phase
+from memprof.vocabulary import Category, History, Kind
 
 __all__ = ["FakeRecorder"]
 
@@ -92,9 +93,8 @@ class FakeRecorder:
         self._origin: dict[int, tuple[Any, str]] = {}
         self._captured: Any = None
         self._tag = ""
-        self._optimizer_depth = 0
+        self._region = Region()
         self._windows: list[list[int]] = []
-        self._handles: list[Any] = []
         self._resize: Any = None
         self._running = False
         self._oom: dict[str, Any] | None = None
@@ -115,7 +115,7 @@ class FakeRecorder:
             return
         self._running = True
         self.scope.start()
-        self._watch_optimizers()
+        self._region.start()
         self._watch_resize()
 
     def stop(self) -> None:
@@ -124,9 +124,7 @@ class FakeRecorder:
             return
         self._running = False
         self.scope.stop()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._region.stop()
         if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
             del torch.UntypedStorage.resize_
 
@@ -275,7 +273,8 @@ class FakeRecorder:
     def _malloc(self, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> tuple[int, int]:
         captured = self._capture() if self._capture is not None else None
         running = self.scope.innermost
-        born = Born(0, 0, nbytes, None, self._tags, self._region(running is not None), running, shape, dtype, func)
+        region = self._region.now(self._tags.phase, running is not None)
+        born = Born(0, 0, nbytes, None, self._tags, region, running, shape, dtype, func)
         self._captured, self._tag = captured, self._tag_writer.write(born)
         stream = self.stream_of() if self.stream_of is not None else 0
         try:
@@ -330,15 +329,6 @@ class FakeRecorder:
         self._clock += 1
         self._events.append(Event(action, address, size, self._clock, stream, pool, self._captured, self._tag))
 
-    def _region(self, in_module: bool) -> str:
-        if self._optimizer_depth or self._tags.phase == Phase.OPTIMIZER_STEP.value:
-            return "optimizer"
-        if _graph_task() != -1:
-            return "recompute" if in_module else "backward"
-        if in_module:
-            return "forward" if torch.is_grad_enabled() else "no_grad"
-        return "outside"
-
     # -- what no dispatch shows --------------------------------------------------------------------------------
 
     def _inherit(self, first: FakeTensor, storage: Any) -> None:
@@ -350,20 +340,6 @@ class FakeRecorder:
             self._born(storage, tuple(first.shape), first.dtype, _ADD)
             return
         self._remember(storage, watch.address, watch.nbytes, watch.stream)
-
-    def _watch_optimizers(self) -> None:
-        from torch.optim import optimizer as hooks
-
-        def before(*_: Any) -> None:
-            self._optimizer_depth += 1
-
-        def after(*_: Any) -> None:
-            self._optimizer_depth = max(0, self._optimizer_depth - 1)
-
-        self._handles += [
-            hooks.register_optimizer_step_pre_hook(before),
-            hooks.register_optimizer_step_post_hook(after),
-        ]
 
     def _watch_resize(self) -> None:
         original = torch.UntypedStorage.resize_

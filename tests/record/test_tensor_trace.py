@@ -312,7 +312,7 @@ def test_an_exit_that_took_our_mode_is_survived() -> None:
 
 def test_a_mistake_of_ours_stops_the_trace_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = TensorTrace(torch.device("cpu"))
-    monkeypatch.setattr(recorder, "_region", lambda *_: 1 / 0)
+    monkeypatch.setattr(recorder._region, "now", lambda *_: 1 / 0)
     recorder.start()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -162,3 +162,16 @@ def test_flash_attention_saves_no_scores() -> None:
         masked = _peak_over(recorder, lambda: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
     assert flash < 2 * tokens * tokens
     assert masked > 2 * tokens * tokens
+
+
+def test_a_fake_steps_regions_are_those_of_a_real_one() -> None:
+    with _recording() as recorder:
+        model = torch.nn.Linear(8, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        tags = [dict(pair.split("=", 1) for pair in e.tag.split(";") if "=" in pair) for e in recorder._events if e.tag]
+    assert {tag["region"] for tag in tags} == {"outside", "no_grad", "forward", "backward", "optimizer"}
+    assert {tag["region"] for tag in tags if tag["op"] == "aten.zeros_like.default"} == {"optimizer"}
