@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
+
+from memprof.snapshot import save_snapshot
+from memprof.snapshot.unpickle import read_plain
 
 __all__ = ["without_key"]
 
 
 def without_key(snapshot: Path) -> Path:
-    """A copy beside the file without the ``"memprof"`` key. Only for files this process's own run has just written."""
-    data = pickle.loads(snapshot.read_bytes())
+    """A copy beside the file without the ``"memprof"`` key."""
+    data = read_plain(snapshot)
     data.pop("memprof", None)
-    bare = snapshot.with_suffix(".bare.pickle")
-    bare.write_bytes(pickle.dumps(data, protocol=4))
-    return bare
+    return save_snapshot(data, snapshot.with_suffix(".bare.pickle"))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
 from benchmarks.gpu import checks
+from benchmarks.gpu.bare import without_key
 from benchmarks.gpu.cases import SIMULATED, TRUTH, Case, shrunk
 from benchmarks.gpu.run import device
+from memprof.errors import UnsafePickle
+from memprof.snapshot import save_snapshot
+from memprof.snapshot.unpickle import read_plain
 
 no_gpu = pytest.mark.skipif(device()["device"] != "cpu", reason="there is a GPU here")
 
@@ -41,6 +47,17 @@ def test_a_run_is_held_to_its_closed_forms_and_to_the_unwatched_run() -> None:
     assert over["adapters"] == pytest.approx(1, abs=1e-6)
     assert 1 <= over["optimizer_state"] < 1.01
     assert 1 <= over["kv_cache"] < 1.5  # two layers: the copy made while it grows is a quarter
+
+
+def test_a_bare_copy_lacks_only_memprofs_key_and_no_global_is_read(tmp_path: Path) -> None:
+    data = {"segments": [], "device_traces": [[{"action": "alloc", "addr": 4096, "size": 512, "stream": 0}]]}
+    whole = save_snapshot({**data, "memprof": {"version": 1}}, tmp_path / "run.pickle")
+    bare = without_key(whole)
+    assert bare.parent == tmp_path
+    assert read_plain(bare) == data
+    (tmp_path / "bad.pickle").write_bytes(pickle.dumps({"memprof": Path}))
+    with pytest.raises(UnsafePickle):
+        without_key(tmp_path / "bad.pickle")
 
 
 def test_a_shrunk_case_is_the_same_kind_of_run() -> None:
