@@ -25,6 +25,8 @@ def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any],
     import torch
     from datasets import Dataset
 
+    from memprof.simulate.trl_recipe import adapter_of
+
     if lean:
         from memprof.grpo import LeanGRPOConfig as Config
         from memprof.grpo import LeanGRPOTrainer as Trainer
@@ -64,7 +66,7 @@ def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any],
     )
     trainer = Trainer(
         model=model, reward_funcs=reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=tokenizer(), peft_config=adapter(settings), callbacks=callbacks,
+        processing_class=tokenizer(), peft_config=adapter_of(settings), callbacks=callbacks,
     )  # fmt: skip
     return trainer
 
@@ -88,16 +90,6 @@ def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
         model.save_pretrained(folder / "model")
         model.config._name_or_path = str(folder / "model")
     return model
-
-
-def adapter(settings: Any) -> Any:
-    """The adapter, with the same defaults as the simulator's."""
-    if settings.lora_r is None:
-        return None
-    from peft import LoraConfig
-
-    rank = settings.lora_r
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:

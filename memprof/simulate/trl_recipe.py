@@ -38,7 +38,7 @@ from memprof.simulate.trl_patches import own_accelerate_state, quiet, trl_on_fak
 from memprof.simulate.zero_trainer import attach_zero, gathering_for_zero
 from memprof.vocabulary import Phase
 
-__all__ = ["run_trl", "selected_of"]
+__all__ = ["adapter_of", "run_trl", "selected_of"]
 
 WARM_UP, MEASURED = 1, 1
 
@@ -110,7 +110,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
         args=_arguments(settings, folder),
         train_dataset=_dataset(settings),
         processing_class=_tokenizer(config),
-        peft_config=_adapter(settings),
+        peft_config=adapter_of(settings),
         **rewards,
     )
     if mesh is not None:
@@ -204,7 +204,8 @@ def _arguments(settings: Settings, folder: str) -> Any:
     return arguments
 
 
-def _adapter(settings: Settings) -> Any:
+def adapter_of(settings: Settings) -> Any:
+    """The ``LoraConfig`` of these settings; None where the whole model is trained."""
     if settings.lora_r is None:
         return None
     from peft import LoraConfig

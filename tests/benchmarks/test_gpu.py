@@ -16,6 +16,7 @@ from benchmarks.gpu.bare import without_key
 from benchmarks.gpu.cases import SIMULATED, TRUTH, Case, shrunk
 from benchmarks.gpu.run import device
 from memprof.errors import UnsafePickle
+from memprof.simulate.trl_recipe import adapter_of
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
 
@@ -64,3 +65,11 @@ def test_a_shrunk_case_is_the_same_kind_of_run() -> None:
     case = Case("x", TRUTH[0].settings)
     assert shrunk(case).settings.device == "cpu"
     assert shrunk(case).settings.beta == case.settings.beta
+
+
+@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.name)
+def test_the_real_run_trains_what_the_simulator_does(case: Case) -> None:
+    adapter = adapter_of(case.settings)
+    assert (adapter is None) == (case.settings.lora_r is None)
+    if adapter is not None:
+        assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (16, 32, "all-linear")
