@@ -10,7 +10,7 @@ from memprof.advice.model import Candidate, Peak, Run, Toll
 from memprof.advice.unconfigured import candidates_by_category, fragmentation_candidates
 from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
 
-__all__ = ["candidates_for", "checkpointing_of"]
+__all__ = ["candidates_for"]
 
 _RANK = 16
 _EIGHT_BITS = {
@@ -45,14 +45,6 @@ def candidates_for(run: Run) -> list[Candidate]:
     return [*found, *generation_candidates(s), *fragmentation_candidates(run)]
 
 
-def checkpointing_of(settings: Settings) -> str:
-    """The kind of checkpointing by name, however the setting is written."""
-    value = settings.gradient_checkpointing
-    if isinstance(value, str):
-        return value
-    return "full" if value else "none"
-
-
 def _micro_batches(s: Settings) -> Iterator[Candidate]:
     size = s.per_device_train_batch_size
     half = next((size // d for d in (2, 3, 5, 7) if size % d == 0), None)
@@ -77,7 +69,7 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
 
 
 def _checkpointing(s: Settings) -> Iterator[Candidate]:
-    now = checkpointing_of(s)
+    now = s.checkpointing
     if now == "none":
         yield Candidate(
             id="checkpointing",
