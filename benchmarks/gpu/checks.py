@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +140,28 @@ def _fraction(peak: int) -> float | None:
 
 
 def fused_kernel(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 7: the fused loss alone; see ``benchmarks/fused_loss.py``."""
-    told = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fused_loss", *(["--tiny"] if tiny else [])],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    try:
-        return {"result": json.loads(told.stdout)}
-    except ValueError:
-        return {"error": told.stderr[-2000:]}
+    """GPU_CHECKS 7: the fused loss alone, by ``benchmarks/fused_loss.py``; a size that fails leaves its error."""
+    rows = []
+    for asked in kernel_sizes(tiny):
+        options = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "benchmarks.fused_loss", *options]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            rows.append(json.loads(told.stdout))
+        except ValueError:
+            rows.append({**asked, "error": told.stderr[-2000:]})
+    return {"runs": rows}
+
+
+def kernel_sizes(tiny: bool) -> list[dict[str, Any]]:
+    """The options of ``benchmarks.fused_loss``, one run after the other."""
+    if tiny:
+        return [{"tokens": 64, "vocabulary": 512, "hidden": 32, "device": "cpu", "dtype": "float32", "pairs": 1}]
+    common = {"device": "cuda", "dtype": "bfloat16", "pairs": PAIRS}
+    return [
+        {"tokens": tokens, "vocabulary": vocabulary, "hidden": hidden, **common}
+        for tokens, vocabulary, hidden in product((8192, 65536), (128256, 151936), (2048, 4096))
+    ]
 
 
 CHECKS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -165,7 +179,7 @@ def _cases(cases: tuple[Case, ...], tiny: bool) -> list[Case]:
 
 
 def run(case: Case, tiny: bool, **how: Any) -> dict[str, Any]:
-    """One real run in a fresh process, because peaks are a process's."""
+    """One real run in a fresh process, because peaks are a process's; ``how`` is for ``real_run.execute``."""
     asked = {"settings": case.settings.to_dict(), "shrink": tiny, **how}
     command = [sys.executable, "-m", "benchmarks.gpu.real_run", json.dumps(asked)]
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": case.settings.alloc_conf} if case.settings.alloc_conf else None

@@ -49,7 +49,7 @@ def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any],
         num_generations=settings.num_generations,
         max_completion_length=settings.completion_length,
         generation_kwargs={"min_new_tokens": settings.completion_length},
-        gradient_checkpointing=settings.gradient_checkpointing not in (False, "none"),
+        gradient_checkpointing=settings.checkpointing != "none",
         beta=settings.beta,
         loss_type=settings.loss_type,
         optim=settings.optim,
@@ -142,7 +142,7 @@ def watcher(how: str, folder: Path) -> list[Any]:
 
     if how == "none":
         return []
-    steps = 10**9 if how == "counters" else None
+    steps = {"counters": 10**9, "record": None}[how]
     return [MemProfCallback(output_dir=folder, steps=steps, table=False, reset_peaks=False)]
 
 
@@ -171,24 +171,39 @@ def digest(model: Any) -> str:
     return total.hexdigest()
 
 
-def execute(asked: dict[str, Any]) -> dict[str, Any]:
-    """Train, and tell what was seen; an out-of-memory error is part of what was seen."""
+def execute(
+    settings: dict[str, Any],
+    shrink: bool,
+    *,
+    steps: int = STEPS,
+    lean: bool = False,
+    watch: str = "none",
+    keep: str | None = None,
+    fraction: float | None = None,
+) -> dict[str, Any]:
+    """Train, and tell what was seen; an out-of-memory error is part of what was seen.
+
+    Args:
+        settings: as ``Settings.to_dict`` writes them.
+        shrink: two layers instead of the model's own.
+        steps: of the optimizer.
+        lean: with memprof's trainer instead of TRL's.
+        watch: ``none``, ``counters`` or ``record``.
+        keep: folder for what is written; without it nothing stays.
+        fraction: share of the card's memory that the process may take.
+    """
     import torch
 
     from memprof.simulate.settings import Settings
 
-    settings = Settings(**{**asked["settings"], "lora_target_modules": ("all-linear",)})
-    if asked.get("fraction"):
-        torch.cuda.set_per_process_memory_fraction(asked["fraction"])
-    kept = asked.get("keep")
-    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as name:
+    wanted = Settings(**{**settings, "lora_target_modules": ("all-linear",)})
+    if fraction:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         ticks = clock()
-        watch = watcher(asked.get("watch", "none"), folder / "_memprof")
-        trainer = build_trainer(
-            settings, folder, asked.get("steps", STEPS), [ticks, *watch], asked["shrink"], asked.get("lean", False)
-        )
+        trainer = build_trainer(wanted, folder, steps, [ticks, *watcher(watch, folder / "_memprof")], shrink, lean)
         error = None
         try:
             trainer.train()
@@ -203,4 +218,4 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("RESULT " + json.dumps(execute(json.loads(sys.argv[1]))))
+    print("RESULT " + json.dumps(execute(**json.loads(sys.argv[1]))))

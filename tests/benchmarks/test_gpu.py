@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 pytest.importorskip("trl")
 
-from benchmarks.gpu import checks
+from benchmarks import fused_loss
+from benchmarks.gpu import checks, real_run
 from benchmarks.gpu.bare import without_key
 from benchmarks.gpu.cases import SIMULATED, TRUTH, Case, shrunk
 from benchmarks.gpu.run import device
+from memprof.cli.simulate import command as simulate
+from memprof.cli.simulation_options import settings_of
 from memprof.errors import UnsafePickle
+from memprof.simulate.settings import Settings, read_settings
 from memprof.simulate.trl_recipe import adapter_of
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
@@ -73,3 +81,89 @@ def test_the_real_run_trains_what_the_simulator_does(case: Case) -> None:
     assert (adapter is None) == (case.settings.lora_r is None)
     if adapter is not None:
         assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (16, 32, "all-linear")
+
+
+# -- command lines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiny", [True, False], ids=["tiny", "full"])
+@pytest.mark.parametrize("name", list(checks.CHECKS))
+def test_what_a_check_runs_is_understood_by_what_it_calls(
+    name: str, tiny: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command line of every check goes through the real parser; nothing is executed."""
+    called: list[str] = []
+
+    def parsed(command: list[str], **_: Any) -> Any:
+        called.append(module := _understood(command))
+        told = _STAND_INS[module]
+        return subprocess.CompletedProcess(command, 0, told, "")
+
+    monkeypatch.setattr(checks.subprocess, "run", parsed)
+    told = checks.CHECKS[name](tiny)
+    assert set(called) == _CALLED[name]
+    assert "Error" not in json.dumps(told)
+
+
+_CALLED = {
+    "callback": {"benchmarks.gpu.real_run"},
+    "simulator": {"benchmarks.gpu.real_run", "memprof"},
+    "cost": {"benchmarks.gpu.real_run"},
+    "lean": {"benchmarks.gpu.real_run"},
+    "oom": {"benchmarks.gpu.real_run"},
+    "kernel": {"benchmarks.fused_loss"},
+}
+_STAND_INS = {
+    "benchmarks.gpu.real_run": 'RESULT {"losses": [], "step_seconds": [1.0], "allocated_bytes": 8, "error": null}',
+    "benchmarks.fused_loss": "{}",
+    "memprof": '{"peak": {"allocated_bytes": 8, "categories": {}}}',
+}
+
+
+def _understood(command: list[str]) -> str:
+    """The module a command line starts; fails where its arguments would be refused."""
+    python, flag, module, *arguments = command
+    assert (python, flag) == (sys.executable, "-m")
+    if module == "benchmarks.gpu.real_run":
+        asked = inspect.signature(real_run.execute).bind(**json.loads(*arguments)).arguments
+        settings = Settings(**{**asked["settings"], "lora_target_modules": ("all-linear",)})
+        real_run.watcher(asked.get("watch", "none"), Path("unused"))
+        assert settings.to_dict() == asked["settings"]
+    elif module == "benchmarks.fused_loss":
+        fused_loss.main.make_context(module, arguments)
+    else:
+        assert (module, arguments[0]) == ("memprof", "simulate")
+        given = simulate.make_context("simulate", arguments[1:]).params
+        known = set(json.loads(given["config_file"].read_text()))
+        assert set(read_settings(given["config_file"])) == known
+        settings_of(given["config_file"], {}, device=given["device"])
+    return module
+
+
+_ASKED = {"settings": TRUTH[0].settings.to_dict(), "shrink": True}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["benchmarks.fused_loss", "--tiny"],
+        ["benchmarks.fused_loss", "--device", "gpu"],
+        ["benchmarks.gpu.real_run", json.dumps({**_ASKED, "step": 3})],
+        ["benchmarks.gpu.real_run", json.dumps({**_ASKED, "watch": "recorded"})],
+        ["memprof", "simulate", "--devices", "cpu"],
+    ],
+)
+def test_a_wrong_flag_is_noticed(command: list[str]) -> None:
+    with pytest.raises((click.UsageError, TypeError, KeyError)):
+        _understood([sys.executable, "-m", *command])
+
+
+def test_the_kernel_is_asked_for_every_size_there_is_to_check() -> None:
+    sizes = [(s["tokens"], s["vocabulary"], s["hidden"]) for s in checks.kernel_sizes(tiny=False)]
+    assert sizes == [(n, v, h) for n in (8192, 65536) for v in (128256, 151936) for h in (2048, 4096)]
+
+
+def test_the_kernels_tiny_form_runs_here() -> None:
+    (row,) = checks.fused_kernel(tiny=True)["runs"]
+    assert row["frozen_head"]["trl"]["products"] > row["frozen_head"]["in_forward"]["products"]
+    assert row["bf16_error"]["in_backward"]["logps"] < 0.02
