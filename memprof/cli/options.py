@@ -12,11 +12,13 @@ import click
 
 if TYPE_CHECKING:
     from memprof.analysis import Analysis
+    from memprof.simulate.fit import Verdict
 
 __all__ = [
     "analysed",
     "device_option",
     "emit",
+    "end_with_verdict",
     "format_option",
     "json_option",
     "print_report",
@@ -128,3 +130,12 @@ def print_report(report: dict[str, Any], style: str) -> None:
     from memprof.reports.terminal import print_document
 
     print_document(document)
+
+
+def end_with_verdict(verdict: Verdict | None) -> None:
+    """Say on standard error whether a simulated run fits; one that does not ends the process with exit code 4."""
+    if verdict is None:
+        return
+    click.echo(verdict.sentence(), err=True)
+    if not verdict.fits:
+        sys.exit(4)

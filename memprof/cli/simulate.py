@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options import format_option, json_option, print_report, save_json, working
+from memprof.cli.options import end_with_verdict, format_option, json_option, print_report, save_json, working
 from memprof.cli.simulation_options import budget_option, run_options, settings_of
 from memprof.errors import UsageError
 
@@ -107,10 +106,7 @@ def command(
     _save(outcome, output)
     save_json(report, None if to_stdout else json_file)
     print_report(report, "json" if to_stdout else style)
-    if outcome.verdict is not None:
-        click.echo(outcome.verdict.sentence(), err=True)
-        if not outcome.verdict.fits:
-            sys.exit(4)
+    end_with_verdict(outcome.verdict)
 
 
 def _within(

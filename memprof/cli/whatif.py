@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options import emit, save_json, working
+from memprof.cli.options import emit, end_with_verdict, save_json, working
 from memprof.cli.runs import GivenRun, read_run
 from memprof.errors import InputError, UsageError
 
@@ -60,10 +59,7 @@ def simulate_like(
     to_stdout = json_file is not None and str(json_file) == "-"
     save_json(answer, None if to_stdout else json_file)
     _print(answer, "json" if to_stdout else style)
-    if outcome.verdict is not None:
-        click.echo(outcome.verdict.sentence(), err=True)
-        if not outcome.verdict.fits:
-            sys.exit(4)
+    end_with_verdict(outcome.verdict)
 
 
 def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
