@@ -1,7 +1,7 @@
 """What is shared without saying who made it where: paths, hosts, names, command lines and tokens taken out.
 
-Works on plain data (a report, an explanation, a snapshot's ``"memprof"`` key) and returns a copy. Figures, categories,
-module names, functions and line numbers stay: they are what the report is for.
+Works on plain data (a report, an explanation), of which it returns a copy, and on a snapshot before it is written, in
+place. Figures, categories, module names, functions and line numbers stay: they are what the report is for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["HIDDEN", "redact", "redact_text"]
+__all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
 
 HIDDEN = "<redacted>"
 
@@ -89,6 +89,28 @@ def redact_text(text: str) -> str:
     return _cleaner()(text)
 
 
+# Of what memprof knows about a run: words of people and places. The rest is figures, and names of phases and modules.
+_WORDS = ("config", "notes", "oom")
+
+
+def redact_snapshot(raw: dict[str, Any]) -> None:
+    """Clean a raw snapshot in place: the file names in every frame, and the words under memprof's own key."""
+    seen: set[int] = set()
+    lists = [s.get("frames") for s in raw.get("segments", [])]
+    lists += [b.get("frames") for s in raw.get("segments", []) for b in s.get("blocks", [])]
+    lists += [event.get("frames") for trace in raw.get("device_traces", []) for event in trace]
+    for frames in lists:
+        if not isinstance(frames, list) or id(frames) in seen:  # most are shared
+            continue
+        seen.add(id(frames))
+        for frame in frames:
+            if id(frame) not in seen:
+                seen.add(id(frame))
+                frame["filename"] = short_path(frame.get("filename", ""))
+    extra = raw.get("memprof", {})
+    extra.update({name: redact(extra[name]) for name in _WORDS if extra.get(name)})
+
+
 def _walk(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
@@ -121,20 +143,29 @@ def _cleaner() -> Callable[[str], str]:
 
 
 def _paths(text: str) -> str:
-    return _PATH.sub(_short_path, text) if "/" in text or "\\" in text else text
+    return _PATH.sub(_path_in_text, text) if "/" in text or "\\" in text else text
 
 
-def _short_path(match: re.Match[str]) -> str:
-    """From the library's name on; from ``python3.x`` on; of any other absolute path the last part; else as it is."""
-    path = match.group()
+def short_path(path: str) -> str:
+    """What stays of a file's path: from the library's name on, from ``python3.x`` on, of other files the name."""
+    return _in_library(path) or re.split(r"[/\\]", path)[-1]
+
+
+def _in_library(path: str) -> str | None:
     parts = re.split(r"[/\\]+", path)
     for i in range(len(parts) - 2, -1, -1):
         if parts[i] in ("site-packages", "dist-packages"):
             return "/".join(parts[i + 1 :])
         if re.fullmatch(r"python3\.\d+", parts[i]):
             return "/".join(parts[i:])
+    return None
+
+
+def _path_in_text(match: re.Match[str]) -> str:
+    """As :func:`short_path`; but a relative path may be a model's name, or two words, and stays."""
+    path = match.group()
     absolute = path[0] in "/\\~" or path[1:2] == ":"
-    return f"…/{parts[-1]}" if absolute else path
+    return _in_library(path) or (f"…/{short_path(path)}" if absolute else path)
 
 
 def _own_names() -> list[str]:

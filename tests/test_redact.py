@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memprof.reports.document import build_document
 from memprof.reports.json import validate
 
-from memprof.redact import HIDDEN, redact, redact_text
+from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text, short_path
 from tests.reports.sample import sample
 
 
@@ -37,6 +37,56 @@ from tests.reports.sample import sample
 )
 def test_who_and_where_go(text: str, left: str) -> None:
     assert redact_text(text) == left
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/home/ann/env/lib/python3.11/site-packages/trl/trainer.py", "trl/trainer.py"),
+        ("C:\\Users\\ann\\Lib\\site-packages\\trl\\t.py", "trl/t.py"),
+        ("/usr/lib/python3.11/threading.py", "python3.11/threading.py"),
+        ("/home/ann/env/lib/python3.11/site-packages/six.py", "six.py"),
+        ("/home/ann/secret-project/train.py", "train.py"),
+        ("secret project/train.py", "train.py"),
+        ("C:\\work\\train.py", "train.py"),
+        ("<string>", "<string>"),
+        ("", ""),
+    ],
+)
+def test_short_paths_are_the_same_in_files_and_in_text(path: str, short: str) -> None:
+    assert short_path(path) == short
+    assert redact_text(path) in (short, f"…/{short}", path)
+    if path.startswith("/"):
+        assert redact_text(f"in {path}:3 f") in (f"in {short}:3 f", f"in …/{short}:3 f")
+
+
+def test_a_snapshot_is_cleaned_where_it_holds_paths_and_words() -> None:
+    shared = [{"filename": "/home/ada/train.py", "line": 3, "name": "main"}]
+    other = [shared[0], {"filename": "/usr/lib/python3.11/threading.py", "line": 1, "name": "run"}]
+    raw = {
+        "segments": [{"frames": shared, "blocks": [{"frames": other, "size": 512}, {"size": 1024}]}],
+        "device_traces": [[{"action": "alloc", "frames": shared, "size": 512}, {"action": "free", "size": 512}]],
+        "memprof": {
+            "config": {"lr": 0.1, "hub_token": "abc", "data": "/data/ada/gsm8k"},
+            "notes": ["failed at /home/ada/hook.py"],
+            "oom": {"requested_bytes": 8, "stack": ["/home/ada/train.py:3 main"]},
+            "owners": [["model.layers.0", 4096]],
+        },
+    }
+    redact_snapshot(raw)
+    assert "ada" not in json.dumps(raw)
+    assert [f["filename"] for f in other] == ["train.py", "python3.11/threading.py"]
+    assert raw["segments"][0]["blocks"][1] == {"size": 1024}
+    assert raw["memprof"] == {
+        "config": {"lr": 0.1, "hub_token": HIDDEN, "data": "…/gsm8k"},
+        "notes": ["failed at …/hook.py"],
+        "oom": {"requested_bytes": 8, "stack": ["…/train.py:3 main"]},
+        "owners": [["model.layers.0", 4096]],
+    }
+    before = copy.deepcopy(raw)
+    redact_snapshot(raw)
+    assert raw == before
+    redact_snapshot({})
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from memprof.record.outside import Outside
 from memprof.record.owners import OwnerBook
 from memprof.record.phases import PhaseLog, PhaseMark
 from memprof.record.protocol import Recorder, Tags, WindowPeaks
-from memprof.record.redact import redact
 from memprof.record.referrers import holders_of, largest_tensors
 from memprof.record.residency import SWITCHES, Residency
 from memprof.record.sampler import Sampler
+from memprof.redact import redact_snapshot
 from memprof.vocabulary import Kind, Phase
 
 __all__ = ["Session"]
@@ -383,7 +383,7 @@ class Session:
             "notes": [*self.notes, *self.recorder.notes, *self.owners.remarks()],
         }
         if self._redact:
-            redact(raw)
+            redact_snapshot(raw)
         return raw
 
     def _setup(self) -> dict[str, Any] | None:

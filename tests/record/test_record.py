@@ -16,7 +16,6 @@ from torch import nn
 from memprof import load_snapshot, phase, record
 from memprof.errors import InputError, UsageError
 from memprof.record.phases import ACTIVE
-from memprof.record.redact import short_path
 from memprof.timeline import build_timeline
 
 
@@ -152,20 +151,6 @@ def test_only_plain_data_is_pickled(tmp_path: Path) -> None:
     with open(tmp_path / "run.pickle", "rb") as file:
         config = Refusing(file).load()["memprof"]["config"]
     assert config == {"a": 3, "b": [1, 2], "c": "torch.float32", "d": True}
-
-
-@pytest.mark.parametrize(
-    ("path", "short"),
-    [
-        ("/home/ann/env/lib/python3.11/site-packages/trl/trainer.py", "trl/trainer.py"),
-        ("C:\\Users\\ann\\Lib\\site-packages\\trl\\t.py", "trl\\t.py"),
-        ("/usr/lib/python3.11/threading.py", "threading.py"),
-        ("/home/ann/secret-project/train.py", "train.py"),
-        ("C:\\work\\train.py", "train.py"),
-    ],
-)
-def test_short_paths(path: str, short: str) -> None:
-    assert short_path(path) == short
 
 
 def test_importing_record_needs_no_torch() -> None:
