@@ -58,7 +58,8 @@ def command(
     find_gpu(gpu)
     if output is not None and output.suffix != ".html":
         raise UsageError(f"-o {output}: a plan is written as a page; give a name that ends in .html, or use --json.")
-    base = settings_of(config_file, given)
+    varied = _vary(vary)
+    base = settings_of(config_file, {**given, **_most_gpus(varied)})
     fixed = {name for name, value in given.items() if value is not None}
     if config_file is not None:
         from memprof.simulate.settings import read_settings
@@ -70,7 +71,7 @@ def command(
     need_torch()
     with progress() as told:
         plan = make_plan(
-            base, gpu, fixed=fixed, maximize=maximize, vary=_vary(vary), search=not no_search,
+            base, gpu, fixed=fixed, maximize=maximize, vary=varied, search=not no_search,
             workers=workers, use_cache=not no_cache, progress=told,
         )  # fmt: skip
     _say(plan, style, json_file, as_yaml_, output)
@@ -87,6 +88,13 @@ def _vary(text: str | None) -> tuple[str, list[Any]] | None:
     if not parts:
         raise UsageError(f"--vary {text!r}: write it like num_generations=2,4,8.")
     return name, [value_of(part) for part in parts]
+
+
+def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
+    """How many GPUs are planned for where that is what varies: ``--sharding`` needs several."""
+    if varied is None or varied[0] != "gpus":
+        return {}
+    return {"gpus": max((n for n in varied[1] if isinstance(n, int)), default=1)}
 
 
 def value_of(text: str) -> Any:

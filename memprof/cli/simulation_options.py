@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from memprof.simulate.settings import Settings
 
-__all__ = ["budget_option", "run_options", "settings_of"]
+__all__ = ["budget_option", "check_sharding", "run_options", "settings_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -110,6 +110,20 @@ def settings_of(config_file: Path | None, given: dict[str, Any], *, device: str 
         raise UsageError("which model? Give --model, a hub id such as Qwen/Qwen2.5-1.5B-Instruct or a config.json.")
     values["device"] = device
     try:
-        return Settings(**values)
+        settings = Settings(**values)
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
+    check_sharding(settings, given)
+    return settings
+
+
+def check_sharding(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse ``--sharding ddp`` where there is one GPU; among settings it is the default and says nothing.
+
+    Raises:
+        UsageError: it was asked for, and there is nothing to divide.
+    """
+    from memprof.errors import UsageError
+
+    if given.get("sharding") is not None and settings.gpus == 1:
+        raise UsageError(f"--sharding {settings.sharding} is of several GPUs: add --gpus 2, or more.")

@@ -11,6 +11,7 @@ import click
 
 from memprof.cli.options import emit, end_with_verdict, save_json, working
 from memprof.cli.runs import GivenRun, read_run
+from memprof.cli.simulation_options import check_sharding
 from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -95,9 +96,11 @@ _OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     try:
-        return settings.with_(**changes)
+        changed = settings.with_(**changes)
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
+    check_sharding(changed, changes)
+    return changed
 
 
 def _evaluated(what: str, settings: Settings, card: Any) -> Outcome:

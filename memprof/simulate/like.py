@@ -68,6 +68,8 @@ def _as_simulated(config: Mapping[str, Any]) -> Settings:
     known = {f.name for f in fields(Settings)}
     values = {name: value for name, value in config.items() if name in known}
     values["lora_target_modules"] = tuple(values.get("lora_target_modules") or ("all-linear",))
+    if values.get("gpus", 1) == 1:  # other names were accepted once, and changed nothing
+        values["sharding"] = "ddp"
     return Settings(**values)
 
 

@@ -162,6 +162,8 @@ class Settings:
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
 
     def _check_together(self) -> None:
+        if self.gpus == 1 and self.sharding != "ddp":
+            raise UsageError(f"--sharding {self.sharding} divides a run among several GPUs: add --gpus 2, or more.")
         if self.load_in_4bit and self.lora_r is None:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
         if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):

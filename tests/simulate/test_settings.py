@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from memprof.cli.plan import _most_gpus
+from memprof.cli.simulation_options import settings_of
 from memprof.errors import InputError, UsageError
 from memprof.simulate.gpus import find_gpu, known_gpus, workspace_bytes
-from memprof.simulate.settings import Settings, read_settings
+from memprof.simulate.like import settings_like
+from memprof.simulate.settings import CHOICES, Settings, read_settings
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,7 @@ from memprof.simulate.settings import Settings, read_settings
         ({"num_generations": 3}, "not a multiple of --num-generations 3"),
         ({"prompt_length": 0}, "must be at least 1"),
         ({"lora_r": 0}, "must be at least 1"),
+        *(({"sharding": name}, f"--sharding {name} divides .*: add --gpus 2") for name in CHOICES["sharding"][1:]),
     ],
 )
 def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
@@ -88,3 +92,28 @@ def test_a_card_holds_less_than_its_name_says() -> None:
 def test_what_is_not_simulated_is_refused_by_name(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Settings(model="m", **values)
+
+
+def test_sharding_on_one_gpu_is_refused_wherever_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"model": "m", "sharding": "zero2"}))
+    with pytest.raises(UsageError, match="add --gpus 2"):
+        settings_of(file, {})
+    assert settings_of(file, {"gpus": 4}).sharding == "zero2"
+    with pytest.raises(UsageError, match="add --gpus 2"):
+        Settings(model="m", gpus=4, sharding="zero2").with_(gpus=1)
+    with pytest.raises(UsageError, match="--sharding ddp is of several GPUs: add --gpus 2"):
+        settings_of(None, {"model": "m", "sharding": "ddp"})
+    file.write_text(json.dumps(Settings(model="m").to_dict()))  # as it was kept, default and all
+    assert settings_of(file, {}) == Settings(model="m")
+
+
+def test_older_simulations_that_name_a_sharding_of_one_gpu_are_still_read() -> None:
+    config = {**Settings(model="Qwen/Qwen2.5-0.5B-Instruct").to_dict(), "sharding": "fsdp2"}
+    assert settings_like({"kind": "simulated", "config": config}).settings.sharding == "ddp"
+
+
+def test_a_plan_that_varies_the_gpus_may_shard() -> None:
+    assert _most_gpus(("gpus", [2, 8, 4])) == {"gpus": 8}
+    assert _most_gpus(("gpus", ["many"])) == {"gpus": 1}
+    assert _most_gpus(("beta", [0.1])) == _most_gpus(None) == {}
