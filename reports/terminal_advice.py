@@ -1,24 +1,32 @@
-"""What would lower the peak, for a terminal: what ``memprof advise`` prints."""
+"""What would lower the peak, for a terminal: for ``memprof advise``, and ``memprof report --advise``."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.model import Advice, Document
+from memprof.reports.model import Advice, Advised, Document
 from memprof.reports.terminal import abilities, console_of, text_of, write_to
 from memprof.reports.text import gib
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["print_advice", "render_advice"]
+__all__ = ["print_advice", "print_changes", "render_advice"]
 
 
 def print_advice(document: Document, stream: TextIO | None = None) -> None:
     """Print to ``stream`` (standard output), as wide as it is."""
     stream = stream or sys.stdout
     write_to(stream, render_advice(document, *abilities(stream)))
+
+
+def print_changes(document: Document, stream: TextIO | None = None) -> None:
+    """Print the changes alone, below a table that says the rest."""
+    stream = stream or sys.stdout
+    console = console_of(*abilities(stream))
+    _print_advised(console, document.advice)
+    write_to(stream, text_of(console))
 
 
 def render_advice(document: Document, width: int = 100, colour: bool = False) -> str:
@@ -30,6 +38,18 @@ def render_advice(document: Document, width: int = 100, colour: bool = False) ->
     console.print(Text(document.title, style="bold"))
     line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
     console.print(line)
+    _print_advised(console, advised)
+    if advised.changes:
+        console.print()
+        console.print(Text(advised.first, style="bold"))
+    for note in document.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+    return text_of(console)
+
+
+def _print_advised(console: Console, advised: Advised) -> None:
+    from rich.text import Text
+
     if (together := advised.combination) is not None:
         console.print()
         console.print(Text(together.sentence, style="bold"))
@@ -43,11 +63,6 @@ def render_advice(document: Document, width: int = 100, colour: bool = False) ->
         digits = max(len(gib(a.saves_bytes)) for a in advised.changes)
         for change in advised.changes:
             _print_change(console, change, digits)
-        console.print()
-        console.print(Text(advised.first, style="bold"))
-    for note in document.notes:
-        console.print(Text(f"Note: {note}", style="dim"))
-    return text_of(console)
 
 
 def _print_change(console: Console, change: Advice, digits: int) -> None:

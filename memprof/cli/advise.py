@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.advising import check_card, end_with_combination, estimated, seconds_option, simulated
 from memprof.cli.options import (
     device_option,
     emit,
@@ -29,10 +29,7 @@ __all__ = ["command"]
 @click.command(name="advise", short_help="What would lower a run's peak.")
 @click.argument("source", type=click.Path(path_type=Path), metavar="SNAPSHOT|DIR|REPORT.json")
 @click.option("--gpu", metavar="NAME|SIZE", help="Find the changes that make the run fit this card, such as 24GB.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",
-    help="Stop starting simulations after this long; what is left is estimated.",
-)  # fmt: skip
+@seconds_option
 @click.option("--estimate", "only_estimate", is_flag=True, help="Simulate nothing: recorded sizes only, at once.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes; default: one a core.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
@@ -64,16 +61,13 @@ def command(
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
-    if gpu is not None:
-        from memprof.simulate.gpus import find_gpu
-
-        find_gpu(gpu)
-        if only_estimate:
-            raise UsageError("--gpu is answered by simulating, and --estimate simulates nothing; drop one of them.")
+    check_card(gpu)
+    if gpu is not None and only_estimate:
+        raise UsageError("--gpu is answered by simulating, and --estimate simulates nothing; drop one of them.")
     given = read_run(source, device)
-    report = {**given.report, "advice": _estimates(given.report)}
+    report = estimated(given.report)
     if not only_estimate:
-        report |= _simulated(report, gpu, seconds, workers, not no_cache)
+        report = _simulated(report, gpu, seconds, workers, not no_cache)
     if redact:
         from memprof.redact import redact as redacted
 
@@ -86,41 +80,22 @@ def command(
         click.echo(f"Page: {output}", err=True)
     save_json(report, None if to_stdout else json_file)
     _print(document, "json" if to_stdout else style)
-    if "combination" in report and not report["combination"]["fits"]:
-        sys.exit(4)
-
-
-def _estimates(report: dict[str, Any]) -> list[dict[str, Any]]:
-    from memprof.advice import estimated_advice
-
-    return estimated_advice(report)
-
-
-# -- simulating --------------------------------------------------------------------------------------------------------
+    end_with_combination(report)
 
 
 def _simulated(
     report: dict[str, Any], gpu: str | None, seconds: float, workers: int | None, use_cache: bool
 ) -> dict[str, Any]:
-    from memprof.advice.advise import simulated_parts
-    from memprof.cli.plan import progress
+    """Where what simulates is not installed, estimates and a note; unless a card was asked about."""
     from memprof.cli.simulate import need_torch
-    from memprof.plan.cache import cache_folder
 
     try:
         need_torch()
     except UsageError as error:
         if gpu is not None:
             raise
-        return {"notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
-    with progress() as told:
-        return simulated_parts(
-            report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
-            progress=told,
-        )  # fmt: skip
-
-
-# -- saying it ---------------------------------------------------------------------------------------------------------
+        return {**report, "notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
+    return simulated(report, gpu, seconds, workers, use_cache)
 
 
 def _document(report: dict[str, Any], given: GivenRun, redact: bool, page: bool) -> Document:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from memprof.cli.advising import check_card, end_with_combination, estimated, seconds_option, simulated
 from memprof.cli.options import (
     analysed,
     device_option,
@@ -41,6 +43,9 @@ __all__ = ["command"]
 @click.option(
     "--allocations", default="50", metavar="N|all", help="How many of the largest allocations to list; default: 50."
 )
+@click.option("--advise", is_flag=True, help="Find what would lower the peak by simulating the run with each change.")
+@click.option("--gpu", metavar="NAME|SIZE", help="With --advise: the changes that make the run fit this card.")
+@seconds_option
 @rules_option
 @redact_option
 def command(
@@ -51,6 +56,9 @@ def command(
     json_file: Path | None,
     step: int | None,
     allocations: str,
+    advise: bool,
+    gpu: str | None,
+    seconds: float,
     rules: Path | None,
     redact: bool,
 ) -> None:
@@ -59,7 +67,11 @@ def command(
     SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON.
     Nothing in it is executed. Several of them (or their reports' JSON), or the folder of a run, are taken as the ranks
     of one run: the fullest is shown, all are put side by side, and those that are missing are named.
+
+    What would lower the peak is estimated from the recorded sizes, at once. With --advise each change is simulated
+    instead, which needs TRL and takes minutes. Exit code 4: nothing was found that makes the run fit --gpu.
     """
+    _check_advice(advise, gpu)
     listed = _how_many(allocations)
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
@@ -74,13 +86,42 @@ def command(
             raise UsageError("--step chooses among the recordings of a folder; this is one file.")
         analysis = analysed(snapshots[0], device, rules)
         report = analysis.to_dict(listed)
+    if advise:
+        report = simulated(estimated(report), gpu, seconds)
     if redact:
         from memprof.redact import redact as redacted
 
         report = redacted(report)
     save_json(report, None if to_stdout else json_file)
-    _write_page(report, analysis, output, redact)
+    _write_page(report, analysis, output, redact, report if report["ranks"] or advise else None)
     print_report(report, "json" if to_stdout else style)
+    if advise and style == "text" and not to_stdout:
+        _print_changes(report)
+    end_with_combination(report)
+
+
+def _check_advice(advise: bool, gpu: str | None) -> None:
+    if not advise:
+        if gpu is not None:
+            raise UsageError("--gpu asks which changes make the run fit a card: add --advise.")
+        if click.get_current_context().get_parameter_source("seconds") is ParameterSource.COMMANDLINE:
+            raise UsageError("--seconds is for simulating: add --advise.")
+        return
+    check_card(gpu)
+    from memprof.cli.simulate import need_torch
+
+    try:
+        need_torch()
+    except UsageError as error:
+        raise UsageError(f"--advise simulates: {error} Without --advise a report has estimates.") from None
+
+
+def _print_changes(report: dict[str, Any]) -> None:
+    """Below the table, which has only the first of them."""
+    from memprof.reports.document import build_document
+    from memprof.reports.terminal_advice import print_changes
+
+    print_changes(build_document(report))
 
 
 def _how_many(allocations: str) -> int | None:
@@ -91,7 +132,14 @@ def _how_many(allocations: str) -> int | None:
     return int(allocations)
 
 
-def _write_page(report: dict[str, Any], analysis: Analysis | None, path: Path | None, redact: bool) -> None:
+def _write_page(
+    report: dict[str, Any],
+    analysis: Analysis | None,
+    path: Path | None,
+    redact: bool,
+    more: dict[str, Any] | None,
+) -> None:
+    """``more`` is the report where it says more than the analysis."""
     if path is None:
         return
     from memprof.reports.document import build_document, document_of
@@ -101,5 +149,5 @@ def _write_page(report: dict[str, Any], analysis: Analysis | None, path: Path | 
         if analysis is None:
             write_html(build_document(report), path)
         else:
-            write_html(document_of(analysis, redact=redact, report=report if report["ranks"] else None), path)
+            write_html(document_of(analysis, redact=redact, report=more), path)
     click.echo(f"Page: {path}", err=True)

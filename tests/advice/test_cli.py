@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,8 @@ def test_a_set_that_fits_is_found_and_confirmed(tmp_path: Path, monkeypatch: pyt
         "--no-gradient-checkpointing", "-o", str(run),
     )  # fmt: skip
     assert made.exit_code == 0, made.output
-    asked = ["advise", str(run), "--seconds", "0", "--workers", "1", "--json", "-"]
-    done = _invoke(*asked, "--gpu", "900MiB")
+    asked = ["advise", str(run), "--seconds", "0", "--json", "-"]
+    done = _invoke(*asked, "--gpu", "900MiB", "--workers", "1")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     validate(data)
@@ -128,6 +129,15 @@ def test_a_set_that_fits_is_found_and_confirmed(tmp_path: Path, monkeypatch: pyt
     assert together["after_bytes"] * 1.03 <= 900 * 2**20 < together["before_bytes"] * 1.03
     unchanged = data["unchanged"]
     assert unchanged["simulated_bytes"] == pytest.approx(unchanged["measured_bytes"], abs=4096)
+
+    page = tmp_path / "page.html"
+    report = _invoke("report", *asked[1:], "--advise", "--gpu", "900MiB", "-o", str(page))
+    assert report.exit_code == 0, report.output
+    same = json.loads(report.stdout)
+    validate(same)
+    for name in ("advice", "combination", "unchanged", "notes"):
+        assert same[name] == data[name]
+    assert escape(together["sentence"]) in page.read_text(encoding="utf-8")
 
     (tmp_path / "set.json").write_text(json.dumps(together["settings"]))
     alone = _invoke("simulate", "--config", str(tmp_path / "set.json"), "--gpu", "900MiB", "--format", "json")
