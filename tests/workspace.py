@@ -51,7 +51,8 @@ def shortened(command: str) -> str:
     command = re.sub(r"(memprof (?:simulate|plan)\b.*?--model )[\w.-]+/[\w.-]+", r"\1tiny.json", command)
     if command.startswith("memprof plan") and "--vary" not in command and "--no-search" not in command:
         command += " --no-search"
-    if command.startswith("memprof advise") and "--estimate" not in command and "--seconds" not in command:
+    advises = command.startswith("memprof advise") or " --advise" in command
+    if advises and "--estimate" not in command and "--seconds" not in command:
         command += " --seconds 0"
     return command
 
