@@ -27,7 +27,8 @@ from memprof.attribution.model import Attribution
 from memprof.attribution.models import apply_loaded_models
 from memprof.attribution.owners import apply_owners
 from memprof.attribution.phases import phase_track
-from memprof.attribution.rules import RuleSet, StackIndex, load_rules
+from memprof.attribution.rules import RuleSet, load_rules
+from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tagged import apply_tags
 from memprof.attribution.tags import read_tags
 from memprof.snapshot.model import Snapshot

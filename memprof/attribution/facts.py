@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.model import PhaseTrack
-from memprof.attribution.rules import StackIndex
+from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.snapshot.model import Action, Snapshot
 from memprof.timeline import Timeline

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.model import PhaseSpan, PhaseTrack
-from memprof.attribution.rules import LOGPROBS, StackIndex
+from memprof.attribution.rules import LOGPROBS
+from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.snapshot.model import Action, Snapshot, Trace
 from memprof.timeline import Timeline

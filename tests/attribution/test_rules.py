@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from memprof.attribution import load_rules
-from memprof.attribution.rules import PhaseRule, Rule, StackIndex
+from memprof.attribution.rules import PhaseRule, Rule
+from memprof.attribution.stack_index import StackIndex
 from memprof.errors import InputError
 from memprof.snapshot import Frame, StackTable
 from memprof.vocabulary import Phase

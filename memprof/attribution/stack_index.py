@@ -1,0 +1,256 @@
+"""Rules matched against every interned stack at once.
+
+Matching costs one pass over distinct frames (each pattern against each distinct file and function
+name) and one over the frames of distinct stacks (a bitwise OR), whatever the number of events.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.attribution.rules import Rule, RuleSet
+from memprof.snapshot.model import Frame, StackTable
+from memprof.vocabulary import Phase
+
+__all__ = ["StackIndex"]
+
+_CPP_SUFFIXES = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".cuh", ".so", ".pyx", "??")
+_NEVER = np.iinfo(np.int32).max
+
+Bools = NDArray[np.bool_]
+
+
+class _FrameMatcher:
+    """Which of a file's distinct frames each pattern matches; every part is matched once."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self.files, self._file_of = _intern(f.file.replace("\\", "/") for f in frames)
+        self.functions, self._function_of = _intern(f.function for f in frames)
+        self._function_ids = {name: i for i, name in enumerate(self.functions)}
+        self._file_hits: dict[str, Bools] = {}
+        self._function_hits: dict[str, Bools] = {}
+
+    def matches(self, patterns: Iterable[str]) -> Bools:
+        """Frames that match any of ``patterns``."""
+        hits = np.zeros(len(self._file_of), bool)
+        for pattern in patterns:
+            file, _, function = pattern.partition(":")
+            hit = np.ones(len(hits), bool) if file == "*" else self._files(file)[self._file_of]
+            if function != "*":
+                hit = hit & self._functions(function)[self._function_of]
+            hits |= hit
+        return hits
+
+    def _files(self, glob: str) -> Bools:
+        if glob not in self._file_hits:
+            regex = re.compile("(?:.*/)?" + fnmatch.translate(glob))
+            self._file_hits[glob] = np.fromiter((regex.match(f) is not None for f in self.files), bool, len(self.files))
+        return self._file_hits[glob]
+
+    def _functions(self, alternatives: str) -> Bools:
+        if alternatives not in self._function_hits:
+            hits = np.zeros(len(self.functions), bool)
+            for glob in alternatives.split("|"):
+                if "*" not in glob:
+                    if (found := self._function_ids.get(glob)) is not None:
+                        hits[found] = True
+                    continue
+                regex = re.compile(fnmatch.translate(glob))
+                hits |= np.fromiter((regex.match(f) is not None for f in self.functions), bool, len(hits))
+            self._function_hits[alternatives] = hits
+        return self._function_hits[alternatives]
+
+
+def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
+    ids: dict[str, int] = {}
+    codes = [ids.setdefault(text, len(ids)) for text in texts]
+    return list(ids), np.asarray(codes, np.int64)
+
+
+def _is_python(frame: Frame) -> bool:
+    """Whether the frame is Python's. Snapshots mix in C++ frames, often without a file."""
+    file, function = frame.file, frame.function
+    if file.endswith((".py", ".pyc", ".ipynb")) or (file.startswith("<") and "::" not in function):
+        return True
+    return bool(file) and not file.endswith(_CPP_SUFFIXES) and "::" not in function and not function.startswith("_Z")
+
+
+class StackIndex:
+    """What every stack of a snapshot says, one entry a stack. Frames are numbered from the innermost."""
+
+    def __init__(self, table: StackTable, rules: RuleSet) -> None:
+        self.rules = rules
+        self.table = table
+        # One frame that matches nothing stands in for the frames of an empty stack.
+        frames = [*table.frames, Frame("??", 0, "")]
+        blank = len(table.frames)
+        stacks = [s if s else (blank,) for s in table.stacks]
+        lengths = np.fromiter((len(s) for s in stacks), np.int64, len(stacks))
+        self.n = len(stacks)
+        self.empty = np.fromiter((not s for s in table.stacks), bool, self.n)
+        self._starts = np.concatenate(([0], np.cumsum(lengths)[:-1])) if self.n else np.zeros(0, np.int64)
+        self._flat = np.fromiter((f for s in stacks for f in s), np.int64, int(lengths.sum()))
+        self._depth = np.arange(len(self._flat)) - np.repeat(self._starts, lengths)
+        self._matcher = _FrameMatcher(frames)
+        self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
+        self.python[blank] = False
+        self.has_python = self._any(self.python)
+        self.all_python = ~self._any(~self.python)
+        telling = self.python & ~self._matcher.matches(rules.frames.transparent)
+        self._inner = self._frame_at(self._first(telling))
+        self._outermost = self._frame_at(self._last(self.python))
+
+    # Frames to stacks. -1 stands for "no such frame".
+
+    def _any(self, frame_hits: Bools) -> Bools:
+        if not self.n:
+            return np.zeros(0, bool)
+        return np.logical_or.reduceat(frame_hits[self._flat], self._starts)
+
+    def _first(self, frame_hits: Bools) -> NDArray[np.int64]:
+        if not self.n:
+            return np.zeros(0, np.int64)
+        depth = np.where(frame_hits[self._flat], self._depth, _NEVER)
+        first = np.minimum.reduceat(depth, self._starts)
+        return np.where(first == _NEVER, -1, first)
+
+    def _last(self, frame_hits: Bools) -> NDArray[np.int64]:
+        if not self.n:
+            return np.zeros(0, np.int64)
+        return np.maximum.reduceat(np.where(frame_hits[self._flat], self._depth, -1), self._starts)
+
+    def count(self, patterns: Iterable[str]) -> NDArray[np.int64]:
+        """How many frames of each stack match."""
+        if not self.n:
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(self._matcher.matches(patterns)[self._flat].astype(np.int64), self._starts)
+
+    def _frame_at(self, depth: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(depth < 0, -1, self._flat[self._starts + np.maximum(depth, 0)]) if self.n else depth
+
+    def any_of(self, name: str) -> Bools:
+        """Stacks with a frame of the named set (``[frames]`` in the rules)."""
+        return self._any(self._matcher.matches(self.rules.frames.sets.get(name, ())))
+
+    def inner_in(self, name: str) -> Bools:
+        """Stacks whose innermost telling frame is in the named set."""
+        hits = self._matcher.matches(self.rules.frames.sets.get(name, ()))
+        return (self._inner >= 0) & hits[self._inner]
+
+    @property
+    def inner(self) -> NDArray[np.int64]:
+        """The innermost telling frame's id, -1 where there is none."""
+        return self._inner
+
+    def caller_key(self, name: str = "library") -> NDArray[np.int64]:
+        """A number that stacks share when they agree on every Python frame outside the named set."""
+        inside = ~self.python | self._matcher.matches(self.rules.frames.sets.get(name, ()))
+        keys: dict[tuple[int, ...], int] = {}
+        out = np.zeros(self.n, np.int64)
+        for i, stack in enumerate(self.table.stacks):
+            out[i] = keys.setdefault(tuple(f for f in stack if not inside[f]), len(keys))
+        return out
+
+    def python_key(self) -> NDArray[np.int64]:
+        """A number that stacks share when they agree on every Python frame, whatever C++ lies between."""
+        if self.python[: len(self.table.frames)].all():
+            return np.arange(self.n)
+        keys: dict[tuple[int, ...], int] = {}
+        python = self.python.tolist()
+        pure = (tuple([f for f in stack if python[f]]) for stack in self.table.stacks)
+        return np.fromiter((keys.setdefault(key, len(keys)) for key in pure), np.int64, self.n)
+
+    # Rules.
+
+    def holds(self, rule: Rule) -> Bools:
+        """Stacks on which the rule's frame conditions hold (its phases are the caller's business)."""
+        ok = np.ones(self.n, bool)
+        if rule.any:
+            ok &= self._any(self._matcher.matches(rule.any))
+        for pattern in rule.all:
+            ok &= self._any(self._matcher.matches((pattern,)))
+        if rule.none:
+            ok &= ~self._any(self._matcher.matches(rule.none))
+        if rule.inner:
+            ok &= (self._inner >= 0) & self._matcher.matches(rule.inner)[self._inner]
+        if rule.outermost:
+            ok &= (self._outermost >= 0) & self._matcher.matches(rule.outermost)[self._outermost]
+        if rule.inside:
+            called = self._first(self._matcher.matches(rule.inside[:1]))
+            caller = self._last(self._matcher.matches(rule.inside[1:]))
+            ok &= (called >= 0) & (caller > called)
+        return ok
+
+    def first_rule(
+        self, tier: str, stack: NDArray[np.integer[Any]], phase: NDArray[np.integer[Any]]
+    ) -> NDArray[np.int64]:
+        """For each (stack, phase code) pair the index of the first rule of ``tier`` that holds, else -1."""
+        codes = {p.value: p.code for p in Phase}
+        answer = np.full(len(stack), -1, np.int64)
+        for i, rule in enumerate(self.rules.rules):
+            if rule.tier != tier:
+                continue
+            open_ = answer < 0
+            ok = open_ & self.holds(rule)[stack]
+            if rule.phases:
+                ok &= np.isin(phase, [codes[p] for p in rule.phases])
+            answer[ok] = i
+        return answer
+
+    def phase_rule(self) -> NDArray[np.int64]:
+        """For each stack the index of the phase rule that decides, -1 for none."""
+        answer = np.full(self.n, -1, np.int64)
+        for rank in sorted({rule.rank for rule in self.rules.phases}):
+            of_frame = np.full(len(self.python), -1, np.int64)
+            said = np.full(self.n, -1, np.int64)
+            for i, rule in enumerate(self.rules.phases):
+                if rule.rank == rank and rule.frames:
+                    of_frame[(of_frame < 0) & self._matcher.matches(rule.frames)] = i
+            frame = self._frame_at(self._first(of_frame >= 0))
+            said[:] = np.where(frame >= 0, of_frame[frame], -1)
+            for i, rule in enumerate(self.rules.phases):
+                if rule.rank == rank and rule.outermost:
+                    said[(self._outermost >= 0) & self._matcher.matches(rule.outermost)[self._outermost]] = i
+            answer = np.where(answer < 0, said, answer)
+        return answer
+
+    def call_site(self, patterns: tuple[str, ...]) -> NDArray[np.int64]:
+        """The frame that called the outermost frame matching ``patterns``, transparent ones skipped; -1 for none."""
+        hits = self._matcher.matches(patterns)
+        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
+        out = np.full(self.n, -1, np.int64)
+        for i in np.flatnonzero(self._any(hits)):
+            stack = self.table.stacks[i]
+            last = max(k for k, f in enumerate(stack) if hits[f])
+            out[i] = next((f for f in stack[last + 1 :] if telling[f]), -1)
+        return out
+
+    def caller_path(self, patterns: tuple[str, ...]) -> tuple[NDArray[np.int64], list[str]]:
+        """A number for all the frames that called the outermost match (-1 without one), and for each number the
+        file and function of the nearest of them."""
+        hits = self._matcher.matches(patterns)
+        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
+        ids: dict[tuple[int, ...], int] = {}
+        out = np.full(self.n, -1, np.int64)
+        for i in np.flatnonzero(self._any(hits)):
+            stack = self.table.stacks[i]
+            last = max(k for k, f in enumerate(stack) if hits[f])
+            path = tuple(f for f in stack[last + 1 :] if telling[f])
+            out[i] = ids.setdefault(path, len(ids)) if path else -1
+        frames = self.table.frames
+        return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
+
+    def with_function(self, function: str) -> Bools:
+        """Stacks with a frame in this ``file:function``, at any line."""
+        hits = np.array([f"{f.file}:{f.function}" == function for f in self.table.frames] + [False], bool)
+        return self._any(hits)
+
+    def frames_matching(self, patterns: tuple[str, ...]) -> Bools:
+        """Frame ids that match any of ``patterns``."""
+        return self._matcher.matches(patterns)
