@@ -15,11 +15,9 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memprof.record.capacity import out_of_memory
 from memprof.record.clock import Clock
@@ -29,14 +27,11 @@ from memprof.record.protocol import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.record.region import Region
 from memprof.record.scope import ModuleScope
 from memprof.record.trace_format import Born, Died, Held, write_snapshot
+from memprof.record.trace_mode import PLAIN, STRIDED, Watching, keep_compiler_off, tensors_in
 from memprof.vocabulary import History, Kind
 
 __all__ = ["TensorTrace"]
 
-_PLAIN = torch._C._disabled_torch_dispatch_impl
-_STRIDED = torch.strided
-# What an operation's tensors are, by their types.
-_ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
 
 
@@ -92,7 +87,7 @@ class TensorTrace:
         self._region = Region()
         self._allocated = 0
         self._peaks: list[int] = []
-        self._mode: _Mode | None = None
+        self._mode: Watching | None = None
         self._resize: Any = None
         self._adopted = False
         self._start_us = self._stop_us = 0
@@ -110,7 +105,7 @@ class TensorTrace:
         self.scope.start()
         self._region.start()
         self._watch_resize()
-        self._mode = _Mode(self)
+        self._mode = Watching(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -195,17 +190,17 @@ class TensorTrace:
         live = self._live
         for value in args:
             if isinstance(value, torch.Tensor):
-                if value.layout is _STRIDED and value.untyped_storage()._cdata not in live:
+                if value.layout is STRIDED and value.untyped_storage()._cdata not in live:
                     self._birth(value, func)
             elif isinstance(value, (list, tuple)):
-                for tensor in _tensors(value):
+                for tensor in tensors_in(value):
                     if tensor.untyped_storage()._cdata not in live:
                         self._birth(tensor, func)
         if kwargs:
-            for tensor in _tensors(kwargs.values()):
+            for tensor in tensors_in(kwargs.values()):
                 if tensor.untyped_storage()._cdata not in live:
                     self._birth(tensor, func)
-        made = ([out] if out.layout is _STRIDED else []) if isinstance(out, torch.Tensor) else _tensors((out,))
+        made = ([out] if out.layout is STRIDED else []) if isinstance(out, torch.Tensor) else tensors_in((out,))
         changes = self._changes(func)
         for tensor in made:
             storage = tensor.untyped_storage()
@@ -249,7 +244,7 @@ class TensorTrace:
         if self._capacity is None:
             return 0
         wanted, seen = self._allocated, set()
-        for tensor in _tensors((out,)):
+        for tensor in tensors_in((out,)):
             storage = tensor.untyped_storage()
             if storage._cdata not in seen and self._ours(storage):
                 seen.add(storage._cdata)
@@ -385,84 +380,7 @@ class TensorTrace:
             warnings.warn(f"memprof: the tensor trace stopped early ({error!r}); the run goes on.", stacklevel=2)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operation as it is, and shows it to the trace."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, trace: TensorTrace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._trace = trace
-        self._kinds: dict[tuple[type, ...], int] = {}
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # what is compiled stays compiled; its allocations are seen where they come out
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's wrapper would triple this mode's cost; see _keep_compiler_off
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if types:
-            kind = self._kind(tuple(types))
-            if kind == _WRAPPER:
-                return NotImplemented  # it unpacks itself first; its inner tensors come by here again
-            if kind == _NO_MEMORY:
-                return func(*args, **kwargs)
-        try:
-            out = func(*args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, RuntimeError):
-                self._trace.failed(error)
-            raise
-        if requested := self._trace.too_much(out):
-            # The operation has run; dropping its result leaves things as if it had not.
-            out = None
-            raise self._trace.refusal(requested)
-        if self._trace.failure is None:
-            try:
-                self._trace.see(func, args, kwargs, out)
-            except Exception as error:
-                self._trace.broke(error)
-        return out
-
-    def _kind(self, kinds: tuple[type, ...]) -> int:
-        answer = self._kinds.get(kinds)
-        if answer is None:
-            special = [k for k in kinds if getattr(k, "__torch_dispatch__", _PLAIN) is not _PLAIN]
-            # torch's own fake and functional tensors: no memory behind them, and they must not be turned away.
-            fake = any(k.__module__.startswith("torch._subclasses") for k in special)
-            answer = _NO_MEMORY if fake else _WRAPPER if special else _ORDINARY
-            self._kinds[kinds] = answer
-        return answer
-
-
-def _keep_compiler_off(code: CodeType) -> None:
-    """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
-    frames = torch._C._dynamo.eval_frame
-    try:
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    except AttributeError:  # torch before 2.7
-        getattr(frames, "skip_code", lambda _: None)(code)
-
-
-_keep_compiler_off(_Mode.__torch_dispatch__.__code__)
-_keep_compiler_off(TensorTrace._died.__code__)
-
-
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Tensors with a storage among ``values`` and one or two levels of lists in them."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.layout is _STRIDED:
-                found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+keep_compiler_off(TensorTrace._died.__code__)
 
 
 def _visible_tensors() -> list[torch.Tensor]:
@@ -470,7 +388,7 @@ def _visible_tensors() -> list[torch.Tensor]:
     found = []
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", _PLAIN) is _PLAIN:
+        if issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", PLAIN) is PLAIN:
             found.append(thing)
             try:
                 grad = thing.grad if thing.is_leaf else None
