@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memprof.allocator import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
+from memprof.allocator_settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 from memprof.pairing import Rows
 from memprof.regions import Regions
 from memprof.snapshot.model import I64

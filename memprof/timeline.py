@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator import settings_of
+from memprof.allocator_settings import settings_of
 from memprof.blocksizes import block_sizes
 from memprof.errors import InputError
 from memprof.pairing import Rows, pair_blocks

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from memprof.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, parse_settings, settings_of
+from memprof.allocator import CachingAllocator, OutOfMemory
+from memprof.allocator_settings import AllocatorSettings, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
 from memprof.timeline import history_of

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.allocator import AllocatorSettings, settings_of
+from memprof.allocator_settings import AllocatorSettings, settings_of
 from memprof.blocksizes import round_sizes
 from memprof.snapshot import Action, Snapshot, load_snapshot
 from memprof.timeline import Timeline, build_timeline

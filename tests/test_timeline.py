@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.allocator import AllocatorSettings, settings_of
+from memprof.allocator_settings import AllocatorSettings, settings_of
 from memprof.blocksizes import block_sizes
 from memprof.errors import InputError
 from memprof.pairing import pair_blocks

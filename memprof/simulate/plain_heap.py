@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memprof.allocator import AllocatorSettings
+from memprof.allocator_settings import AllocatorSettings
 
 __all__ = ["PlainHeap"]
 

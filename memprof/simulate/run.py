@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memprof.allocator import CachingAllocator, OutOfMemory, parse_settings
+from memprof.allocator import CachingAllocator, OutOfMemory
+from memprof.allocator_settings import parse_settings
 from memprof.errors import InputError
 from memprof.record.protocol import DeviceInfo
 from memprof.simulate.accuracy import expected_error
