@@ -30,8 +30,8 @@ def _truth(case: Case, tiny: bool) -> dict[str, Any]:
         watched = run(case, tiny, watch="record", keep=folder)
         plain = run(case, tiny)
         snapshots = sorted(Path(folder, "_memprof").glob("*.pickle"))
-        if not snapshots:
-            return {"case": case.name, "error": watched.get("error") or "no snapshot was written"}
+        if error := watched["error"] or plain["error"] or (None if snapshots else "no snapshot was written"):
+            return {"case": case.name, "error": error}
         report = json.loads(snapshots[-1].with_suffix(".json").read_text(encoding="utf-8"))
         bare = _bare_share(snapshots[-1])
     peak = report["peak"]

@@ -150,13 +150,13 @@ def counters() -> dict[str, int]:
     """Torch's own peaks, and NVML's figure for this process where it can be had."""
     import torch
 
-    from memprof.record.host import nvml_process_bytes
+    from memprof.record.outside import Outside
 
     if not torch.cuda.is_available():
         return {}
     taken = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     found = dict(zip(_MEASURED, taken, strict=True))
-    nvml = nvml_process_bytes(0)
+    _, _, nvml, *_ = Outside(torch.cuda.current_device()).row(0, None)
     return found if nvml is None else {**found, "nvml_bytes": nvml}
 
 

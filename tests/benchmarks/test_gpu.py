@@ -47,6 +47,7 @@ def test_the_cases_are_told_apart_by_name() -> None:
 @no_gpu
 def test_a_run_is_held_to_its_closed_forms_and_to_the_unwatched_run() -> None:
     told = checks._truth(shrunk(TRUTH[2]), tiny=True)
+    assert "error" not in told
     assert told["losses_equal"]
     assert told["parameters_equal"]
     assert told["categories_add_up"]
@@ -67,6 +68,17 @@ def test_a_bare_copy_lacks_only_memprofs_key_and_no_global_is_read(tmp_path: Pat
     (tmp_path / "bad.pickle").write_bytes(pickle.dumps({"memprof": Path}))
     with pytest.raises(UnsafePickle):
         without_key(tmp_path / "bad.pickle")
+
+
+@pytest.mark.parametrize("failing", ["record", "none"])
+def test_a_run_that_fails_proves_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two failures have equal losses, namely none."""
+
+    def run(case: Case, tiny: bool, watch: str = "none", **_: Any) -> dict[str, Any]:
+        return {"error": "it broke" if watch == failing else None, "losses": []}
+
+    monkeypatch.setattr(checks, "run", run)
+    assert checks._truth(TRUTH[0], tiny=True) == {"case": TRUTH[0].name, "error": "it broke"}
 
 
 def test_a_shrunk_case_is_the_same_kind_of_run() -> None:
