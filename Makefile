@@ -16,6 +16,9 @@ DEMO_READY := $(VENV)/.demo-ready
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# A process for each core, whole files each (a process takes about 1.5 GB); one thread of torch in each.
+PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+
 .PHONY: setup demo test docs lint types browser clean
 
 setup: $(READY) $(DEMO_READY)
@@ -38,11 +41,11 @@ demo: setup
 	$(BIN)/memprof demo --out demo
 
 test: setup lint types browser
-	$(BIN)/python -m pytest -m "not heavy"
+	$(PYTEST) -m "not heavy"
 
 # With the simulations and real models that would take `make test` beyond twenty minutes on two cores.
 test-all: setup lint types browser
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)

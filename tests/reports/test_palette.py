@@ -50,7 +50,7 @@ def test_any_two_categories_can_be_told_apart(palette: dict[str, str], vision: s
         assert math.dist(lab(palette[one], vision), lab(palette[other], vision)) >= 11, (one, other)
 
 
-@pytest.mark.parametrize("colour", {*LIGHT.values(), *DARK.values(), *PHASES.values()})
+@pytest.mark.parametrize("colour", sorted({*LIGHT.values(), *DARK.values(), *PHASES.values()}))
 def test_text_on_a_colour_can_be_read(colour: str) -> None:
     def luminance(c: str) -> float:
         return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear(c), strict=True))
