@@ -17,7 +17,7 @@ _SHARE = 0.85
 _LOGITS_COPIES = 6
 # Tensors of a layer alive at its highest while a prompt goes through it: of the model's width, and of the MLP's inner
 # one, without adapters and with (whose own are fp32 beside a bf16 model).
-_WIDE, _INNER = (6, 10), (3, 6)
+_WIDE, _INNER = (8, 13), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
