@@ -1,4 +1,4 @@
-"""Rounds of a loop that ask the allocator for the same: two are executed, the rest is told to the allocator again.
+"""Rounds of a loop that ask the allocator for the same: a few are executed, the others told to the allocator again.
 
 A tile of an MLP, or a chunk of tokens before the head, makes the same allocations as the one before it, and what a
 tensor holds nobody looks at here. From the second round on, in which what the first one left is given back, the events
