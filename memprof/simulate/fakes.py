@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memprof.simulate.attention import use_cuda_attention
 from memprof.simulate.autocast import cuda_autocast
+from memprof.simulate.quick_keys import quick_keys
 
 __all__ = ["fake_world", "materialize", "patched"]
 
@@ -41,7 +42,7 @@ def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[F
     and never in the middle of the allocator's own work.
     """
     with ExitStack() as stack:
-        stack.enter_context(patched(*_changes()))
+        stack.enter_context(patched(*_changes(), *quick_keys()))
         if cuda:
             stack.enter_context(cuda_autocast())
             stack.enter_context(use_cuda_attention(attention))
