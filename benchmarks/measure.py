@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["environment", "interleaved", "ratio", "write_result"]
 
-_PACKAGES = ("grpo-memprof", "torch", "transformers", "trl", "peft", "numpy", "click")
+_PACKAGES = ("grpo-memprof", "torch", "transformers", "trl", "peft", "liger-kernel", "numpy", "click")
 
 
 def interleaved(tasks: Mapping[str, Callable[[], dict[str, float]]], rounds: int) -> dict[str, list[dict[str, float]]]:

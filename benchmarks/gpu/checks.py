@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -140,7 +141,12 @@ def _fraction(peak: int) -> float | None:
 
 
 def fused_kernel(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 7: the fused loss alone, by ``benchmarks/fused_loss.py``; a size that fails leaves its error."""
+    """GPU_CHECKS 7: the fused loss, TRL's, Liger's and plain logits, by ``benchmarks/fused_loss.py``.
+
+    A size that fails leaves its error; ``not_run`` counts the sizes at which a path could not run, by what it said.
+    """
+    from benchmarks.fused_loss import HEADS, PATHS
+
     rows = []
     for asked in kernel_sizes(tiny):
         options = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
@@ -150,7 +156,11 @@ def fused_kernel(tiny: bool) -> dict[str, Any]:
             rows.append(json.loads(told.stdout))
         except ValueError:
             rows.append({**asked, "error": told.stderr[-2000:]})
-    return {"runs": rows}
+    failed: Counter[str] = Counter()
+    for row, head, path in product(rows, HEADS, PATHS):
+        if error := row.get(head, {}).get(path, {"error": "no such row"}).get("error"):
+            failed[f"{path}, {head}: {error}"] += 1
+    return {"runs": rows, "not_run": dict(failed)}
 
 
 def kernel_sizes(tiny: bool) -> list[dict[str, Any]]:

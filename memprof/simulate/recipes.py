@@ -11,7 +11,7 @@ import torch
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
 
-__all__ = ["apply_recipe", "classes_of", "config_of"]
+__all__ = ["apply_recipe", "classes_of", "config_of", "selected_logprobs"]
 
 _ENTROPY_ROWS = 128
 
@@ -76,15 +76,18 @@ def _full_logits(
         logits = logits[:, :-1, :]
         logits = logits[:, -logits_to_keep:]
         logits = logits / self.temperature
-        logps.append(_selected(logits, ids[:, -logits_to_keep:]))
+        logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
         if compute_entropy:
             with torch.no_grad():
                 entropies.append(_entropy(logits))
     return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
 
 
-def _selected(logits: Any, targets: Any) -> Any:
-    """Row by row, so that one row's temporaries exist at a time."""
+def selected_logprobs(logits: Any, targets: Any) -> Any:
+    """Log-probabilities ``[B, T]`` of the targets from ``[B, T, V]`` logits, as TRL's 0.2x releases computed them.
+
+    Row by row, so that one row's temporaries exist at a time.
+    """
     if logits.dtype in (torch.float32, torch.float64):
         chosen = torch.gather(logits, dim=-1, index=targets.unsqueeze(-1)).squeeze(-1)
         return chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])

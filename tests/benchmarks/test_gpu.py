@@ -7,11 +7,14 @@ import json
 import pickle
 import subprocess
 import sys
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import torch
 
 pytest.importorskip("trl")
 
@@ -176,6 +179,42 @@ def test_the_kernel_is_asked_for_every_size_there_is_to_check() -> None:
 
 
 def test_the_kernels_tiny_form_runs_here() -> None:
-    (row,) = checks.fused_kernel(tiny=True)["runs"]
-    assert row["frozen_head"]["trl"]["products"] > row["frozen_head"]["in_forward"]["products"]
-    assert row["bf16_error"]["in_backward"]["logps"] < 0.02
+    told = checks.fused_kernel(tiny=True)
+    (row,) = told["runs"]
+    for head, products in (("frozen_head", 2), ("trainable_head", 3)):
+        measured = dict(row[head])
+        if find_spec("liger_kernel") is None:
+            assert measured.pop("liger") == {"error": "not run: liger-kernel is not installed"}
+            assert told["not_run"].pop(f"liger, {head}: not run: liger-kernel is not installed") == 1
+        assert {"trl", "plain", "in_backward", "in_forward"} <= set(measured)
+        assert measured["trl"]["products"] == measured["in_backward"]["products"] == products + 1
+        assert measured["plain"]["products"] == measured["in_forward"]["products"] == products
+        assert all(path["peak_bytes"] > 0 and path["seconds_median"] >= 0 for path in measured.values())
+    assert not told["not_run"]
+    for path, error in row["bf16_error"].items():
+        # Bfloat16 rounds to 1 in 256; the same gradient by every path, so that they do the same work.
+        assert 0 < error["hidden_gradient"] < 0.005, path
+        assert 0 < error["head_gradient"] < 0.01, path
+        assert path == "liger" if error["logps"] is None else 0 < error["logps"] < 0.005
+
+
+def test_a_path_that_runs_out_of_memory_leaves_its_reason_and_the_others_their_rows() -> None:
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 37.11 GiB.\nMore that nobody needs.")
+
+    tensors = fused_loss.inputs(16, 8, 32, torch.float32, True, "cpu")
+    rows = fused_loss.compared({"plain": too_large, "trl": fused_loss.paths()["trl"]}, tensors, 1)
+    assert rows["plain"] == {"error": "not run: CUDA out of memory. Tried to allocate 37.11 GiB."}
+    assert rows["trl"]["seconds_over_trl"] == 1
+    rows = fused_loss.compared({"trl": too_large, "plain": fused_loss.paths()["plain"]}, tensors, 1)
+    assert "seconds_over_trl" not in rows["plain"]
+    assert rows["plain"]["seconds_median"] > 0
+
+
+def test_a_size_whose_process_fails_counts_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "it broke")
+    monkeypatch.setattr(checks.subprocess, "run", lambda *_, **__: failed)
+    told = checks.fused_kernel(tiny=False)
+    assert {row["error"] for row in told["runs"]} == {"it broke"}
+    rows = product(fused_loss.PATHS, fused_loss.HEADS)
+    assert told["not_run"] == {f"{path}, {head}: no such row": 8 for path, head in rows}
