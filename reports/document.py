@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from memprof.reports.advice import advised
 from memprof.reports.checks import adds_up
-from memprof.reports.model import (
-    DevicePeak,
-    Document,
-    Fact,
-    Growth,
-    Leftover,
-    Oom,
-    Part,
-    Span,
-    Step,
-    Steps,
-    Summary,
-    Timeline,
-)
+from memprof.reports.model import DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.outside import outside_facts, switch_rows
-from memprof.reports.prediction import prediction_facts, prediction_of
+from memprof.reports.prediction import prediction_of
 from memprof.reports.ranks import ranks_of
+from memprof.reports.summary import summary_of
 from memprof.reports.tables import (
     allocation_rows,
     call_site,
-    category_parts,
     evidence_shares,
     group_rows,
     icicle,
     phase_rows,
     shown_stack,
 )
-from memprof.reports.text import gib, percent, plain, sentence_list, signed_gib, size, thousands
-from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, STACK_ORDER, category_label, phase_label, phase_short
+from memprof.reports.text import gib, plain, sentence_list, signed_gib, size, thousands
+from memprof.reports.timeline import timeline_of
+from memprof.reports.words import HISTORY_WORDS, KIND_WORDS, category_label, phase_label, where_words
 
 from memprof._version import __version__
 
@@ -107,12 +94,12 @@ def build_document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
-        summary=_summary(report),
+        summary=summary_of(report),
         oom=_oom(report.get("oom")),
         advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
-        timeline=_timeline(series) if series and series["time_us"] else None,
+        timeline=timeline_of(series) if series and series["time_us"] else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
@@ -184,178 +171,6 @@ def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(plain(w) for w in words)
 
 
-def _where(phase: str | None, step: int | None) -> str:
-    known = phase_label(phase).lower() if phase else "an unknown phase"
-    return plain(f"{known}, step {step}" if step is not None else known)
-
-
-def _summary(report: Mapping[str, Any]) -> Summary:
-    source, peak = report["source"], report["peak"]
-    has_device = peak["reserved_bytes"] is not None
-    capacity = source["device_total_bytes"] if has_device else None
-    unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
-    bar = category_parts(peak["categories"])
-    rest = _rest_of_device(peak, capacity) if has_device else ()
-    shown = sum(p.bytes for p in (*bar, *rest))
-    return Summary(
-        peak_bytes=peak["allocated_bytes"],
-        peak_word={"trace": "Peak tensor memory", "simulated": "Simulated peak"}.get(
-            source["kind"], "Peak allocated memory"
-        ),
-        where=_where(None if unknown else peak["phase"], peak["step"]),
-        cause=_cause(report, bar),
-        capacity_bytes=capacity,
-        scale_bytes=max(shown, 1),
-        facts=_facts(report, capacity),
-        bar=bar,
-        rest=rest,
-    )
-
-
-def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part, ...]:
-    parts = [
-        Part("cached", "Cached, free", peak["cached_bytes"]),
-        Part("inactive_split", "Split, free", peak["inactive_split_bytes"]),
-        Part("private_pools", "Private pools, free", peak["private_pool_bytes"]),
-        Part("non_torch", "Outside torch", peak["non_torch_bytes"] or 0),
-    ]
-    if capacity:
-        parts.append(Part("free", "Free", capacity - peak["reserved_bytes"] - (peak["non_torch_bytes"] or 0)))
-    return tuple(p for p in parts if p.bytes > 0)
-
-
-# Categories that are simply there; the others come and go with the phase.
-_STANDING = {
-    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
-    "workspace",
-}  # fmt: skip
-
-
-def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
-    """The largest category; when it only stands there, also the largest of those that come and go."""
-    if not bar:
-        return "Nothing was allocated."
-    active = report["peak"]["active_bytes"]
-    largest = max(bar, key=lambda p: p.bytes)
-    passing = max((p for p in bar if p.id not in _STANDING), key=lambda p: p.bytes, default=None)
-    sentence = (
-        f"Largest: {largest.label.lower()}, {gib(largest.bytes)} GiB, {percent(largest.bytes, active)} of the peak"
-    )
-    if passing is None or passing is largest:
-        return f"{sentence}{_made_at(report, largest.id)}."
-    share = percent(passing.bytes, active)
-    also = f"largest of what comes and goes: {passing.label.lower()}, {gib(passing.bytes)} GiB, {share}"
-    return f"{sentence}; {also}{_made_at(report, passing.id)}."
-
-
-def _made_at(report: Mapping[str, Any], category: str) -> str:
-    listed = (a for a in report["peak"]["allocations"] if a["category"] == category and a.get("stack"))
-    first = next(listed, None)
-    site = call_site(first["stack"]) if first else ""
-    return f", made at {site}" if site else ""
-
-
-def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
-    peak, device = report["peak"], report.get("device_peak") or {}
-    facts = []
-    reserved = device.get("reserved_bytes")
-    if reserved is not None:
-        held = reserved + (device["non_torch_bytes"] or 0)
-        if capacity:
-            note = (
-                f"left of {gib(capacity)} at the device peak" if held <= capacity else "counted above the device's size"
-            )
-            facts.append(Fact("Headroom", f"{gib(capacity - held)} GiB", note, capacity - held))
-        idle = peak["reserved_bytes"] - peak["active_bytes"]
-        note = f"{gib(idle)} of {gib(peak['reserved_bytes'])} not in use at the allocated peak"
-        facts.append(Fact("Reserved, highest", f"{gib(reserved)} GiB", note, reserved))
-    generation = [p["peak_bytes"] for p in report["phases"] if p["phase"] == "generate"]
-    if generation:
-        top = max(generation)
-        note = "generation sets the peak" if peak["phase"] == "generate" else "generation is not the limit"
-        facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note, top))
-    if reserved is not None:
-        outside = peak["non_torch_bytes"]
-        note = "not measured" if outside is None else "CUDA context, NCCL, other allocators"
-        facts.append(Fact("Outside torch", "–" if outside is None else f"{gib(outside)} GiB", note, outside))
-    unknown = peak["categories"].get("unattributed", 0)
-    facts.append(
-        Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
-    )
-    if reserved is None:
-        facts.insert(0, _floor(report))
-    return (*prediction_facts(report), *facts)
-
-
-def _floor(report: Mapping[str, Any]) -> Fact:
-    """Without a device: what is there before any work is done, the floor below every phase's peak."""
-    floor = min((p["peak_bytes"] for p in report["phases"]), default=report["peak"]["active_bytes"])
-    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "the floor every phase stands on", floor)
-
-
-def _timeline(series: Mapping[str, Any]) -> Timeline:
-    start = series["time_us"][0]
-    known = [c for c in STACK_ORDER if any(series["categories"].get(c, ()))]
-    others = [c for c in series["categories"] if c not in STACK_ORDER and any(series["categories"][c])]
-    categories = {c: tuple(series["categories"][c]) for c in known + others}
-    n_points = len(series["time_us"])
-    total = tuple(map(sum, zip(*categories.values(), strict=True))) if categories else (0,) * n_points
-    time_us = tuple(t - start for t in series["time_us"])
-    spans = tuple(_span(s, start) for s in series["phase_spans"] if s["end_point"] > s["start_point"])
-    return Timeline(
-        clock_us=start,
-        time_us=time_us,
-        phase_x=_phase_axis(n_points, spans),
-        spans=spans,
-        categories=categories,
-        reserved=None if series["reserved"] is None else tuple(series["reserved"]),
-        total=total,
-        peak_point=series["peak_point"],
-    )
-
-
-def _span(span: Mapping[str, Any], start_us: int) -> Span:
-    return Span(
-        phase=plain(span["phase"]),
-        label=plain(phase_label(span["phase"])),
-        short=plain(phase_short(span["phase"])),
-        step=span["step"],
-        within=span.get("within"),
-        start_us=span["start_us"] - start_us,
-        end_us=span["end_us"] - start_us,
-        start_point=span["start_point"],
-        end_point=span["end_point"],
-    )
-
-
-# What is between the phases gets less room than they do.
-_NARROW = {"other": 0.3}
-
-
-def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
-    """Where each point stands when every phase is one unit wide, its points spread evenly over it.
-
-    Without spans the whole recording is one unit.
-    """
-    edges = [0, *(s.start_point for s in spans), *(s.end_point for s in spans), max(n_points - 1, 0)]
-    stops = sorted(set(edges))
-    widths = {s.start_point: _NARROW.get(s.phase, 1.0) for s in spans}
-    places, x = {}, 0.0
-    for stop, following in zip(stops, [*stops[1:], None], strict=True):
-        places[stop] = (x, following)
-        x += widths.get(stop, 0.0) if spans else 1.0
-    return tuple(_place(point, stops, places) for point in range(n_points))
-
-
-def _place(point: int, stops: list[int], places: dict[int, tuple[float, int | None]]) -> float:
-    stop = stops[bisect_right(stops, point) - 1]
-    x, following = places[stop]
-    if following is None:
-        return x
-    width = places[following][0] - x
-    return x + width * (point - stop) / (following - stop)
-
-
 def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
     if not device or device["reserved_bytes"] is None:
         return None
@@ -363,7 +178,7 @@ def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
         bytes=device["reserved_bytes"] + (device["non_torch_bytes"] or 0),
         reserved_bytes=device["reserved_bytes"],
         non_torch_bytes=device["non_torch_bytes"],
-        where=_where(device["phase"], device["step"]),
+        where=where_words(device["phase"], device["step"]),
         grown_by=_growths(device["grown_by"]),
     )
 
@@ -384,7 +199,7 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     if not oom:
         return None
     asked, free = oom["requested_bytes"], oom["device_free_bytes"]
-    where = _where(oom["phase"], oom["step"])
+    where = where_words(oom["phase"], oom["step"])
     sentence = f"Out of memory in {where}: {size(asked)} were asked for"
     sentence += f", {size(free)} were free on the device." if free is not None else "."
     if oom.get("fits_defragmented") is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memprof.reports.text import plain
+
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "humanise",
     "phase_label",
     "phase_short",
+    "where_words",
 ]
 
 CATEGORY_WORDS: dict[str, str] = {
@@ -133,6 +136,12 @@ def phase_label(phase: str) -> str:
 def phase_short(phase: str) -> str:
     """A phase in a few letters, for narrow places."""
     return _PHASE_SHORT.get(phase, humanise(phase))
+
+
+def where_words(phase: str | None, step: int | None) -> str:
+    """An instant inside a sentence: its phase, and its step where that is known."""
+    known = phase_label(phase).lower() if phase else "an unknown phase"
+    return plain(f"{known}, step {step}" if step is not None else known)
 
 
 def category_label(category: str) -> str:

@@ -11,9 +11,23 @@ from typing import Any
 
 from memprof.vocabulary import GROUP_OF, Category, Evidence, Group
 
-__all__ = ["MIB", "Run", "sample"]
+__all__ = ["MIB", "PEAK", "Run", "sample"]
 
 MIB = 2**20
+
+# At the peak of the story: four layers of weights, and the second micro-batch's backward with its logits twice.
+PEAK = {
+    "weights": 4 * 700,
+    "adapters": 36,
+    "workspace": 32,
+    "unattributed": 5,
+    "optimizer_state": 72,
+    "inputs": 4,
+    "gradients": 36,
+    "activations": 4 * 320,
+    "loss_logits": 2 * 1220,
+    "activation_gradients": 240,
+}
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 _STACKS = {

@@ -12,21 +12,7 @@ from memprof.reports.model import Document, Row
 from memprof.reports.tables import call_site, shown_stack, single_allocations
 
 from memprof.units import GIB
-from tests.reports.sample import MIB, sample
-
-# At the peak of the story: four layers of weights, and the second micro-batch's backward with its logits twice.
-PEAK = {
-    "weights": 4 * 700,
-    "adapters": 36,
-    "workspace": 32,
-    "unattributed": 5,
-    "optimizer_state": 72,
-    "inputs": 4,
-    "gradients": 36,
-    "activations": 4 * 320,
-    "loss_logits": 2 * 1220,
-    "activation_gradients": 240,
-}
+from tests.reports.sample import MIB, PEAK, sample
 
 
 @pytest.fixture
@@ -36,29 +22,6 @@ def document() -> Document:
 
 def row(document: Document, identifier: str) -> Row:
     return next(r for r in document.rows if r.id == identifier)
-
-
-def test_summary_says_the_peak_where_and_why(document: Document) -> None:
-    summary = document.summary
-    assert summary.peak_bytes == sum(PEAK.values()) * MIB
-    assert summary.where == "backward, step 2"
-    assert summary.capacity_bytes == 25_386_352_640
-    assert {p.id: p.bytes for p in summary.bar} == {c: n * MIB for c, n in PEAK.items()}
-    assert "weights, 2.73 GiB, 40 %" in summary.cause
-    assert "loss logits, 2.38 GiB, 35 %, made at kernels/chunked_logprob.py:88 forward" in summary.cause
-
-
-def test_the_bar_fills_the_device_exactly(document: Document) -> None:
-    summary = document.summary
-    assert sum(p.bytes for p in (*summary.bar, *summary.rest)) == summary.capacity_bytes == summary.scale_bytes
-
-
-def test_headroom_is_what_the_device_peak_leaves(document: Document) -> None:
-    facts = {f.label: f.bytes for f in document.summary.facts}
-    assert document.device_peak is not None
-    assert facts["Headroom"] == 25_386_352_640 - document.device_peak.bytes
-    assert facts["Generation's peak"] == (4 * 700 + 36 + 32 + 5 + 72 + 12 * 40 + 3) * MIB
-    assert facts["Unattributed"] == 5 * MIB
 
 
 def test_rows_add_up_to_the_total_and_children_to_their_row(document: Document) -> None:
@@ -142,20 +105,6 @@ def test_icicle_names_what_is_not_listed() -> None:
     assert sum(site.bytes for c in icicle.children for site in c.children) == icicle.bytes
 
 
-def test_timeline_holds_the_peak_and_gives_each_span_one_unit(document: Document) -> None:
-    timeline = document.timeline
-    assert timeline is not None
-    assert timeline.total[timeline.peak_point] == max(timeline.total) == document.summary.peak_bytes
-    assert timeline.time_us[0] == 0
-    assert list(timeline.phase_x) == sorted(timeline.phase_x)
-    starts = [timeline.phase_x[s.start_point] for s in timeline.spans]
-    assert starts == [float(i) for i in range(len(timeline.spans))]
-    assert timeline.phase_x[-1] == len(timeline.spans)
-    # Stable categories at the bottom, those that come and go on top.
-    order = list(timeline.categories)
-    assert order.index("weights") < order.index("kv_cache") < order.index("activations") < order.index("unattributed")
-
-
 def test_everything_adds_up(document: Document) -> None:
     assert document.adds_up.ok
     labels = [c.label for c in document.adds_up.checks if c.ok]
@@ -211,15 +160,6 @@ def test_a_trace_has_no_device() -> None:
 def test_a_simulation_is_badged() -> None:
     assert build_document(*sample("simulated")).badge == "simulated"
     assert build_document(*sample()).badge == "measured"
-
-
-def test_more_reserved_than_the_device_has_is_said() -> None:
-    report, series = sample()
-    report["source"]["device_total_bytes"] = 4 * GIB
-    document = build_document(report, series)
-    headroom = next(f for f in document.summary.facts if f.label == "Headroom")
-    assert headroom.note == "counted above the device's size"
-    assert (headroom.bytes or 0) < 0
 
 
 def test_oom_says_what_was_asked_and_whether_it_would_have_fitted() -> None:
