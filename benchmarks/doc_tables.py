@@ -22,7 +22,7 @@ from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 PAGES = (ROOT / "docs" / "claims.md", ROOT / "docs" / "grpo-memory.md", ROOT / "docs" / "faq.md",
-         ROOT / "examples" / "README.md")  # fmt: skip
+         ROOT / "docs" / "lean-techniques.md", ROOT / "examples" / "README.md")  # fmt: skip
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -145,6 +145,36 @@ def generations() -> str:
                  [(way, *(by.get((way, n), "–") for n in counts)) for way in ways])  # fmt: skip
 
 
+_PATHS = {
+    "trl": "TRL's chunks",
+    "liger": "Liger",
+    "plain": "plain logits",
+    "in_backward": "without `grad_fn`",
+    "in_forward": "with `grad_fn`",
+}
+
+
+def fused_loss() -> str:
+    found = read("fused_loss")
+    rows = []
+    for head, (title, gradient) in {
+        "frozen_head": ("frozen head: ", "hidden_gradient"),
+        "trainable_head": ("trainable head: ", "head_gradient"),
+    }.items():
+        for path, name in _PATHS.items():
+            row = found[head][path]
+            if "error" in row:
+                rows.append([title + name, row["error"], *["–"] * 4])
+                continue
+            errors = found["bf16_error"][path]
+            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
+            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f} MB", row["seconds_over_trl"]]
+            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
+    head_line = ["", "products", "peak beside the inputs", "CPU time over TRL's", "log-probabilities' error",
+                 "gradient's error"]  # fmt: skip
+    return table(head_line, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "qlora": qlora,
     "sharing": sharing,
@@ -158,6 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory-own": memory_own,
     "fit": fit,
     "generations": generations,
+    "fused-loss": fused_loss,
 }
 
 
