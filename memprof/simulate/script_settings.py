@@ -31,7 +31,7 @@ def script_settings(
 ) -> Settings:
     """Settings that describe the run a ``GRPOConfig``, a model and an adapter make.
 
-    ``lean``: the trainer is the lean one, and ``arguments`` a ``LeanGRPOConfig``. ``changes`` are what is set otherwise,
+    ``lean``: the trainer is the lean one, and ``arguments`` a ``LeanGRPOConfig``. ``changes``: what is set otherwise,
     and ``device``.
 
     Raises:
@@ -99,7 +99,7 @@ def _targets(model: Any, adapter: Any) -> tuple[str, ...] | None:
 
 
 def settled(settings: Settings, trainer: Any) -> Settings:
-    """The settings with what the built trainer has: its weights' dtype, by their number, and whether they are packed."""
+    """The settings with what the built trainer has: its weights' dtype, by their number, and whether in 4 bits."""
     from memprof.integrations.facts import collect_setup
 
     setup = collect_setup(trainer)

@@ -75,6 +75,24 @@ def test_each_setting_is_translated(changes: dict[str, Any], name: str, value: A
     assert getattr(settings_like(_source(**changes)).settings, name) == value
 
 
+def test_the_lean_trainers_settings_are_its_own() -> None:
+    lean = {"trainer": "Mine", "recipe": "lean", "gradient_checkpointing": True}
+    s = settings_like(_source(**lean, max_tokens_per_piece=512, prefix_sharing=True)).settings
+    assert (s.recipe, s.checkpointing, s.max_tokens_per_piece, s.prefix_sharing) == ("lean", "auto", 512, True)
+    s = settings_like(_source(**lean, checkpointing="selective", tiled_mlp=0, generation_batch=3)).settings
+    assert (s.checkpointing, s.tiled_mlp, s.generation_batch) == ("selective", 0, 3)
+    off = settings_like(_source(**{**lean, "gradient_checkpointing": False})).settings
+    assert off.checkpointing == "none"
+    rough = settings_like(_source(**lean, checkpointing="mlp", cache_implementation="offloaded"))
+    assert (rough.settings.checkpointing, rough.settings.cache_implementation) == ("none", "dynamic")
+    assert sum("holds more" in words for words in rough.assumed) == 2
+    older = settings_like(_source(trainer="LeanGRPOTrainer"))
+    assert older.settings.recipe == "lean"
+    assert any("defaults are assumed" in words for words in older.assumed)
+    with pytest.raises(InputError, match="choose from"):
+        settings_like(_source(**lean, checkpointing="some"))
+
+
 def test_a_simulation_is_like_itself() -> None:
     settings = Settings(model="Qwen/Qwen3-8B", lora_r=4, lora_target_modules=("q_proj",), num_generations=2)
     source = {"kind": "simulated", "config": {**settings.to_dict(), "hidden_size": 1}, "setup": None}

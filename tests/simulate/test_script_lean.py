@@ -93,7 +93,7 @@ def test_the_scripts_lean_trainer_is_the_recipes(
     report = found.pop("report")
     expected.pop("report")
     assert found == expected
-    if kind == "lora" and not given or "offloaded" in given.values():
+    if not given or "offloaded" in given.values():
         assert found["host"]["pinned_bytes"] > 0
     assert any("generation_batch: 4 of 4" in note for note in raw["memprof"]["notes"]) == (kind == "full")
 
