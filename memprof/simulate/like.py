@@ -20,7 +20,7 @@ from memprof.simulate.catalogue import find_config
 from memprof.simulate.lean_settings import lean_values
 from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
 
-__all__ = ["Likeness", "model_values", "place_model", "settings_like"]
+__all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,17 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
         return _as_recorded(source, config, model)
     except (UsageError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"this run cannot be simulated: {str(error).rstrip('.')}") from None
+
+
+def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
+    """The size of the card that ran, where a simulation has to know it.
+
+    An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
+    """
+    total = source.get("device_total_bytes")
+    lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
+    wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
+    return str(total) if wanted and total else None
 
 
 def _named(model: Any) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import pytest
 
 from memprof.errors import InputError
 from memprof.simulate.catalogue import find_config
-from memprof.simulate.like import place_model, settings_like
+from memprof.simulate.like import place_model, ran_on, settings_like
 from memprof.simulate.settings import Settings
 
 MODEL = {"model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 6}
@@ -91,6 +91,16 @@ def test_the_lean_trainers_settings_are_its_own() -> None:
     assert any("defaults are assumed" in words for words in older.assumed)
     with pytest.raises(InputError, match="choose from"):
         settings_like(_source(**lean, checkpointing="some"))
+
+
+def test_the_card_that_ran_is_known_where_it_matters() -> None:
+    source = {**_source(recipe="lean"), "device_total_bytes": 24 * 2**30}
+    lean = settings_like(source).settings
+    assert ran_on(source, lean) == str(24 * 2**30)
+    assert ran_on(source, lean.with_(generation="vllm")) == str(24 * 2**30)
+    for known in (lean.with_(generation_batch=2), lean.with_(device="cpu"), lean.with_(recipe="trl")):
+        assert ran_on(source, known) is None
+    assert ran_on({**source, "device_total_bytes": None}, lean) is None
 
 
 def test_a_simulation_is_like_itself() -> None:
