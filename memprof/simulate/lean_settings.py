@@ -40,11 +40,11 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     if kind == "auto":
         kind = bool(config.get("gradient_checkpointing", True))
     elif kind == "mlp":
-        notes.append("checkpointing='mlp' is kept in the settings as none, which holds more")
+        notes.append("checkpointing='mlp' is none in the settings, which holds more")
         kind = False
     name = config.get("cache_implementation") or config.get("generation_cache") or "dynamic"
     if name not in _CACHES:
-        notes.append(f"the cache {name!r} is kept in the settings as one that stays on the device, which holds more")
+        notes.append(f"the cache {name!r} is one that stays on the device in the settings, which holds more")
         name = "dynamic"
     return {"recipe": "lean", "gradient_checkpointing": kind, "cache_implementation": name, **values}
 

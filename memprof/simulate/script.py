@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from memprof.allocator import OutOfMemory
@@ -28,7 +27,7 @@ from memprof.integrations.facts import plain_config
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
 from memprof.simulate.caches import modelled_quanto
-from memprof.simulate.fakes import patched
+from memprof.simulate.fakes import as_fakes, patched
 from memprof.simulate.gpus import Gpu
 from memprof.simulate.rollout import fake_rollout
 from memprof.simulate.run import model_facts, simulate, simulate_settings
@@ -389,19 +388,3 @@ def _reward_named(original: Any) -> Callable[..., list[float]]:
 
     reward.__name__ = getattr(original, "__name__", "reward")
     return reward
-
-
-def as_fakes(model: nn.Module) -> None:
-    """Give every parameter and buffer a fake tensor, tied ones the same; call it inside the fake world."""
-    seen: dict[int, Any] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None or isinstance(tensor, FakeTensor):
-                    continue
-                if id(tensor) not in seen:
-                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
-                    if isinstance(tensor, nn.Parameter):
-                        made = nn.Parameter(made, tensor.requires_grad)
-                    seen[id(tensor)] = (made, tensor)
-                table[name] = seen[id(tensor)][0]

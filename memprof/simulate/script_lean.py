@@ -51,7 +51,7 @@ def lean_arguments(given: Any, folder: str, notes: list[str]) -> Any:
         )
         arguments.memory_budget = None
     defaults = {f.name: f.default for f in fields(LeanGRPOConfig) if f.default is not MISSING}
-    executed = not_kept(vars(arguments), defaults)
-    if executed:
-        notes.append(f"executed as the script has them, but not among the settings kept: {', '.join(executed)}")
+    others = not_kept(vars(arguments), defaults)
+    if others:
+        notes.append(f"not among the settings kept, which have the trainer's defaults: {', '.join(others)}")
     return arguments
