@@ -38,6 +38,7 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
     # transformers 5 renamed it, and warns when the old name is read.
     renamed = getattr(args, "activation_checkpointing", None)
     facts["gradient_checkpointing"] = bool(args.gradient_checkpointing if renamed is None else renamed)
+    facts.update(_lean_facts(trainer))
     model = trainer.model
     facts.update(_model_facts(model, redact))
     for label, attribute in (("reference", "ref_model"), ("value", "value_model")):
@@ -106,6 +107,19 @@ def _adapter(model: Any) -> dict[str, Any] | None:
         "target_modules": sorted(on),
         "modules_to_save": sorted(getattr(settings, "modules_to_save", None) or []),
     }
+
+
+def _lean_facts(trainer: Any) -> dict[str, Any]:
+    """What the lean trainer was told beside TRL's arguments, where it is not the default; or its budget chose."""
+    if not any(kind.__module__ == "memprof.grpo.trainer" for kind in type(trainer).__mro__):
+        return {}
+    args = trainer.args
+    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
+    facts = {name: _scalar(v) for name, v in args.lean_settings().items() if v is not None and v != defaults.get(name)}
+    kind = getattr(trainer, "_checkpointing", "auto")  # not there while it is being built
+    if kind != "auto":  # then transformers' own was switched off
+        facts["gradient_checkpointing"] = kind != "none"
+    return {"recipe": "lean", **facts}
 
 
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:

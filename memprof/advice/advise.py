@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.estimate import run_of
 from memprof.errors import InputError, UsageError
-from memprof.simulate.like import Likeness, place_model, settings_like
+from memprof.simulate.like import Likeness, place_model, ran_on, settings_like
 
 if TYPE_CHECKING:
     from memprof.simulate.settings import Settings
@@ -68,7 +68,7 @@ def _parts(
     from memprof.plan.runner import runner
 
     batch = workers or max(1, min(os.cpu_count() or 1, 4))
-    with runner(_card_of(report, settings), workers=workers, progress=progress, use_cache=use_cache) as machine:
+    with runner(ran_on(report["source"], settings), workers=workers, progress=progress, use_cache=use_cache) as machine:
         found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
     notes = [f"Simulating this run: {words}." for words in likeness.assumed]
     notes += [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
@@ -86,12 +86,6 @@ def _parts(
             together = combine(on_card, gpu, machine, run_of(report), shift=shift, seconds=time)
         parts["combination"] = together.to_dict()
     return parts
-
-
-def _card_of(report: Mapping[str, Any], settings: Settings) -> str | None:
-    """The card that ran, where the simulation has to know it: an engine takes a share of it."""
-    total = report["source"]["device_total_bytes"]
-    return str(total) if settings.generation == "vllm" and total else None
 
 
 def _beyond(report: Mapping[str, Any], base: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from memprof.advice import effects
 from memprof.advice.generation import generation_candidates
+from memprof.advice.lean import lean_candidates
 from memprof.advice.model import Candidate, Peak, Run, Toll
 from memprof.advice.unconfigured import candidates_by_category, fragmentation_candidates
 from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
@@ -30,9 +31,9 @@ def candidates_for(run: Run) -> list[Candidate]:
     s = run.settings
     if s is None:
         return [*candidates_by_category(run), *fragmentation_candidates(run)]
+    own = (lean_candidates,) if s.recipe == "lean" else (_micro_batches, _checkpointing)
     makers = (
-        _micro_batches,
-        _checkpointing,
+        *own,
         _precision,
         _adapters,
         _optimizer,

@@ -20,6 +20,7 @@ __all__ = [
     "fused",
     "generated_elsewhere",
     "generated_less",
+    "generated_together",
     "half_precision",
     "low_rank",
     "offloaded_boundaries",
@@ -212,6 +213,16 @@ def generated_less(share: float) -> Effect:
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("kv_cache", "activations", "loss_logits", "inputs") if peak.phase == "generate" else ("inputs",)
         return _lower(peak, names, share)
+
+    return effect
+
+
+def generated_together(share: float) -> Effect:
+    """``share`` of the sequences are in the cache at a time; what was generated waits as before."""
+
+    def effect(run: Run, peak: Peak) -> Mapping[str, int]:
+        names = ("kv_cache", "activations", "loss_logits")
+        return _lower(peak, names, share) if peak.phase == "generate" else {}
 
     return effect
 

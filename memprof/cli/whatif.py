@@ -16,6 +16,7 @@ from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from memprof.simulate.fit import Outcome
+    from memprof.simulate.gpus import Gpu
     from memprof.simulate.settings import Settings
 
 __all__ = ["changes_of", "simulate_like"]
@@ -34,8 +35,8 @@ def simulate_like(
     Ends the process with 4 where ``gpu`` is given and the changed run does not fit it.
     """
     from memprof.plan.cache import cache_folder
-    from memprof.simulate.gpus import find_gpu
-    from memprof.simulate.like import place_model, settings_like
+    from memprof.simulate.gpus import Gpu, find_gpu
+    from memprof.simulate.like import place_model, ran_on, settings_like
 
     card = find_gpu(gpu) if gpu is not None else None
     given = read_run(like)
@@ -48,10 +49,12 @@ def simulate_like(
     if card is not None and changed.device == "cpu":
         raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
     same = changed == settings
+    here = ran_on(given.report["source"], settings)
+    its_own = Gpu(f"{here} B", int(here), _GENERATION) if here is not None else None
     unchanged = None
     if given.report["source"]["kind"] != "simulated" or same:
-        unchanged = _evaluated("as it was", settings, card)
-    outcome = unchanged if same else _evaluated(_named(changes), changed, card)
+        unchanged = _evaluated("as it was", settings, card, its_own)
+    outcome = unchanged if same else _evaluated(_named(changes), changed, card, its_own)
     assert outcome is not None
     answer, documents = _compared(given, unchanged, None if same else outcome, changes, output)
     answer |= _unchanged(given, unchanged, likeness.assumed)
@@ -103,10 +106,17 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     return changed
 
 
-def _evaluated(what: str, settings: Settings, card: Any) -> Outcome:
-    from memprof.simulate.fit import evaluate
+_GENERATION = (9, 0)  # what is assumed where no card is named
+
+
+def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
+    """On the card that is asked about; else on the one that ran, where the simulation has to know it."""
+    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.run import simulate_settings
 
     with working(f"Simulating the run {what}"):
+        if card is None and its_own is not None:
+            return judge(lambda room: simulate_settings(settings, gpu=its_own, capacity=room), None)
         return evaluate(settings, card)
 
 

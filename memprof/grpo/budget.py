@@ -98,17 +98,15 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
     base = trainer._base_model(trainer.model)
     arguments = copy.copy(trainer.args)
     arguments._memprof_vllm = arguments.use_vllm
-    changes = {"prompt_length": _longest_prompt(trainer, notes), "attn": _attention(base.config)}
-    named = script_settings(arguments, base, _adapter(trainer.model), changes, notes)
+    changes = {
+        "prompt_length": _longest_prompt(trainer, notes),
+        "attn": _attention(base.config),
+        "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
+    }
+    named = script_settings(arguments, base, _adapter(trainer.model), changes, notes, lean=True)
     settings = named.with_(
         model=getattr(base.config, "_name_or_path", "") or base.config.model_type,
-        recipe="lean",
-        gradient_checkpointing=_checkpointing(arguments, notes),
         lora_target_modules=_targets(trainer.model),
-        cache_implementation=_cache(arguments, notes),
-        device="cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
-        **{name: getattr(arguments, name) for name in ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing")},
-        generation_batch=arguments.generation_batch,
         steps_per_generation=arguments.steps_per_generation,
         **_ranks(trainer),
     )
@@ -147,23 +145,6 @@ def _targets(model: Any) -> tuple[str, ...]:
     if isinstance(targets, str):
         return (targets,)
     return tuple(sorted({str(target).rpartition(".")[2] for target in targets}))  # PEFT spells "all-linear" out
-
-
-def _checkpointing(args: Any, notes: list[str]) -> Any:
-    if args.checkpointing == "auto":
-        return bool(args.gradient_checkpointing)
-    if args.checkpointing == "mlp":
-        notes.append("checkpointing='mlp' is simulated as none, which holds more")
-        return False
-    return args.checkpointing
-
-
-def _cache(args: Any, notes: list[str]) -> str:
-    name = args.cache_implementation or "dynamic"
-    if name in ("dynamic", "static", "quantized"):
-        return str(name)
-    notes.append(f"the cache {name!r} is simulated as one that stays on the device, which holds more")
-    return "dynamic"
 
 
 def _ranks(trainer: Any) -> dict[str, Any]:

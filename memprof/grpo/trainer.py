@@ -67,6 +67,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         self._place_reference(place, why_device, chosen.get("quantization_config"))
         self._techniques: list[Any] = []
         self._tile: int | None = None
+        self._checkpointing = "auto"
         if lean.memory_budget is not None:
             keep_within_budget(self)
         self._apply_techniques(base)
@@ -76,7 +77,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         while self._techniques:
             self._techniques.pop()()
         kind, tile = checkpointing_of(self.args, base, self.accelerator.device), tile_of(self.args, base)
-        self._tile = tile
+        self._tile, self._checkpointing = tile, kind
         if kind != "auto":
             # transformers would checkpoint whole layers once more when training starts.
             self.args.gradient_checkpointing = self.args.activation_checkpointing = False

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memprof.simulate.attention import use_cuda_attention
 from memprof.simulate.autocast import cuda_autocast
 from memprof.simulate.quick_keys import quick_keys
 
-__all__ = ["fake_world", "materialize", "patched"]
+__all__ = ["as_fakes", "fake_world", "materialize", "patched"]
 
 
 @contextmanager
@@ -109,6 +109,22 @@ def materialize(model: nn.Module, device: torch.device | None = None) -> None:
                     continue
                 if id(tensor) not in seen:
                     made = torch.empty(tensor.shape, dtype=tensor.dtype, device=where)
+                    if isinstance(tensor, nn.Parameter):
+                        made = nn.Parameter(made, tensor.requires_grad)
+                    seen[id(tensor)] = (made, tensor)
+                table[name] = seen[id(tensor)][0]
+
+
+def as_fakes(model: nn.Module) -> None:
+    """Give every parameter and buffer a fake tensor, tied ones the same; call it inside the fake world."""
+    seen: dict[int, Any] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or isinstance(tensor, FakeTensor):
+                    continue
+                if id(tensor) not in seen:
+                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
                     if isinstance(tensor, nn.Parameter):
                         made = nn.Parameter(made, tensor.requires_grad)
                     seen[id(tensor)] = (made, tensor)

@@ -50,15 +50,15 @@ def lean_on_cuda(session: FakeSession | None) -> list[Change]:
     ]
 
 
-def reference_of(load: Callable[[], Any], session: FakeSession | None) -> list[Change]:
+def reference_of(load: Callable[..., Any], session: FakeSession | None) -> list[Change]:
     """What the lean trainer's own ``load_reference`` reads a checkpoint with; ``session``: it is the host's memory."""
     import trl.trainer.utils as utils
 
-    def on_host(*_: Any, **__: Any) -> Any:
+    def on_host(*args: Any, **kwargs: Any) -> Any:
         if session is None:
-            return load()
+            return load(*args, **kwargs)
         session.fake_recorder.paused += 1
-        model = load()
+        model = load(*args, **kwargs)
         session.fake_recorder.paused -= 1
         session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
         for tensor in (*model.parameters(), *model.buffers()):

@@ -17,9 +17,10 @@ from typing import Any
 
 from memprof.errors import InputError, UsageError
 from memprof.simulate.catalogue import find_config
+from memprof.simulate.lean_settings import lean_values
 from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
 
-__all__ = ["Likeness", "model_values", "place_model", "settings_like"]
+__all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
         return _as_recorded(source, config, model)
     except (UsageError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"this run cannot be simulated: {str(error).rstrip('.')}") from None
+
+
+def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
+    """The size of the card that ran, where a simulation has to know it.
+
+    An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
+    """
+    total = source.get("device_total_bytes")
+    lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
+    wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
+    return str(total) if wanted and total else None
 
 
 def _named(model: Any) -> dict[str, Any] | None:
@@ -104,11 +116,20 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     values |= _adapter(config, setup)
     values |= _lengths(config, setup, assumed)
     values |= _ranks(source, config, assumed)
+    if _is_lean(config):
+        values |= lean_values(config, assumed)
+        if "recipe" not in config:
+            assumed.append("the recording does not hold the lean trainer's own settings; its defaults are assumed")
     if source.get("alloc_conf"):
         values["alloc_conf"] = str(source["alloc_conf"])
     if config.get("fp16"):
         assumed.append("fp16 autocast is simulated as none")
     return Likeness(Settings(**values), dict(model), tuple(assumed))
+
+
+def _is_lean(config: Mapping[str, Any]) -> bool:
+    """Recordings of before the recipe was among the facts have the trainer's name."""
+    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer"))
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from memprof.simulate.settings import Settings
 if TYPE_CHECKING:
     from memprof.simulate.session import FakeSession
 
-__all__ = ["simulate", "simulate_settings"]
+__all__ = ["model_facts", "simulate", "simulate_settings"]
 
 
 def simulate(
@@ -149,7 +149,7 @@ def simulate_settings(
         mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
         return simulate(
             lambda session: run_trl(settings, config, session, mesh),
-            config={**settings.to_dict(), **_facts(config)},
+            config={**settings.to_dict(), **model_facts(config)},
             device=settings.device,
             attention=None if settings.attn == "auto" else settings.attn,
             padding=settings.padding == "worst",
@@ -162,7 +162,7 @@ def simulate_settings(
         )
 
 
-def _facts(config: Any) -> dict[str, Any]:
+def model_facts(config: Any) -> dict[str, Any]:
     """What attribution wants to know of a model."""
     text = config.get_text_config()
     heads = text.num_attention_heads

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from memprof.allocator import OutOfMemory
@@ -27,11 +26,13 @@ from memprof.errors import InputError, MemprofError
 from memprof.integrations.facts import plain_config
 from memprof.integrations.seams import Seams
 from memprof.integrations.trainer_phases import TrainerPhases
-from memprof.simulate.fakes import patched
+from memprof.simulate.caches import modelled_quanto
+from memprof.simulate.fakes import as_fakes, patched
 from memprof.simulate.gpus import Gpu
 from memprof.simulate.rollout import fake_rollout
-from memprof.simulate.run import simulate, simulate_settings
-from memprof.simulate.script_settings import prompt_tokens, script_settings, tame
+from memprof.simulate.run import model_facts, simulate, simulate_settings
+from memprof.simulate.script_lean import is_lean, lean_arguments, lean_world
+from memprof.simulate.script_settings import prompt_tokens, script_settings, settled, tame
 from memprof.simulate.script_world import script_world
 from memprof.simulate.session import FakeSession
 from memprof.simulate.settings import Settings
@@ -70,6 +71,8 @@ def simulate_script(
     import transformers.masking_utils  # noqa: F401  (makes constants: loaded before the fake world opens)
     import trl  # noqa: F401
 
+    from memprof.grpo import LeanGRPOTrainer  # noqa: F401  (there before trainers' classes are looked for)
+
     if not script.is_file():
         raise InputError(f"{script}: no such script.")
     found = _Interception(script, arguments, changes, device)
@@ -89,7 +92,8 @@ def simulate_script(
         if failed.settings is None:
             raise InputError(f"{script.name}: {failed.reason}") from failed
         raw = simulate_settings(failed.settings, capacity=capacity, gpu=gpu, stacks=stacks)
-        how = f"the script's own trainer could not be executed ({failed.reason}); TRL's was, with its arguments"
+        whose = "memprof's lean trainer" if failed.settings.recipe == "lean" else "TRL's"
+        how = f"the script's own trainer could not be executed ({failed.reason}); {whose} was, with its arguments"
     else:
         how = f"the script's own {found.trainer} was built and trained for two steps on fake tensors"
     return _told(raw, found, how)
@@ -128,6 +132,8 @@ class _Interception:
         self._data: Any = None
         self._policy: Any = None
         self._folder = ""
+        self._worlds: contextlib.ExitStack | None = None
+        self._lean = False
 
     def selected(self, shape: tuple[int, ...]) -> int:
         """See :func:`memprof.simulate.trl_recipe.selected_of`; what is not GRPO selects everything."""
@@ -146,6 +152,7 @@ class _Interception:
             stack.enter_context(own_accelerate_state())
             stack.enter_context(quiet())
             stack.enter_context(trl_on_fakes(basis, None))
+            stack.enter_context(modelled_quanto())
             if self._device == "cuda":
                 from memprof.simulate.checkpointing import offloading_to_host
 
@@ -153,6 +160,7 @@ class _Interception:
             stack.enter_context(script_world(self.notes.append, self._changes))
             stack.enter_context(self._trainers())
             stack.enter_context(_disable_current_modes())
+            self._worlds = stack.enter_context(contextlib.ExitStack())
             self._run_script()
 
     def _run_script(self) -> None:
@@ -216,7 +224,7 @@ class _Interception:
                 self._inside -= 1
 
     def _building(self, original: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(original)
+        signature = _named_arguments(original)
 
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -248,6 +256,8 @@ class _Interception:
             from trl import GRPOConfig
 
             given["args"] = GRPOConfig(self._folder)
+        if lean := is_lean(trainer):
+            given["args"] = self._leanly(given["args"])
         if given.get("args") is not None:
             tame(given["args"], self._folder, grpo=grpo)
         for name in ("callbacks", "eval_dataset"):
@@ -259,8 +269,18 @@ class _Interception:
         if grpo:
             rewards = given.get("reward_funcs")
             given["reward_funcs"] = self._rewards(rewards if isinstance(rewards, list) else [rewards])
-            self.settings = script_settings(given["args"], model, given.get("peft_config"), self._changes, self.notes)
+            changes = {**self._changes, "device": self._device}
+            self.settings = script_settings(
+                given["args"], model, given.get("peft_config"), changes, self.notes, lean=lean
+            )
             given["train_dataset"] = _dataset(self.settings)
+
+    def _leanly(self, given: Any) -> Any:
+        """The lean trainer's arguments; from here on it is told that it is on the simulated device."""
+        if not self._lean and self._worlds is not None:
+            self._lean = True
+            self._worlds.enter_context(lean_world(self._reference, self._session, self._device))
+        return lean_arguments(given, self._folder, self.notes)
 
     def _rewards(self, rewards: list[Any]) -> list[Any]:
         """Reward models run; functions are replaced, since there is no text for them to look at."""
@@ -296,13 +316,16 @@ class _Interception:
                 session.add_model(reward, "reward")
         session.owners._models.clear()
         session.add_model(trainer.model, "policy")
-        if getattr(trainer, "ref_model", None) is not None:
+        if getattr(trainer, "ref_model", None) is not None and not session.host_bytes:  # else it is not on the device
             session.add_model(trainer.ref_model, "reference")
         session.owners.claim_models()
         session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}
         if self.settings is not None:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
+            self.settings = settled(self.settings, trainer)
+            with contextlib.suppress(AttributeError):  # a model of another kind
+                session.config.update(model_facts(trainer.model.config))
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
             _set_optimizer(trainer, self.settings, session)
@@ -342,6 +365,15 @@ class _Interception:
 _HELP = "give its own arguments after --, as in --script train.py -- --config grpo.yaml"
 
 
+def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
+    """A trainer's arguments by name; the lean trainer passes on what TRL's is given."""
+    from trl import GRPOTrainer
+
+    from memprof.grpo import LeanGRPOTrainer
+
+    return inspect.signature(GRPOTrainer.__init__ if init is LeanGRPOTrainer.__init__ else init)
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """What would have written something."""
 
@@ -356,19 +388,3 @@ def _reward_named(original: Any) -> Callable[..., list[float]]:
 
     reward.__name__ = getattr(original, "__name__", "reward")
     return reward
-
-
-def as_fakes(model: nn.Module) -> None:
-    """Give every parameter and buffer a fake tensor, tied ones the same; call it inside the fake world."""
-    seen: dict[int, Any] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None or isinstance(tensor, FakeTensor):
-                    continue
-                if id(tensor) not in seen:
-                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
-                    if isinstance(tensor, nn.Parameter):
-                        made = nn.Parameter(made, tensor.requires_grad)
-                    seen[id(tensor)] = (made, tensor)
-                table[name] = seen[id(tensor)][0]

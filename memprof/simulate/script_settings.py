@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.simulate.settings import OPTIMIZERS, Settings
+from memprof.simulate.lean_settings import LEAN_ARGUMENTS, lean_values
+from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
 
-__all__ = ["ARGUMENTS", "CHANGEABLE", "prompt_tokens", "script_settings", "tame"]
+__all__ = ["ARGUMENTS", "CHANGEABLE", "prompt_tokens", "script_settings", "settled", "tame"]
 
 # Settings that a script's own arguments hold under this name, or under the one given.
 ARGUMENTS = {
@@ -25,8 +26,13 @@ _MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
 _WARM_UP, _MEASURED = 1, 1
 
 
-def script_settings(arguments: Any, model: Any, adapter: Any, changes: Mapping[str, Any], notes: list[str]) -> Settings:
+def script_settings(
+    arguments: Any, model: Any, adapter: Any, changes: Mapping[str, Any], notes: list[str], *, lean: bool = False
+) -> Settings:
     """Settings that describe the run a ``GRPOConfig``, a model and an adapter make.
+
+    ``lean``: the trainer is the lean one, and ``arguments`` a ``LeanGRPOConfig``. ``changes``: what is set otherwise,
+    and ``device``.
 
     Raises:
         UsageError: they contradict each other.
@@ -49,7 +55,14 @@ def script_settings(arguments: Any, model: Any, adapter: Any, changes: Mapping[s
         "vllm_enable_sleep_mode": arguments.vllm_enable_sleep_mode,
         "attn": changes.get("attn", "auto"),
         "padding": changes.get("padding", "none"),
+        "alloc_conf": changes.get("alloc_conf", ""),
+        "device": changes.get("device", "cuda"),
     }
+    if (targets := _targets(model, adapter)) is not None:
+        values["lora_target_modules"] = targets
+    if lean:
+        asked = {name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}
+        values.update(lean_values(asked, notes))
     values.update({ours: getattr(arguments, theirs) for ours, theirs in ARGUMENTS.items()})
     values["optim"] = _optimizer(str(getattr(arguments.optim, "value", arguments.optim)), notes)
     arguments.optim = values["optim"] if values["optim"] not in ("none",) else arguments.optim
@@ -74,6 +87,27 @@ def _rank(model: Any, adapter: Any) -> int | None:
     held = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
     rank = getattr(adapter if adapter is not None else held, "r", None)
     return rank if isinstance(rank, int) and rank > 0 else None
+
+
+def _targets(model: Any, adapter: Any) -> tuple[str, ...] | None:
+    """The modules an adapter names one by one; None where it names them otherwise."""
+    held = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+    named = getattr(adapter if adapter is not None else held, "target_modules", None)
+    if not named or isinstance(named, str):
+        return None
+    return tuple(sorted({str(name).rpartition(".")[2] for name in named}))
+
+
+def settled(settings: Settings, trainer: Any) -> Settings:
+    """The settings with what the built trainer has: its weights' dtype, by their number, and whether in 4 bits."""
+    from memprof.integrations.facts import collect_setup
+
+    setup = collect_setup(trainer)
+    kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
+    changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
+    if kinds:
+        changes["dtype"] = max(kinds, key=lambda name: kinds[name])
+    return settings.with_(**changes)
 
 
 def _generation(arguments: Any) -> str:

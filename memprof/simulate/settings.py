@@ -125,7 +125,7 @@ class Settings:
     def _check_lean(self) -> None:
         for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and value < (name != "tiled_mlp"):  # 0 tokens: no tiles, however long sequences are
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
             if value is not None and self.recipe != "lean":
                 raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")

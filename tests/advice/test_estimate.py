@@ -87,6 +87,25 @@ def test_only_what_applies_is_offered() -> None:
     assert not any(name.startswith("micro_batch") for name in single)
 
 
+def test_the_lean_trainer_is_advised_in_its_own_settings() -> None:
+    lean = FULL.with_(recipe="lean", prompt_length=128, completion_length=384)
+    phases = {
+        "generate": {**HELD, "kv_cache": 30 * GIB},
+        "backward": {**HELD, "activations": 20 * GIB, "gradients": 4 * GIB},
+    }
+    found = _advice(phases, lean)
+    assert not {"lean", "micro_batch_4", "micro_batch_1"} & found.keys()
+    assert found["generated_together"]["setting"] == "generation_batch=4"
+    assert found["generated_together"]["saves_bytes"] == (48 - 42) * GIB  # backward is then the peak
+    trained = _advice({"backward": phases["backward"]}, lean)
+    assert trained["smaller_pieces"]["setting"] == "max_tokens_per_piece=512"
+    assert trained["smaller_pieces"]["saves_bytes"] == 15 * GIB  # one of the four that 2048 tokens hold
+    assert trained["checkpointing"]["setting"] == 'gradient_checkpointing=True, checkpointing="auto"'
+    kept = {c.id: c for c in candidates_for(run_of(report(phases, lean.with_(gradient_checkpointing="full"))))}
+    assert kept["offloaded_checkpoints"].setting == 'checkpointing="offloaded"'
+    assert "checkpointing" not in kept
+
+
 def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
     for settings in (
         FULL,
@@ -95,6 +114,8 @@ def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
         FULL.with_(generation="vllm", prompt_length=4096),
         FULL.with_(gpus=4, attn="math", recipe="trl-full-logits"),
         FULL.with_(lora_r=8, load_in_4bit=True),
+        FULL.with_(recipe="lean", completion_length=64),
+        FULL.with_(recipe="lean", gradient_checkpointing="full", max_tokens_per_piece=4096, generation_batch=3),
     ):
         run = run_of(report({"forward": {**HELD, "activations": GIB}}, settings))
         found = candidates_for(run)

@@ -10,7 +10,7 @@ import pytest
 
 from memprof.errors import InputError
 from memprof.simulate.catalogue import find_config
-from memprof.simulate.like import place_model, settings_like
+from memprof.simulate.like import place_model, ran_on, settings_like
 from memprof.simulate.settings import Settings
 
 MODEL = {"model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 6}
@@ -73,6 +73,34 @@ def test_adapters_are_on_the_modules_they_were_on() -> None:
 )
 def test_each_setting_is_translated(changes: dict[str, Any], name: str, value: Any) -> None:
     assert getattr(settings_like(_source(**changes)).settings, name) == value
+
+
+def test_the_lean_trainers_settings_are_its_own() -> None:
+    lean = {"trainer": "Mine", "recipe": "lean", "gradient_checkpointing": True}
+    s = settings_like(_source(**lean, max_tokens_per_piece=512, prefix_sharing=True)).settings
+    assert (s.recipe, s.checkpointing, s.max_tokens_per_piece, s.prefix_sharing) == ("lean", "auto", 512, True)
+    s = settings_like(_source(**lean, checkpointing="selective", tiled_mlp=0, generation_batch=3)).settings
+    assert (s.checkpointing, s.tiled_mlp, s.generation_batch) == ("selective", 0, 3)
+    off = settings_like(_source(**{**lean, "gradient_checkpointing": False})).settings
+    assert off.checkpointing == "none"
+    rough = settings_like(_source(**lean, checkpointing="mlp", cache_implementation="offloaded"))
+    assert (rough.settings.checkpointing, rough.settings.cache_implementation) == ("none", "dynamic")
+    assert sum("holds more" in words for words in rough.assumed) == 2
+    older = settings_like(_source(trainer="LeanGRPOTrainer"))
+    assert older.settings.recipe == "lean"
+    assert any("defaults are assumed" in words for words in older.assumed)
+    with pytest.raises(InputError, match="choose from"):
+        settings_like(_source(**lean, checkpointing="some"))
+
+
+def test_the_card_that_ran_is_known_where_it_matters() -> None:
+    source = {**_source(recipe="lean"), "device_total_bytes": 24 * 2**30}
+    lean = settings_like(source).settings
+    assert ran_on(source, lean) == str(24 * 2**30)
+    assert ran_on(source, lean.with_(generation="vllm")) == str(24 * 2**30)
+    for known in (lean.with_(generation_batch=2), lean.with_(device="cpu"), lean.with_(recipe="trl")):
+        assert ran_on(source, known) is None
+    assert ran_on({**source, "device_total_bytes": None}, lean) is None
 
 
 def test_a_simulation_is_like_itself() -> None:
