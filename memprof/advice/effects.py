@@ -1,7 +1,8 @@
 """What a change takes from each category, reckoned from recorded bytes: the estimates behind advice.
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
-of the shares are in the functions.
+of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
+forward and backward is reckoned by :mod:`memprof.advice.moments` instead.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memprof.advice.model import DTYPE_BYTES, Effect, Peak, Run
+from memprof.advice.moments import held
 
 __all__ = [
     "all_of",
@@ -32,6 +34,7 @@ __all__ = [
 
 # Phases that run micro-batches through the model.
 _PASSES = {"old_logprobs", "reference_logprobs", "forward", "backward"}
+_TRAINING = ("forward", "backward")
 # Categories whose bytes follow the tokens of a micro-batch.
 _BY_TOKEN = ("activations", "activation_gradients", "inputs")
 # Of the activations kept for backward without checkpointing, what a checkpointed run of as many layers keeps, where
@@ -151,16 +154,11 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
-    """What activations give back when the residual stream is bfloat16 instead of float32.
-
-    With checkpointing its boundaries are kept, without it about seven times as much (norms keep their input and their
-    output in it; the factor is that of a simulated Qwen2.5-1.5B).
-    """
-    settings = run.settings
-    if settings is None or settings.weights_dtype != "float32" or peak.phase not in ("forward", "backward"):
+    """What activations give back when the residual stream is bfloat16 instead of float32."""
+    settings, sizes = run.settings, run.sizes
+    if settings is None or sizes is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    kept = _boundaries(run) * (1 if settings.checkpointing != "none" else 7)
-    return min(kept, peak.of("activations")) // 2
+    return max(0, min(held(settings, sizes), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), sizes))
 
 
 def coarser_state(paged: bool) -> Effect:
