@@ -99,6 +99,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
                 exact=True,
                 toll=Toll.SLOWER,
                 changes={"gradient_checkpointing": "selective"},
+                effect=effects.checkpointed,
             )
     if now != "offloaded" and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
         yield Candidate(

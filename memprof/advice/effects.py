@@ -117,15 +117,16 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         saved: dict[str, int] = {}
-        share = 0.01  # of gradients and state, where the sizes are not known
-        if run.sizes is not None:
-            share = run.sizes.adapter_parameters(rank) / max(run.sizes.parameters, 1)
         if run.settings is None or run.settings.lora_r is None:
-            saved |= {name: peak.of(name) for name in ("reference_model",)}
-            saved |= _lower(peak, ("gradients", "optimizer_state", "temporaries"), share)
-            saved["adapters"] = -round(share * peak.of("weights"))
-            if peak.phase == "backward":  # gradients of weights in flight are among the scratch
-                saved["activation_gradients"] = 0
+            saved["reference_model"] = peak.of("reference_model")
+            saved["temporaries"] = peak.of("temporaries")
+            # PEFT's parameters are float32 over 16-bit weights too, and bfloat16 over 4-bit ones.
+            size = _adapter_parameters(run, rank) * (2 if nf4 else 4)
+            saved["adapters"] = -size
+            if peak.of("gradients"):
+                saved["gradients"] = peak.of("gradients") - size
+            if peak.of("optimizer_state"):
+                saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
         if nf4 and run.sizes is not None and run.settings is not None:
             linear = run.sizes.parameters - run.sizes.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]
@@ -136,6 +137,14 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
         return saved
 
     return effect
+
+
+def _adapter_parameters(run: Run, rank: int) -> int:
+    """A hundredth of the model's, where its sizes are not known."""
+    if run.sizes is not None:
+        return run.sizes.adapter_parameters(rank)
+    wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
+    return max(p.of("weights") for p in run.peaks) // (100 * wide)
 
 
 def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:

@@ -65,31 +65,35 @@ def moments(s: Settings, z: Sizes, loss: int) -> dict[str, dict[str, dict[str, i
         z: of its model.
         loss: bytes of ``loss_logits`` where they are highest.
     """
-    stream, wide = DTYPE_BYTES[s.weights_dtype], _compute(s)
+    wide = _compute(s)
     tokens = s.per_device_train_batch_size * s.sequence_length
-    layer = tokens * kept_by_a_layer(s, z)
-    between, again = held(s, z), 0 if s.checkpointing == "none" else layer
+    kept, again = held(s, z), 0 if s.checkpointing == "none" else tokens * kept_by_a_layer(s, z)
     gradients, ends = _gradients(s, z)
     before = gradients if s.gradient_accumulation_steps > 1 else 0
+    # All but the first layer's, of which the MLP's last product has its gradient.
+    nearly = gradients - _unmade(s, z) + (before and ends)
     casts = _casts(s, z)
-    one = casts if s.checkpointing == "none" else casts // z.layers
-    # SwiGLU's backward: three gradients of its width, and the residual stream's in both dtypes; its product is gone.
-    working = tokens * (3 * z.intermediate * wide + z.hidden * (stream + wide))
+    one = casts if s.checkpointing == "none" or s.load_in_4bit else casts // z.layers
+    out = tokens * _last_product(s, z)
+    # A norm's gradients, in float32 and as they are handed on; and SwiGLU's: three of its width, its product is gone.
+    norm = tokens * z.hidden * (4 + wide)
+    mlp = {"activation_gradients": norm + 3 * tokens * z.intermediate * wide, "weight_casts": one}
     gone = tokens * z.intermediate * wide
-    start = {"activations": between, "gradients": before, "weight_casts": casts}
-    last = {"activations": between + again - gone, "activation_gradients": working, "gradients": before + ends}
-    # The first layer has made its last product's gradient only.
-    made = gradients - _unmade(s, z) + (before and ends)
-    first = {"activations": layer - gone, "activation_gradients": working, "gradients": made}
-    return {
-        "forward": {"loss": {**start, "loss_logits": loss}},
-        "backward": {
-            "loss": {**start, "loss_logits": loss, "gradients": before + ends, "weight_casts": one},
-            "last layer": {**last, "weight_casts": one},
-            "first layer": {**first, "weight_casts": one},
-            "embedding": {"gradients": gradients + ends},
-        },
+    start = {"activations": kept, "gradients": before, "weight_casts": casts}
+    passes = {"loss": {**start, "loss_logits": loss}}
+    first = again or tokens * kept_by_a_layer(s, z)
+    back = {
+        "loss": {**start, "loss_logits": loss, "gradients": before + ends, "weight_casts": one},
+        "last layer": {**mlp, "activations": kept + again - gone, "gradients": before + ends},
+        "first layer": {**mlp, "activations": first - gone, "gradients": nearly},
+        "embedding": {"gradients": gradients + ends},
     }
+    if again:
+        computed = {"activation_gradients": norm, "weight_casts": one, "gradients": before + ends}
+        back["last layer, computed again"] = {**computed, "activations": kept + again + out}
+    else:
+        passes["last product"] = {**start, "activations": kept + out}
+    return {"forward": passes, "backward": back}
 
 
 def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
@@ -121,7 +125,7 @@ def _least(
         scaled = _scaled(moment, here, peak)
         change = {c: peak.of(c) - scaled[c] for c in TRANSIENT}
         # No moment of the unchanged run was higher than its recorded peak, whatever the formulas say.
-        change["activations"] += max(0, sum(_scaled(was[name], here, peak).values()) - recorded)
+        change["activations"] += max(0, sum(_scaled(was.get(name, {}), here, peak).values()) - recorded)
         found.append({**standing, **change})
     return min(found, key=lambda each: sum(bounded(peak, each).values()))
 
@@ -134,7 +138,7 @@ def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> d
     found = {}
     for c in TRANSIENT:
         recorded, reckoned = peak.of(c), here.get(c, 0)
-        scale = recorded / reckoned if recorded and reckoned and c != "gradients" else 1
+        scale = recorded / reckoned if reckoned and c != "gradients" else 1
         found[c] = round(moment.get(c, 0) * scale)
     found["gradients"] = max(0, found["gradients"] + peak.of("gradients") - here.get("gradients", 0))
     return found
@@ -178,8 +182,22 @@ def _unmade(s: Settings, z: Sizes) -> int:
     return (layer - z.hidden * z.intermediate) * DTYPE_BYTES[s.weights_dtype]
 
 
+def _last_product(s: Settings, z: Sizes) -> int:
+    """Bytes a token that a layer's last linear layer needs beside what is kept, while it runs.
+
+    PEFT copies its input to the adapter's dtype, which autocast copies back (that copy is kept), and adds two outputs.
+    """
+    wide = _compute(s)
+    if s.lora_r is None:
+        return z.hidden * wide
+    cast = z.intermediate * (wide + 4) if s.mixed_precision != "no" and not s.load_in_4bit else 0
+    return cast + 2 * z.hidden * wide
+
+
 def _casts(s: Settings, z: Sizes) -> int:
-    """Autocast's copies of the layers' weights; 4-bit ones are unpacked for each product and not kept."""
-    if s.mixed_precision == "no" or s.weights_dtype != "float32" or s.load_in_4bit:
+    """Autocast's copies of the layers' weights; of 4-bit ones the largest, which is unpacked while it is used."""
+    if s.load_in_4bit:
+        return 2 * z.hidden * z.intermediate
+    if s.mixed_precision == "no" or s.weights_dtype != "float32":
         return 0
     return 2 * (z.parameters - z.embeddings)
