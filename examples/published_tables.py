@@ -70,10 +70,11 @@ def settings_of(model: str, method: str) -> Any:
     return Settings(
         model=model,
         dtype="bfloat16",
-        recipe="trl-full-logits",
+        recipe="trl-0.14",
         per_device_train_batch_size=4,
         num_generations=4,
         gradient_accumulation_steps=4,
+        steps_per_generation=1,  # every micro-batch generated its own
         prompt_length=256,
         completion_length=786,
         beta=0.04,

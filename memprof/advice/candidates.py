@@ -218,7 +218,7 @@ def _reference(s: Settings) -> Iterator[Candidate]:
 
 
 def _loss(s: Settings) -> Iterator[Candidate]:
-    if s.recipe == "trl-full-logits":
+    if s.recipe in ("trl-full-logits", "trl-0.14"):
         yield Candidate(
             id="tiled_loss",
             action="Compute log-probs in tiles of the vocabulary, as TRL does since 1.16",
