@@ -147,7 +147,7 @@ def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> d
 def _holds(s: Settings, changes: Mapping[str, Any]) -> bool:
     whole = s.gpus == 1 or s.sharding == "ddp"
     after = changes.get("recipe", s.recipe)
-    return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits"}
+    return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits", "trl-0.14"}
 
 
 def _share(saved: int, of: int, whole: int) -> int:
