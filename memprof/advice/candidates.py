@@ -270,7 +270,7 @@ def _lengths(s: Settings) -> Iterator[Candidate]:
             exact=False,
             toll=Toll.OBJECTIVE,
             changes={"completion_length": shorter},
-            effect=effects.fewer_tokens(share),
+            effect=effects.fewer_tokens(share, shorter / s.completion_length),
         )
     if s.prompt_length > 2 * s.completion_length:
         shorter = s.prompt_length // 2
@@ -283,7 +283,7 @@ def _lengths(s: Settings) -> Iterator[Candidate]:
             exact=False,
             toll=Toll.OBJECTIVE,
             changes={"prompt_length": shorter},
-            effect=effects.fewer_tokens(share),
+            effect=effects.fewer_tokens(share, 1.0),
         )
 
 

@@ -53,13 +53,16 @@ def all_of(*categories: str) -> Effect:
     return lambda run, peak: {category: peak.of(category) for category in categories}
 
 
-def fewer_tokens(share: float) -> Effect:
-    """The same step with ``share`` of the tokens: training, log-probs and generation."""
+def fewer_tokens(share: float, completions: float) -> Effect:
+    """The same step with ``share`` of the tokens: training, log-probs and generation.
+
+    ``completions`` is left of the completions' tokens, which are the ones that have logits.
+    """
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         if peak.phase not in {*_PASSES, "generate"}:
             return _lower(peak, ("inputs",), share)
-        left = share if peak.phase == "generate" else _logits(run, share)
+        left = share if peak.phase == "generate" else _logits(run, completions)
         return {**_lower(peak, (*_BY_TOKEN, "kv_cache"), share), **_lower(peak, ("loss_logits",), left)}
 
     return effect
@@ -127,6 +130,8 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
                 saved["gradients"] = peak.of("gradients") - size
             if peak.of("optimizer_state"):
                 saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
+        elif nf4 and not run.settings.load_in_4bit:  # the adapter becomes bfloat16 with its base in 4 bits
+            saved |= _lower(peak, ("adapters", "gradients", "optimizer_state"), 0.5)
         if nf4 and run.sizes is not None and run.settings is not None:
             linear = run.sizes.parameters - run.sizes.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]

@@ -171,6 +171,23 @@ def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
                 assert batch == settings.per_device_train_batch_size * settings.generation_steps, candidate.id
 
 
+def test_logits_follow_the_completions_alone() -> None:
+    settings = FULL.with_(recipe="trl-full-logits", gradient_checkpointing=True)
+    held = {"reference_logprobs": {**HELD, "loss_logits": 20 * GIB}}
+    assert _advice(held, settings)["shorter_completions"]["saves_bytes"] == 10 * GIB
+    prompts = FULL.with_(recipe="trl-full-logits", prompt_length=2048, completion_length=512)
+    assert "shorter_prompts" not in _advice(held, prompts)
+
+
+def test_an_adapter_over_four_bits_is_half_as_wide() -> None:
+    settings = FULL.with_(lora_r=16, dtype="bfloat16")
+    held = {"weights": 3 * GIB, "adapters": GIB, "gradients": GIB, "optimizer_state": 2 * GIB}
+    found = _advice({"optimizer_step": held}, settings)["qlora"]
+    sizes = Sizes.of(MODEL)
+    linear = sizes.parameters - sizes.embeddings
+    assert found["saves_bytes"] == pytest.approx(2 * GIB + linear * (2 - 0.5 - 4 / 64), abs=2)
+
+
 def test_what_does_not_go_together_is_not_offered() -> None:
     sharded = FULL.with_(gpus=8, sharding="zero2", dtype="bfloat16", mixed_precision="bf16")
     found = _advice({"forward": {**HELD, "activations": 40 * GIB}}, sharded)
