@@ -6,9 +6,10 @@
 
 Results go to ``--results`` (benchmarks/results/cpu) as they come, and what is there is not run again.
 
-``methods``: peak GB of the first hundred steps on an H100 80 GB, TRL of early 2025, bf16, flash attention, prompts of
-256 and completions of 786 tokens, one prompt with its four completions in a micro-batch, accumulation 4, LoRA of rank
-16. The configurations were not published in full: agreement within some gigabytes is what can be asked.
+``methods``: peak GB of the first hundred steps on an H100 80 GB, bf16, flash attention, prompts of 256 and completions
+of 786 tokens, one prompt with its four completions in a micro-batch (which ran on TRL 0.14 alone), accumulation 4, LoRA
+of rank 16. How long the completions really were was not published: ours have their full length, and agreement within
+some gigabytes is what can be asked.
 
 ``components``: what was published are sums of components, not measured peaks; the parts need not peak together. Ours
 are each component's own peak, their sum, and what the run really holds at once.
