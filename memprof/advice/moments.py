@@ -75,9 +75,12 @@ def moments(s: Settings, z: Sizes, loss: int) -> dict[str, dict[str, dict[str, i
     casts = _casts(s, z)
     one = casts if s.checkpointing == "none" or s.load_in_4bit else casts // z.layers
     out = tokens * _last_product(s, z)
-    # A norm's gradients, in float32 and as they are handed on; and SwiGLU's: three of its width, its product is gone.
+    # A norm's gradients, in float32 and as they are handed on.
     norm = tokens * z.hidden * (4 + wide)
-    mlp = {"activation_gradients": norm + 3 * tokens * z.intermediate * wide, "weight_casts": one}
+    # SwiGLU's: three of its width, beside the residual stream's (cast where products are narrower).
+    stream = DTYPE_BYTES[s.weights_dtype]
+    working = 3 * z.intermediate * wide + z.hidden * (stream if stream == wide else stream + wide)
+    mlp = {"activation_gradients": tokens * working, "weight_casts": one}
     gone = tokens * z.intermediate * wide
     start = {"activations": kept, "gradients": before, "weight_casts": casts}
     passes = {"loss": {**start, "loss_logits": loss}}
