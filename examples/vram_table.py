@@ -5,7 +5,7 @@
     python examples/vram_table.py --sizes 8B --gpu 24GB
 
 Each cell is TRL's own training step, executed on tensors without values through a model of CUDA's caching allocator.
-The published figures are the peak of the first hundred steps on one H100 with TRL of early 2025, which materialised
+The published figures are the peak of the first hundred steps on one H100 with TRL 0.14, which materialised
 logits (``--recipe trl`` shows what the installed TRL needs); see docs/claims.md for what the table does not say.
 """
 
