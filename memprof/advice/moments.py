@@ -105,7 +105,9 @@ def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
     def better(run: Run, peak: Peak) -> Mapping[str, int]:
         saved = dict(effect(run, peak))
         s, z = run.settings, run.sizes
-        if s is None or z is None or peak.phase not in ("forward", "backward") or not _holds(s, changes):
+        if s is None or z is None or peak.phase not in ("forward", "backward"):
+            return saved
+        if not z.layers or not _holds(s, changes):
             return saved
         loss = run.own_peaks.get("loss_logits", peak.of("loss_logits"))
         left = loss - min(loss, _share(saved.get("loss_logits", 0), peak.of("loss_logits"), loss))
@@ -178,7 +180,7 @@ def _gradients(s: Settings, z: Sizes) -> tuple[int, int]:
 
 
 def _unmade(s: Settings, z: Sizes) -> int:
-    """Gradients of one layer but for its last product's, which come after that product's in backward."""
+    """Gradients of one layer but for its last product's, which backward makes first."""
     if s.lora_r is not None:
         return 0
     layer = (z.parameters - z.embeddings) // z.layers
