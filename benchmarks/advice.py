@@ -164,8 +164,9 @@ def _train(case: Mapping[str, Any], changes: Mapping[str, Any], cache: Path, fol
 Rows = list[dict[str, Any]]
 
 
-def real(cache: Path, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
-    """Each case trained, advised, and trained again with each change; what is in ``rows`` is not done again."""
+def real(cache: Path, first: int, wanted: list[str], rows: Rows, keep: Callable[[Rows], None]) -> None:
+    """Each case trained, advised, and trained again with each change (the ``first`` of each run); what is in ``rows``
+    is not done again."""
     from memprof.advice.evaluate import evaluate_advice
     from memprof.plan.runner import runner
     from memprof.simulate.like import place_model, settings_like
@@ -180,7 +181,7 @@ def real(cache: Path, wanted: list[str], rows: Rows, keep: Callable[[Rows], None
             found = evaluate_advice(report, settings, machine, seconds=1e9)
         changes = _changes(report)
         measured = report["peak"]["allocated_bytes"]
-        for place, entry in enumerate(e for e in found.entries if e["basis"] == "simulated"):
+        for place, entry in enumerate([e for e in found.entries if e["basis"] == "simulated"][:first]):
             if any((r["run"], r["id"]) == (name, entry["id"]) for r in rows):
                 continue
             after = train(case, changes[entry["id"]], cache)["peak"]["allocated_bytes"]
@@ -284,7 +285,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="runs whose name holds one of these words")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "memprof-advice-cache")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--first", type=int, default=8, help="of the simulated runs: so many changes of each")
+    parser.add_argument("--first", type=int, default=8, help="so many changes of each run")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     before = json.loads(given.out.read_text(encoding="utf-8")) if given.out is not None and given.out.is_file() else {}
@@ -301,7 +302,7 @@ def main() -> None:
         _save({**before, given.part: {"rows": found, "summary": summary(found)}}, given.out)
 
     if given.part == "real":
-        real(given.cache, given.only, rows, keep)
+        real(given.cache, given.first, given.only, rows, keep)
     else:
         from memprof.plan.runner import runner
 

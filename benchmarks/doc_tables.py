@@ -22,7 +22,8 @@ from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 PAGES = (ROOT / "docs" / "claims.md", ROOT / "docs" / "grpo-memory.md", ROOT / "docs" / "faq.md",
-         ROOT / "docs" / "lean-techniques.md", ROOT / "examples" / "README.md")  # fmt: skip
+         ROOT / "docs" / "lean-techniques.md", ROOT / "docs" / "advice.md",
+         ROOT / "examples" / "README.md")  # fmt: skip
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -175,6 +176,30 @@ def fused_loss() -> str:
     return table(head_line, rows)
 
 
+def advice(part: str) -> str:
+    """benchmarks/advice.py: every change, predicted and executed, and what the errors come to."""
+    found = read("advice")[part]
+    unit, size, digits = ("MiB", 2**20, 4) if part == "real" else ("GiB", GIB, 1)
+    said, done = ("predicted", "saved") if part == "real" else ("estimated", "simulated")
+    rows: list[tuple[str, ...]] = []
+    last = ""
+    for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"])):
+        error = "–" if row["error"] is None else f"{100 * row['error']:+.{digits}f}"
+        figures = (f"{row[name] / size:.2f}" for name in ("predicted_bytes", "saved_bytes"))
+        rows.append((row["run"] if row["run"] != last else "", f"`{row['id']}`", *figures, error))
+        last = row["run"]
+    head = (f"run, {'trained for real' if part == 'real' else 'simulated'}", "change", f"{said}, {unit}",
+            f"{done}, {unit}", "error, %")  # fmt: skip
+    whole = found["summary"]
+    words = (
+        f"{whole['changes']} changes of {len({row['run'] for row in found['rows']})} runs: median error "
+        f"{100 * whole['median_error']:.{digits + 1}f} %, largest {100 * whole['largest_error']:.{digits + 1}f} % "
+        f"({100 * whole['largest_error_of_peak']:.{digits + 1}f} % of the peak), wrong in sign among the first three "
+        f"of a run: {whole['wrong_sign_in_first_three']}."
+    )
+    return f"{table(head, rows)}\n{words}\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "qlora": qlora,
     "sharing": sharing,
@@ -189,6 +214,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "fit": fit,
     "generations": generations,
     "fused-loss": fused_loss,
+    "advice-real": lambda: advice("real"),
+    "advice-simulated": lambda: advice("simulated"),
 }
 
 

@@ -6,11 +6,13 @@
 
 Results go to ``--results`` (benchmarks/results/cpu) as they come, and what is there is not run again.
 
-``methods``: peak GB of the first hundred steps on an H100 80 GB, TRL of early 2025, bf16, flash attention, prompts of
-256 and completions of 786 tokens, one prompt with its four completions in a micro-batch, accumulation 4, LoRA of rank
-16. The configurations were not published in full: agreement within some gigabytes is what can be asked.
+``methods``: peak GB of the first hundred steps on an H100 80 GB, bf16, flash attention, prompts of 256 and completions
+of 786 tokens, one prompt with its four completions in a micro-batch (which ran on TRL 0.14 alone), accumulation 4, LoRA
+of rank 16. How long the completions really were was not published: ours have their full length, and agreement within
+some gigabytes is what can be asked.
 
-``components``: sums of components, not measured peaks; each column's parts need not peak together.
+``components``: what was published are sums of components, not measured peaks; the parts need not peak together. Ours
+are each component's own peak, their sum, and what the run really holds at once.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora_target_modules": ("q_proj", "k_proj", "o_proj", "up_proj", "down_proj"),
     },
 }
+# The loss of the release that the table was measured with, and of the releases after it.
+RECIPE, LATER = "trl-0.14", "trl-full-logits"
 # Peak GB as published; None is an out-of-memory error.
 PUBLISHED: dict[str, list[int | None]] = {
     "full": [25, 38, 58, None, None],
@@ -47,7 +51,8 @@ PUBLISHED: dict[str, list[int | None]] = {
     "full + 8-bit Adam + checkpointing": [15, 24, 41, 72, None],
     "LoRA": [13, 16, 32, 58, 69],
 }
-# GB as published: training memory, GRPO memory, inference cost, keys and values of one sequence, total.
+# GiB as published (there called GB): training memory, GRPO memory, inference cost, keys and values of one sequence,
+# total. 78.3 is two models' bf16 logits of 8 x 20480 tokens in units of 2**30.
 COMPONENTS = {"Unsloth": (42, 9.8, 0, 2.5, 54.3), "TRL with flash attention 2": (414, 78.3, 16, 2.5, 510.8)}
 LONG: dict[str, dict[str, Any]] = {
     "TRL 1.16, 8 in a micro-batch": {"recipe": "trl"},
@@ -55,7 +60,10 @@ LONG: dict[str, dict[str, Any]] = {
     "TRL 1.16, 1 in a micro-batch, accumulated": {
         "recipe": "trl", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
     },
+    "lean trainer on 24 GB, 8 in a micro-batch": {"recipe": "lean"},
 }  # fmt: skip
+# A card that a column is simulated on: the lean trainer generates as many sequences at once as its memory has room for.
+CARDS = {"lean trainer on 24 GB, 8 in a micro-batch": "24GB"}
 
 
 def settings_of(model: str, method: str) -> Any:
@@ -65,10 +73,11 @@ def settings_of(model: str, method: str) -> Any:
     return Settings(
         model=model,
         dtype="bfloat16",
-        recipe="trl-full-logits",
+        recipe=RECIPE,
         per_device_train_batch_size=4,
         num_generations=4,
         gradient_accumulation_steps=4,
+        steps_per_generation=1,  # every micro-batch generated its own
         prompt_length=256,
         completion_length=786,
         beta=0.04,
@@ -107,56 +116,69 @@ def run_methods(file: Path, sizes: list[str], workers: int | None) -> None:
     results = kept(file)
     with runner("H100", workers=workers) as machine:
         for size in sizes:
-            missing = [method for method in METHODS if f"{method}|{size}" not in results]
+            missing = [method for method in METHODS if _recipe(results.get(f"{method}|{size}")) != RECIPE]
             for method in missing:
                 row = machine.run([settings_of(MODELS[size], method)])[0]
                 names = ("fits", "peak_bytes", "device_peak_bytes", "largest_category", "peak_phase")
-                results[f"{method}|{size}"] = {name: row[name] for name in names}
+                results[f"{method}|{size}"] = {"recipe": RECIPE, **{name: row[name] for name in names}}
                 keep(file, results)
+
+
+def _recipe(row: dict[str, Any] | None) -> str | None:
+    """The loss a kept cell was simulated with; the first ones kept do not say."""
+    return None if row is None else row.get("recipe", LATER)
 
 
 def run_components(file: Path) -> None:
     """Simulate what is missing; each group's own peak, as the published sums are made."""
     from memprof.simulate.fit import evaluate
+    from memprof.simulate.gpus import find_gpu
 
     results = kept(file)
     for name in LONG:
         if name not in results:
-            analysis = evaluate(long_settings(name), None).analysis
+            card = CARDS.get(name)
+            analysis = evaluate(long_settings(name), find_gpu(card) if card else None).analysis
             peak = analysis.device_peak
             results[name] = {
                 "own_peaks": analysis.group_own_peaks,
                 "peak_bytes": analysis.peak.allocated_bytes,
                 "reserved_bytes": peak.reserved_bytes if peak else None,
+                "peak_phase": analysis.peak.phase,
                 "at_peak": analysis.peak.groups,
             }
             keep(file, results)
 
 
 def methods_table(results: dict[str, Any]) -> str:
-    """Markdown: simulated GB, published in brackets."""
+    """Markdown: simulated GB, published in brackets; a star where the later releases' loss was simulated."""
     lines = [f"| peak GB, simulated (published) | {' | '.join(MODELS)} |", f"|---|{'--:|' * len(MODELS)}"]
     for method, published in PUBLISHED.items():
         cells = []
         for size, theirs in zip(MODELS, published, strict=True):
             row = results.get(f"{method}|{size}")
-            ours = "–" if row is None else f"{row['device_peak_bytes'] / 1e9:.1f}{'' if row['fits'] else ', OOM'}"
+            star = "*" if _recipe(row) == LATER else ""
+            ours = "–" if row is None else f"{row['device_peak_bytes'] / 1e9:.1f}{star}{'' if row['fits'] else ', OOM'}"
             cells.append(f"{ours} ({theirs if theirs is not None else 'OOM'})")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def components_table(results: dict[str, Any]) -> str:
-    """Markdown, GB: the published sums, and each group's own peak in ours beside the highest sum at one instant."""
-    groups = ("training", "grpo_loss", "inference", "kv_cache", "total")
+    """Markdown, GiB: the published sums, each group's own peak in ours, and the highest that is held at one instant."""
+    groups = ("training", "grpo_loss", "inference", "kv_cache")
     lines = [
-        "| GB | training | GRPO loss | inference | keys and values | total |",
-        "|---|--:|--:|--:|--:|--:|",
-        *(f"| {name}, published | {' | '.join(map(str, sizes))} |" for name, sizes in COMPONENTS.items()),
+        "| GiB, own peaks | training | GRPO loss | inference | keys and values | sum | held at once | reserved |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        *(f"| {name}, published | {' | '.join(map(str, sizes))} | – | – |" for name, sizes in COMPONENTS.items()),
     ]
-    for name, row in results.items():
-        cells = [f"{row['own_peaks'][group] / 1e9:.1f}" for group in groups]
-        lines.append(f"| {name}, simulated: own peaks | {' | '.join(cells)} |")
+    for name in LONG:
+        if name not in results:
+            continue
+        row = results[name]
+        own = [row["own_peaks"][group] for group in groups]
+        figures = [*own, sum(own), row["peak_bytes"], row["reserved_bytes"]]
+        lines.append(f"| {name} | {' | '.join(f'{size / 2**30:.1f}' for size in figures)} |")
     return "\n".join(lines) + "\n"
 
 

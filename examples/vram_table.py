@@ -5,7 +5,7 @@
     python examples/vram_table.py --sizes 8B --gpu 24GB
 
 Each cell is TRL's own training step, executed on tensors without values through a model of CUDA's caching allocator.
-The published figures are the peak of the first hundred steps on one H100 with TRL of early 2025, which materialised
+The published figures are the peak of the first hundred steps on one H100 with TRL 0.14, which materialised
 logits (``--recipe trl`` shows what the installed TRL needs); see docs/claims.md for what the table does not say.
 """
 
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("--sizes", default="0.5B", help=f"of {', '.join(MODELS)}, parted by commas, or all")
     parser.add_argument("--methods", default="all", help=f"of {', '.join(METHODS)}, parted by commas, or all")
-    parser.add_argument("--recipe", default="trl-full-logits", choices=CHOICES["recipe"], help="how the loss is made")
+    parser.add_argument("--recipe", default="trl-0.14", choices=CHOICES["recipe"], help="how the loss is made")
     parser.add_argument("--gpu", default="H100", metavar="NAME|SIZE")
     parser.add_argument("--model", help="a hub id of the catalogue or a config.json instead of the published sizes")
     arguments = parser.parse_args(argv)

@@ -92,6 +92,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
                 exact=True,
                 toll=Toll.SLOWER,
                 changes={"gradient_checkpointing": "selective"},
+                effect=effects.checkpointed,
             )
     if now not in ("auto", "offloaded") and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
         yield Candidate(
@@ -210,7 +211,7 @@ def _reference(s: Settings) -> Iterator[Candidate]:
 
 
 def _loss(s: Settings) -> Iterator[Candidate]:
-    if s.recipe == "trl-full-logits":
+    if s.recipe in ("trl-full-logits", "trl-0.14"):
         yield Candidate(
             id="tiled_loss",
             action="Compute log-probs in tiles of the vocabulary, as TRL does since 1.16",
@@ -262,7 +263,7 @@ def _lengths(s: Settings) -> Iterator[Candidate]:
             exact=False,
             toll=Toll.OBJECTIVE,
             changes={"completion_length": shorter},
-            effect=effects.fewer_tokens(share),
+            effect=effects.fewer_tokens(share, shorter / s.completion_length),
         )
     if s.prompt_length > 2 * s.completion_length:
         shorter = s.prompt_length // 2
@@ -275,7 +276,7 @@ def _lengths(s: Settings) -> Iterator[Candidate]:
             exact=False,
             toll=Toll.OBJECTIVE,
             changes={"prompt_length": shorter},
-            effect=effects.fewer_tokens(share),
+            effect=effects.fewer_tokens(share, 1.0),
         )
 
 

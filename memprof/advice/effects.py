@@ -1,7 +1,8 @@
 """What a change takes from each category, reckoned from recorded bytes: the estimates behind advice.
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
-of the shares are in the functions.
+of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
+forward and backward is reckoned by :mod:`memprof.advice.moments` instead.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memprof.advice.model import DTYPE_BYTES, Effect, Peak, Run
+from memprof.advice.moments import held
 
 __all__ = [
     "all_of",
@@ -33,6 +35,7 @@ __all__ = [
 
 # Phases that run micro-batches through the model.
 _PASSES = {"old_logprobs", "reference_logprobs", "forward", "backward"}
+_TRAINING = ("forward", "backward")
 # Categories whose bytes follow the tokens of a micro-batch.
 _BY_TOKEN = ("activations", "activation_gradients", "inputs")
 # Of the activations kept for backward without checkpointing, what a checkpointed run of as many layers keeps, where
@@ -51,13 +54,16 @@ def all_of(*categories: str) -> Effect:
     return lambda run, peak: {category: peak.of(category) for category in categories}
 
 
-def fewer_tokens(share: float) -> Effect:
-    """The same step with ``share`` of the tokens: training, log-probs and generation."""
+def fewer_tokens(share: float, completions: float) -> Effect:
+    """The same step with ``share`` of the tokens: training, log-probs and generation.
+
+    ``completions`` is left of the completions' tokens, which are the ones that have logits.
+    """
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         if peak.phase not in {*_PASSES, "generate"}:
             return _lower(peak, ("inputs",), share)
-        left = share if peak.phase == "generate" else _logits(run, share)
+        left = share if peak.phase == "generate" else _logits(run, completions)
         return {**_lower(peak, (*_BY_TOKEN, "kv_cache"), share), **_lower(peak, ("loss_logits",), left)}
 
     return effect
@@ -115,15 +121,18 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         saved: dict[str, int] = {}
-        share = 0.01  # of gradients and state, where the sizes are not known
-        if run.sizes is not None:
-            share = run.sizes.adapter_parameters(rank) / max(run.sizes.parameters, 1)
         if run.settings is None or run.settings.lora_r is None:
-            saved |= {name: peak.of(name) for name in ("reference_model",)}
-            saved |= _lower(peak, ("gradients", "optimizer_state", "temporaries"), share)
-            saved["adapters"] = -round(share * peak.of("weights"))
-            if peak.phase == "backward":  # gradients of weights in flight are among the scratch
-                saved["activation_gradients"] = 0
+            saved["reference_model"] = peak.of("reference_model")
+            saved["temporaries"] = peak.of("temporaries")
+            # PEFT's parameters are float32 over 16-bit weights too, and bfloat16 over 4-bit ones.
+            size = _adapter_parameters(run, rank) * (2 if nf4 else 4)
+            saved["adapters"] = -size
+            if peak.of("gradients"):
+                saved["gradients"] = peak.of("gradients") - size
+            if peak.of("optimizer_state"):
+                saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
+        elif nf4 and not run.settings.load_in_4bit:  # the adapter becomes bfloat16 with its base in 4 bits
+            saved |= _lower(peak, ("adapters", "gradients", "optimizer_state"), 0.5)
         if nf4 and run.sizes is not None and run.settings is not None:
             linear = run.sizes.parameters - run.sizes.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]
@@ -134,6 +143,14 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
         return saved
 
     return effect
+
+
+def _adapter_parameters(run: Run, rank: int) -> int:
+    """A hundredth of the model's, where its sizes are not known."""
+    if run.sizes is not None:
+        return run.sizes.adapter_parameters(rank)
+    wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
+    return max(p.of("weights") for p in run.peaks) // (100 * wide)
 
 
 def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
@@ -152,16 +169,11 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
-    """What activations give back when the residual stream is bfloat16 instead of float32.
-
-    With checkpointing its boundaries are kept, without it about seven times as much (norms keep their input and their
-    output in it; the factor is that of a simulated Qwen2.5-1.5B).
-    """
-    settings = run.settings
-    if settings is None or settings.weights_dtype != "float32" or peak.phase not in ("forward", "backward"):
+    """What activations give back when the residual stream is bfloat16 instead of float32."""
+    settings, sizes = run.settings, run.sizes
+    if settings is None or sizes is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    kept = _boundaries(run) * (1 if settings.checkpointing != "none" else 7)
-    return min(kept, peak.of("activations")) // 2
+    return max(0, min(held(settings, sizes), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), sizes))
 
 
 def coarser_state(paged: bool) -> Effect:

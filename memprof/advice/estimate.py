@@ -8,6 +8,7 @@ from typing import Any
 
 from memprof.advice.candidates import candidates_for
 from memprof.advice.model import Candidate, Peak, Run, Sizes, highest
+from memprof.advice.moments import refined
 from memprof.errors import InputError, UsageError
 from memprof.simulate.like import settings_like
 
@@ -72,8 +73,11 @@ def estimate(run: Run) -> list[Estimate]:
     for candidate in candidates_for(run):
         if not _possible(candidate, run):
             continue
-        left = run.after(candidate.effect) if candidate.effect is not None else run.peak
-        found.append(Estimate(candidate, run.peak.bytes - left.bytes if candidate.effect is not None else None, left))
+        if candidate.effect is None:
+            found.append(Estimate(candidate, None, run.peak))
+            continue
+        left = run.after(refined(candidate.effect, candidate.changes))
+        found.append(Estimate(candidate, run.peak.bytes - left.bytes, left))
     return found
 
 

@@ -49,7 +49,7 @@ def _batch(s: Settings) -> Iterator[Candidate]:
             exact=False,
             toll=Toll.OBJECTIVE,
             changes={"num_generations": half, "per_device_train_batch_size": batch // 2},
-            effect=effects.fewer_tokens(0.5),
+            effect=effects.fewer_tokens(0.5, 0.5),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.simulate.settings import Settings
 
-__all__ = ["DTYPE_BYTES", "Candidate", "Effect", "Peak", "Run", "Sizes", "Toll"]
+__all__ = ["DTYPE_BYTES", "Candidate", "Effect", "Peak", "Run", "Sizes", "Toll", "bounded", "highest"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -106,12 +106,12 @@ class Run:
 
     def after(self, effect: Effect) -> Peak:
         """The peak that is left when a change takes ``effect(run, peak)`` bytes from each phase's peak."""
-        left = [Peak(p.phase, p.bytes - sum(_bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
+        left = [Peak(p.phase, p.bytes - sum(bounded(p, effect(self, p)).values()), {}) for p in self.peaks]
         return max(left, key=lambda p: p.bytes)
 
 
-def _bounded(peak: Peak, saved: Mapping[str, int]) -> dict[str, int]:
-    """No category gives back more than it holds."""
+def bounded(peak: Peak, saved: Mapping[str, int]) -> dict[str, int]:
+    """What ``saved`` really gives back: no category more than it holds."""
     return {category: min(n, peak.of(category)) for category, n in saved.items()}
 
 

@@ -62,7 +62,7 @@ _OPTIONS = (
     click.option("--cache-implementation", help="Of hf's generation: dynamic, static or quantized."),
     click.option("--cache-dtype", help="Of a quantized cache: fp8, int4 or int2."),
     click.option("--reward-model", metavar="MODEL", help="A model that scores completions, given as --model is."),
-    click.option("--recipe", help="trl, trl-full-logits, liger or lean."),
+    click.option("--recipe", help="trl, trl-full-logits, trl-0.14, liger or lean."),
     click.option("--max-tokens-per-piece", type=_COUNT, metavar="N", help="Of lean: through the model together."),
     click.option("--tiled-mlp", type=_COUNT, metavar="TOKENS", help="Of lean: through an MLP together."),
     click.option("--prefix-sharing", is_flag=True, default=None, help="Of lean: a group's prompt is computed once."),

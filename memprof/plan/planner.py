@@ -19,6 +19,8 @@ __all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 MAXIMIZE = ("context", "num_generations", "batch")
 _LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
 _ROUNDS = 4
+# A search ends where this much of the room is used: the rest is not worth another simulation.
+_FULL = 0.985
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ def _search(machine: Runner, rows: list[Row], what: str) -> Row | None:
             slope_from, good = good, tried
         else:
             slope_from, bad = good, tried
+        if good.device_peak_bytes >= _FULL * _room(machine):
+            break
         guess = _next(slope_from, tried, good, bad, what, _room(machine))
     return good
 

@@ -138,6 +138,6 @@ def _cache(shape: Shape, settings: Settings, sequences: int) -> int:
 
 
 def _logits(shape: Shape, settings: Settings) -> int:
-    if settings.recipe != "trl-full-logits":
+    if settings.recipe not in ("trl-full-logits", "trl-0.14"):
         return 0
     return 2 * settings.per_device_train_batch_size * (settings.completion_length + 1) * shape.vocabulary

@@ -10,6 +10,7 @@ import torch
 
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
+from memprof.simulate.trl_0_14 import apply_trl_0_14
 
 __all__ = ["apply_recipe", "classes_of", "config_of", "selected_logprobs"]
 
@@ -49,6 +50,8 @@ def apply_recipe(trainer: Any, settings: Settings) -> None:
     """
     if settings.recipe == "trl-full-logits":
         trainer._get_per_token_logps_and_entropies = types.MethodType(_full_logits, trainer)
+    elif settings.recipe == "trl-0.14":
+        apply_trl_0_14(trainer)
     elif settings.recipe == "liger":
         if find_spec("liger_kernel") is None:
             raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")

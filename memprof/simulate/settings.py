@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
-    "recipe": ("trl", "trl-full-logits", "liger", "lean"),
+    "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
     "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),

@@ -8,12 +8,17 @@ import pytest
 
 from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
-from memprof.advice.estimate import run_of
+from memprof.advice.estimate import entry, estimate, run_of
 from memprof.advice.model import Sizes
+from memprof.advice.moments import held as kept_for_backward
+from memprof.advice.moments import kept_by_a_layer, moments
+from memprof.simulate.catalogue import find_config
 from memprof.simulate.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
+# At the peak of its simulation (benchmarks/advice.py: the first run), 8 x 1024 tokens.
+QWEN_ACTIVATIONS = 27_408_584_704
 HELD = {"weights": 6 * GIB, "optimizer_state": 12 * GIB}
 
 
@@ -22,19 +27,18 @@ def _advice(phases: dict[str, dict[str, int]], settings: Settings | None = FULL,
 
 
 def test_half_the_micro_batch_is_half_the_activations_and_gradients_stay() -> None:
-    phases = {
-        "forward": {**HELD, "activations": 40 * GIB},
-        "backward": {**HELD, "activations": 30 * GIB, "gradients": 2 * GIB},
-        "optimizer_step": {**HELD, "gradients": 6 * GIB},
-    }
-    entry = _advice(phases)["micro_batch_4"]
-    # From the second pass on, the first one's gradients (6 GiB) are alive in forward and backward.
-    assert entry["saves_bytes"] == 20 * GIB - 6 * GIB
-    assert entry["peak_after_bytes"] == (58 - 14) * GIB
-    assert entry["exact"]
-    assert entry["basis"] == "estimated"
-    assert "gradient_accumulation_steps=2" in entry["setting"]
-    assert "moves_to" not in entry
+    held = {"forward": {**HELD, "activations": 40 * GIB}, "optimizer_step": {**HELD, "gradients": 6 * GIB}}
+    run = run_of(report(held, FULL))
+    found = next(e for e in estimate(run) if e.candidate.id == "micro_batch_4")
+    # From the second pass on, the first one's gradients are alive in forward: four bytes a parameter.
+    gradients = 4 * Sizes.of(MODEL).parameters
+    assert found.saves == 20 * GIB - gradients
+    written = entry(found, run)
+    assert written["peak_after_bytes"] == 38 * GIB + gradients
+    assert written["exact"]
+    assert written["basis"] == "estimated"
+    assert "gradient_accumulation_steps=2" in written["setting"]
+    assert "moves_to" not in written
 
 
 def test_a_change_saves_no_more_than_the_next_peak_allows() -> None:
@@ -48,10 +52,64 @@ def test_a_change_saves_no_more_than_the_next_peak_allows() -> None:
     assert entry["moves_to"] == "optimizer_step"
 
 
+# A decoder layer of MODEL under bfloat16 autocast, bytes a token, one tensor after the other.
+_H, _I, _Q, _KV = 2048, 8192, 2048, 512
+_ATTENTION = 2 * _Q + 2 * _KV + 2 * _KV + 2 * _Q + 4 * 16  # q, k, v, output, a float32 for each head
+_MLP = 3 * 2 * _I  # gate, its activation, up
+_FULL_LAYER = 2 * (4 * _H + 4 * _H) + 5 * 2 * _H + 2 * _I + _ATTENTION + _MLP  # norms; casts for q, k, v, gate, up
+
+
+def test_a_layer_keeps_these_tensors() -> None:
+    """And without checkpointing a simulated Qwen2.5-1.5B keeps what they add up to, within 1 %."""
+    sizes = Sizes.of(MODEL)
+    assert kept_by_a_layer(FULL, sizes) == _FULL_LAYER
+    bf16 = 2 * (4 * _H + 2 * _H) + 2 * 2 * _H + 2 * _I + _ATTENTION + _MLP
+    assert kept_by_a_layer(FULL.with_(dtype="bfloat16"), sizes) == bf16
+    lora = 2 * 4 * _H + 5 * 2 * _H + 2 * _Q + 2 * _I + _ATTENTION + _MLP  # norms are frozen; the adapters cast
+    assert kept_by_a_layer(FULL.with_(lora_r=16), sizes) == lora
+    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16"), sizes) == lora
+    four_bits = 2 * 4 * _H + 2 * 2 * _H + 2 * _I + _ATTENTION + _MLP  # adapters are bfloat16: nothing is cast
+    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16", load_in_4bit=True), sizes) == four_bits
+
+    qwen = FULL.with_(model="Qwen/Qwen2.5-1.5B-Instruct")
+    assert kept_for_backward(qwen, Sizes.of(find_config(qwen.model))) == pytest.approx(QWEN_ACTIVATIONS, rel=0.01)
+
+
 def test_checkpoints_are_layers_times_tokens_times_width() -> None:
     entry = _advice({"forward": {**HELD, "activations": 40 * GIB}})["checkpointing"]
     boundaries = 20 * (8 * 1024) * 2048 * 4
-    assert entry["saves_bytes"] == 40 * GIB - boundaries - 40 * GIB // 20
+    all_kept = (8 * 1024) * (20 * _FULL_LAYER + 2 * _H)  # and the last layer's output
+    assert entry["saves_bytes"] == pytest.approx(40 * GIB * (1 - boundaries / all_kept), abs=1)
+
+
+def test_an_adapters_copies_are_highest_while_a_layer_is_computed_again() -> None:
+    """PEFT's float32 copy of the MLP's product, beside everything that a layer keeps and all layers' inputs."""
+    tokens, settings = 8 * 1024, FULL.with_(gradient_checkpointing=True, lora_r=16, dtype="bfloat16")
+    sizes = Sizes.of(MODEL)
+    found = moments(settings, sizes, 0)["backward"]
+    highest = max(found, key=lambda name: sum(found[name].values()))
+    assert highest == "last layer, computed again"
+    boundaries = 20 * tokens * _H * 2
+    working = 2 * _I + 4 * _I + 2 * 2 * _H  # the product, its copy; the layer's output, and the adapter's
+    assert found[highest]["activations"] == boundaries + tokens * (kept_by_a_layer(settings, sizes) + working)
+
+
+def test_with_checkpoints_the_end_of_backward_can_be_highest() -> None:
+    """There all gradients are alive, and one layer's activations with the gradients of its MLP."""
+    tokens, parameters = 8 * 1024, Sizes.of(MODEL).parameters
+    recorded = {
+        "activations": 20 * tokens * _FULL_LAYER, "gradients": 4 * 64000 * _H,
+        "weight_casts": 2 * (parameters - 64000 * _H),
+    }  # fmt: skip
+    found = _advice({"backward": {**HELD, **recorded}})["checkpointing"]
+    layer = (parameters - 64000 * _H) // 20
+    left = {
+        "activations": tokens * (_FULL_LAYER - 2 * _I),  # without the MLP's product
+        "activation_gradients": tokens * (3 * 2 * _I + 4 * _H + 2 * _H),
+        "gradients": 4 * (parameters - (layer - _H * _I)),  # all, but the first layer's: its last product's only
+        "weight_casts": 2 * layer,
+    }
+    assert found["saves_bytes"] == pytest.approx(sum(recorded.values()) - sum(left.values()), rel=1e-6)
 
 
 def test_8_bit_moments_keep_embeddings_as_they_are() -> None:
@@ -66,17 +124,23 @@ def test_an_adapter_takes_gradients_state_and_reference_away() -> None:
     settings = FULL.with_(beta=0.04)
     held = {**HELD, "gradients": 6 * GIB, "reference_model": 6 * GIB}
     entry = _advice({"optimizer_step": held}, settings)["lora"]
-    sizes = Sizes.of(MODEL)
-    share = sizes.adapter_parameters(16) / sizes.parameters
-    assert entry["saves_bytes"] == pytest.approx(18 * GIB * (1 - share) + 6 * GIB - 6 * GIB * share, rel=1e-6)
+    adapters = 4 * Sizes.of(MODEL).adapter_parameters(16)  # float32: once for itself, its gradients, each moment
+    assert entry["saves_bytes"] == 18 * GIB + 6 * GIB - 4 * adapters
     assert "reference" in entry["action"]
 
 
 def test_bfloat16_halves_the_residual_stream_too() -> None:
     settings = FULL.with_(gradient_checkpointing=True)
-    entry = _advice({"forward": {"weights": 6 * GIB, "weight_casts": 3 * GIB, "activations": 8 * GIB}}, settings)
-    boundaries = 20 * (8 * 1024) * 2048 * 4
-    assert entry["bf16_weights"]["saves_bytes"] == 3 * GIB + 3 * GIB + boundaries // 2
+    found = _advice({"forward": {"weights": 6 * GIB, "weight_casts": 3 * GIB, "activations": 8 * GIB}}, settings)
+    assert found["bf16_weights"]["saves_bytes"] == 3 * GIB + 3 * GIB + 4 * GIB
+
+
+def test_a_change_that_touches_no_pass_saves_nothing_of_it() -> None:
+    """Whatever the formulas make of the recorded bytes: an optimizer's state is all that it changes."""
+    held = {**HELD, "activations": 7 * GIB, "activation_gradients": 3 * GIB, "gradients": GIB, "weight_casts": GIB}
+    for settings in (FULL, FULL.with_(gradient_checkpointing=True)):
+        found = _advice({"backward": held}, settings)
+        assert found["paged_adamw_8bit"]["saves_bytes"] == HELD["optimizer_state"]
 
 
 def test_only_what_applies_is_offered() -> None:
@@ -126,6 +190,23 @@ def test_every_candidate_makes_settings_that_can_be_simulated() -> None:
             batch = changed.per_device_train_batch_size * changed.generation_steps
             if candidate.exact:  # the same completions are trained on
                 assert batch == settings.per_device_train_batch_size * settings.generation_steps, candidate.id
+
+
+def test_logits_follow_the_completions_alone() -> None:
+    settings = FULL.with_(recipe="trl-full-logits", gradient_checkpointing=True)
+    held = {"reference_logprobs": {**HELD, "loss_logits": 20 * GIB}}
+    assert _advice(held, settings)["shorter_completions"]["saves_bytes"] == 10 * GIB
+    prompts = FULL.with_(recipe="trl-full-logits", prompt_length=2048, completion_length=512)
+    assert "shorter_prompts" not in _advice(held, prompts)
+
+
+def test_an_adapter_over_four_bits_is_half_as_wide() -> None:
+    settings = FULL.with_(lora_r=16, dtype="bfloat16")
+    held = {"weights": 3 * GIB, "adapters": GIB, "gradients": GIB, "optimizer_state": 2 * GIB}
+    found = _advice({"optimizer_step": held}, settings)["qlora"]
+    sizes = Sizes.of(MODEL)
+    linear = sizes.parameters - sizes.embeddings
+    assert found["saves_bytes"] == pytest.approx(2 * GIB + linear * (2 - 0.5 - 4 / 64), abs=2)
 
 
 def test_what_does_not_go_together_is_not_offered() -> None:

@@ -75,6 +75,14 @@ def test_the_longest_context_is_found_and_executed(known: list[_Known]) -> None:
     assert 0.9 * most < plan.best.settings.sequence_length <= most
 
 
+def test_a_search_ends_where_the_card_is_nearly_full(known: list[_Known]) -> None:
+    """Memory is linear here: twice the context, then where the line meets the card; nothing is tried after that."""
+    plan = make_plan(_base(), "24GB")
+    assert plan.best is not None
+    assert plan.best.device_peak_bytes >= 0.985 * planner.limit_of("24GB")
+    assert len(known[0].asked) == len(plan.rows) + 2
+
+
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
 def test_other_things_can_be_maximised(known: list[_Known], what: str) -> None:
     plan = make_plan(_base(), "24GB", maximize=what)

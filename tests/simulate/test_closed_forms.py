@@ -84,6 +84,20 @@ def test_full_logits_are_materialised(settings_for: Callable[..., Any]) -> None:
     assert rows * settings.completion_length * V * 4 in sizes  # type: ignore[operator]  # divided by the temperature
 
 
+def test_the_first_release_kept_the_policys_rows_beside_the_references_logits(
+    settings_for: Callable[..., Any],
+) -> None:
+    settings = settings_for(generation="none", recipe="trl-0.14", dtype="bfloat16", beta=0.1)
+    line = _analysis(settings).timeline
+    rows, keep = settings.per_device_train_batch_size, settings.completion_length
+    born, died = line.alloc_event, line.free_event
+    kept = line.requested == keep * V * 4  # type: ignore[operator]  # a row's log_softmax, in float32
+    logits = line.requested == rows * (keep + 1) * V * 4  # type: ignore[operator]  # as accelerate converts them
+    beside = [int((kept & (born < born[i]) & (died > died[i])).sum()) for i in logits.nonzero()[0]]
+    # In each of the two steps: the policy's, the reference's beside all rows of the policy, and logits' gradient.
+    assert beside == 2 * [0, rows, 0]
+
+
 @pytest.mark.parametrize(
     ("optim", "per_value", "per_block"), [("adamw_torch_8bit", 2.0, 8 / 256), ("adamw_torch_4bit", 1.0, 8 / 128)]
 )
