@@ -92,15 +92,19 @@ class PiecewiseStep:
 
         All pieces but the last have had their backward when an override gets the loss: a factor comes too late.
         """
-        if self._trainer._compute_loss_is_ours or not surrogate.requires_grad:
+        scaled_later = not getattr(self._trainer, "loss_is_scaled_for_ga", True)
+        if self._trainer._compute_loss_is_ours and not scaled_later:
+            return surrogate
+        if not surrogate.requires_grad or is_fake(surrogate):
             return surrogate
 
         def check(arriving: torch.Tensor) -> None:
             self._factors.append(float(arriving))
             if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
                 raise UsageError(
-                    "An overridden compute_loss changes the loss by a factor, but all pieces of the micro-batch except "
-                    "the last have had their backward: override _compute_loss instead, or set micro_splitting=False."
+                    "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
+                    "pieces of the micro-batch except the last have had their backward: override _compute_loss "
+                    "instead, or set micro_splitting=False."
                 )
 
         surrogate.register_hook(check)
