@@ -14,6 +14,7 @@ from memprof.errors import UsageError
 __all__ = [
     "Undo",
     "attention_of",
+    "counts_padding",
     "decoder_layers",
     "is_mixture_of_experts",
     "mlp_of",
@@ -26,7 +27,16 @@ Undo = Callable[[], None]
 
 _LAYER_BASE = "GradientCheckpointingLayer"
 _WRAPPERS, _BEFORE = "_memprof_wrappers", "_memprof_forward"
+_COUNT_THE_MASK = ("opt",)
 _MLP_NAMES = ("mlp", "feed_forward", "ffn")
+
+
+def counts_padding(model: Any) -> bool:
+    """Whether a token's position, where none is given, is counted from the row's left edge, padding included.
+
+    So in all of transformers' causal LMs but OPT, whose learned positions count the attention mask's ones.
+    """
+    return bool(text_config(model).model_type not in _COUNT_THE_MASK)
 
 
 def text_config(model: Any) -> Any:

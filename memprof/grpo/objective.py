@@ -8,7 +8,7 @@ tensors its gradient is that of the loss with respect to each token's log-probab
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,22 @@ class Objective:
         with torch.enable_grad():
             loss = self.loss(*leaves)
             return loss.detach(), _gradient(loss, leaves)
+
+    def loss_and_all_gradients(
+        self, logps: torch.Tensor, entropies: torch.Tensor, backward: Callable[[torch.Tensor], None], scale: float
+    ) -> tuple[torch.Tensor, Gradient]:
+        """:meth:`loss_and_gradient` for a loss that may also depend on the parameters by ways of its own.
+
+        Those parts of the gradient go where ``backward(loss)`` puts them, the parameters' ``.grad``. ``scale`` is what
+        ``backward`` multiplies the loss by (fp16): what is returned is without it.
+        """
+        leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
+        with torch.enable_grad():
+            loss = self.loss(*leaves)
+        if loss.requires_grad:
+            backward(loss)
+        found = [None if leaf.grad is None else leaf.grad / scale for leaf in leaves]
+        return loss.detach(), (torch.zeros_like(logps) if found[0] is None else found[0], found[1])
 
     def gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> Gradient:
         """The gradient alone: nothing is logged, no other rank is asked, and nothing waits for the device.

@@ -110,7 +110,7 @@ class HostReference(torch.nn.Module):
                 return hidden
 
             with self._layers_do(note):
-                ids = row_inputs(inputs, piece, trainer._tokenizer.pad_token_id)
+                ids = row_inputs(inputs, piece, trainer._tokenizer.pad_token_id, counts_padding=trainer._counts_padding)
                 self.module.base_model(**ids, use_cache=False)
             states.append(first[0])
             calls.append(seen)

@@ -41,7 +41,7 @@ def scheme_of(trainer: Any, inputs: Mapping[str, Any], known_loss: bool) -> Sche
     if args.exact_two_pass == "always":
         return Scheme(TWO_PASS, "exact_two_pass='always'")
     if not known_loss:
-        return Scheme(TWO_PASS, "_compute_loss is overridden")
+        return Scheme(TWO_PASS, "_compute_loss or _get_per_token_logps_and_entropies is overridden")
     if trainer.loss_type not in _BY_SEQUENCE:
         return Scheme(TWO_PASS, f"loss_type={trainer.loss_type!r} is not known to separate")
     if trainer.top_entropy_quantile < 1.0:

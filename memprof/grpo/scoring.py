@@ -37,7 +37,7 @@ def score_piece(
         if packed:
             ids = packed_arguments([row_inputs(inputs, [row], 0)["input_ids"][0] for row in rows])
         else:
-            ids = row_inputs(inputs, rows, trainer._tokenizer.pad_token_id)
+            ids = row_inputs(inputs, rows, trainer._tokenizer.pad_token_id, counts_padding=trainer._counts_padding)
         found = model(**ids, lean=request)
         if packed:
             ids["memprof_segments"].check()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from memprof.errors import UsageError
 from memprof.grpo.groups import Piece, plan
 from memprof.grpo.head import RowGradient, Scored
 from memprof.grpo.objective import Gradient, Objective
@@ -33,6 +35,7 @@ class PiecewiseStep:
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
             self._pieces.append(Piece())
+        self._factors: list[float] = []
         self._logps, self._entropies = blank(inputs), blank(inputs)
         old = inputs.get("old_per_token_logps")
         if old is not None and scheme != TWO_PASS:
@@ -44,7 +47,7 @@ class PiecewiseStep:
         gradient, loss, states = None, None, []
         if self._scheme == TWO_PASS:
             states = self._first_pass()
-            loss, gradient = self._objective.loss_and_gradient(self._logps, self._entropies)
+            loss, gradient = self._whole_gradient()
         else:
             score_pieces(self._trainer, self._model, self._inputs, self._forward_only, self._logps, self._entropies)
         for number, piece in enumerate(self._pieces):
@@ -52,8 +55,8 @@ class PiecewiseStep:
                 _set_random_state(self._logps.device, states[number])
             if number + 1 < len(self._pieces):
                 with self._unsynchronised():
-                    self._backward(self._surrogate(piece, gradient))
-        last = self._surrogate(self._pieces[-1], gradient)
+                    self._backward(self._watched(self._surrogate(piece, gradient)))
+        last = self._watched(self._surrogate(self._pieces[-1], gradient))
         if loss is None:
             with torch.no_grad():
                 loss = self._objective.loss(self._logps, self._entropies)
@@ -70,6 +73,42 @@ class PiecewiseStep:
             states.append(_random_state(self._logps.device))
             score_pieces(self._trainer, self._model, self._inputs, [piece], self._logps, self._entropies)
         return states
+
+    def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
+        """The loss and its gradient with respect to every row's values.
+
+        A loss that is not TRL's may reach the parameters by another way too (a penalty on weights, a forward of its
+        own): that part has its backward here.
+        """
+        if self._trainer._loss_is_trls:
+            return self._objective.loss_and_gradient(self._logps, self._entropies)
+        scaler = self._trainer.accelerator.scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        with self._unsynchronised():
+            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, scale)
+
+    def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
+        """``surrogate``; where ``compute_loss`` is overridden, its backward refuses a factor that others did not have.
+
+        All pieces but the last have had their backward when an override gets the loss: a factor comes too late.
+        """
+        scaled_later = not getattr(self._trainer, "loss_is_scaled_for_ga", True)
+        if self._trainer._compute_loss_is_ours and not scaled_later:
+            return surrogate
+        if not surrogate.requires_grad or is_fake(surrogate):
+            return surrogate
+
+        def check(arriving: torch.Tensor) -> None:
+            self._factors.append(float(arriving))
+            if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
+                raise UsageError(
+                    "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
+                    "pieces of the micro-batch except the last have had their backward: override _compute_loss "
+                    "instead, or set micro_splitting=False."
+                )
+
+        surrogate.register_hook(check)
+        return surrogate
 
     def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
         """A scalar whose gradient is the piece's share of the loss's."""

@@ -38,7 +38,8 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
     if args.exact_two_pass == "never" and not known_loss:
         raise UsageError(
-            "An overridden _compute_loss takes a pass over all sequences first: set exact_two_pass='auto'."
+            "An overridden _compute_loss or _get_per_token_logps_and_entropies takes a pass over all sequences first: "
+            "set exact_two_pass='auto'."
         )
 
 

@@ -19,6 +19,7 @@ from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.defaults import checkpointing_of, tile_of
 from memprof.grpo.generation import sequences_together
 from memprof.grpo.head import Head, add_lean_head
+from memprof.grpo.layers import counts_padding
 from memprof.grpo.reference import HostReference, load_reference
 from memprof.grpo.schemes import scheme_of
 from memprof.grpo.scoring import score_without_graph
@@ -60,6 +61,7 @@ class LeanGRPOTrainer(GRPOTrainer):
             super().__init__(**chosen)
         base = self._base_model(self.model)
         add_lean_head(base)
+        self._counts_padding = counts_padding(base)
         self._lean_head = Head.of(base, self.temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens)
         self._whole_batch_reason = whole_batch_reason(self)
         if self._whole_batch_reason:
@@ -223,7 +225,17 @@ class LeanGRPOTrainer(GRPOTrainer):
 
     @property
     def _loss_is_trls(self) -> bool:
-        return type(self)._compute_loss is GRPOTrainer._compute_loss and "_compute_loss" not in vars(self)
+        """Whether the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced."""
+        own, logps = type(self), LeanGRPOTrainer._get_per_token_logps_and_entropies
+        return (
+            own._compute_loss is GRPOTrainer._compute_loss
+            and "_compute_loss" not in vars(self)
+            and own._get_per_token_logps_and_entropies is logps
+        )
+
+    @property
+    def _compute_loss_is_ours(self) -> bool:
+        return type(self).compute_loss is LeanGRPOTrainer.compute_loss
 
     def _base_model(self, model: Any) -> Any:
         """The causal LM inside accelerate's and PEFT's wrappers."""

@@ -62,11 +62,14 @@ def longest(rows: Sequence[Row]) -> int:
     return max((row.length for row in rows), default=0)
 
 
-def row_inputs(inputs: Mapping[str, Any], rows: Sequence[Row], pad_id: int) -> dict[str, torch.Tensor]:
+def row_inputs(
+    inputs: Mapping[str, Any], rows: Sequence[Row], pad_id: int, *, counts_padding: bool = True
+) -> dict[str, torch.Tensor]:
     """The model's inputs for ``rows`` alone, starting together, padded on the right to the longest of them.
 
     No attention mask: under a causal mask no token sees the padding after it. ``position_ids`` are those the tokens
-    had in TRL's batch, which counts from the left edge, padding included; they are left out where nothing was padded.
+    had in TRL's batch, which counts from the left edge, padding included; they are left out where nothing was padded,
+    and for a model that counts tokens by its attention mask (``counts_padding`` false).
     """
     prompt_ids, completion_ids = inputs["prompt_ids"], inputs["completion_ids"]
     width, start = longest(rows), prompt_ids.shape[1]
@@ -75,7 +78,7 @@ def row_inputs(inputs: Mapping[str, Any], rows: Sequence[Row], pad_id: int) -> d
         ids = torch.cat([prompt_ids[row.index, start - row.prompt :], completion_ids[row.index, : row.completion]])
         sequences.append(torch.nn.functional.pad(ids, (0, width - row.length), value=pad_id))
     made = {"input_ids": torch.stack(sequences)}
-    if any(row.offset for row in rows):
+    if counts_padding and any(row.offset for row in rows):
         offsets = torch.tensor([[row.offset] for row in rows], device=prompt_ids.device)
         made["position_ids"] = offsets + torch.arange(width, device=prompt_ids.device)
     return made

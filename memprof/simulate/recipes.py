@@ -39,7 +39,21 @@ def config_of(settings: Settings) -> dict[str, Any]:
         "generation_batch": settings.generation_batch,
         "checkpointing": settings.checkpointing,
         "weights": "as_given",
+        **_as_sharded(settings),
     }
+
+
+def _as_sharded(settings: Settings) -> dict[str, Any]:
+    """What the lean trainer chooses by itself once accelerate or transformers shards a run, which fakes do not tell it.
+
+    Its reference is then sharded on the devices, and under ZeRO-3 the step is TRL's own.
+    """
+    if settings.gpus == 1 or settings.sharding == "ddp":
+        return {}
+    chosen: dict[str, Any] = {"micro_splitting": settings.sharding != "zero3"}
+    if settings.beta != 0.0 and settings.lora_r is None:
+        chosen["reference"] = "device"
+    return chosen
 
 
 def apply_recipe(trainer: Any, settings: Settings) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, with_policies, worst
+from memprof.errors import UsageError
+from tests.grpo.trainers import VOCABULARY, batch, build, groups, loss_and_gradients, tiny_llama, with_policies, worst
 
 pytestmark = pytest.mark.trl
 
@@ -202,6 +203,89 @@ def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
     finally:
         for trainer in pair:
             del trainer._compute_loss
+
+
+def _penalty(own: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """Weights enter the loss by another way than the log-probabilities."""
+    loss: torch.Tensor = super(type(own), own)._compute_loss(model, inputs)
+    return loss + 0.01 * sum((p**2).sum() for p in model.parameters() if p.requires_grad)
+
+
+def _own_forward(own: Any, model: Any, inputs: Any) -> torch.Tensor:
+    ids = torch.arange(4, 12)[None]
+    loss: torch.Tensor = super(type(own), own)._compute_loss(model, inputs)
+    return loss + 0.1 * model(input_ids=ids, labels=ids).loss
+
+
+def _sharper(own: Any, *args: Any, **kwargs: Any) -> Any:
+    logps, *rest = super(type(own), own)._get_per_token_logps_and_entropies(*args, **kwargs)
+    return logps * 0.5, *rest
+
+
+def _from_logits(own: Any, model: Any, ids: Any, mask: Any, keep: int, *_: Any, **__: Any) -> Any:
+    logps = (model(input_ids=ids, attention_mask=mask).logits[:, -keep - 1 : -1] * 0.7).log_softmax(-1)
+    return logps.gather(-1, ids[:, -keep:, None])[..., 0], -(logps.exp() * logps).sum(-1), None
+
+
+def _plus(own: Any, model: Any, inputs: Any, *rest: Any, **more: Any) -> torch.Tensor:
+    loss: torch.Tensor = super(type(own), own).compute_loss(model, inputs, *rest, **more)
+    return loss + 0.01 * sum((p**2).sum() for p in model.parameters() if p.requires_grad)
+
+
+OVERRIDES = [
+    ("_compute_loss", _penalty),
+    ("_compute_loss", _own_forward),
+    ("_get_per_token_logps_and_entropies", _sharper),
+    ("_get_per_token_logps_and_entropies", _from_logits),
+    ("compute_loss", _plus),
+]
+
+
+def overridden(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:
+    """Both trainers become of a user's subclass."""
+    for trainer in pair:
+        monkeypatch.setattr(trainer, "__class__", type("Users", (type(trainer),), {name: method}))
+
+
+@pytest.mark.parametrize(("name", "method"), OVERRIDES, ids=lambda given: getattr(given, "__name__", given))
+def test_what_a_subclass_overrides_keeps_its_gradient(
+    pair: tuple[Any, Any], name: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a subclass's loss gets its gradient from, all of it arrives."""
+    theirs, ours = pair
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    overridden(pair, monkeypatch, name, method)
+    loss, gradients, _ = loss_and_gradients(theirs, inputs)
+    lean_loss, lean_gradients, _ = loss_and_gradients(ours, inputs)
+    assert lean_loss == pytest.approx(loss, rel=TOLERANCE)
+    assert worst(lean_gradients, gradients) <= TOLERANCE
+
+
+def test_a_loss_scaled_too_late_is_refused(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = with_policies(pair[0], batch(), beta=0.0)
+    overridden(pair, monkeypatch, "compute_loss", lambda own, *a, **k: super(type(own), own).compute_loss(*a, **k) * 2)
+    with pytest.raises(UsageError, match="override _compute_loss instead"):
+        loss_and_gradients(pair[1], inputs)
+
+
+def test_positions_that_count_real_tokens_only(tmp_path: Path) -> None:
+    """OPT's learned positions are counted from the attention mask, so padding must not move them."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 56, "num_hidden_layers": 2, "dropout": 0.0}
+    model = OPTForCausalLM(
+        OPTConfig(vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64, init_std=0.2,
+                  pad_token_id=1, eos_token_id=2, bos_token_id=3, **sizes)
+    )  # fmt: skip
+    theirs, ours = (build(kind, model, tmp_path) for kind in ("trl", "lean"))
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    loss, gradients, _ = loss_and_gradients(theirs, inputs)
+    lean_loss, lean_gradients, _ = loss_and_gradients(ours, inputs)
+    assert lean_loss == pytest.approx(loss, rel=TOLERANCE)
+    # A key's bias has no gradient: the softmax over keys does not see it.
+    names = [name for name in gradients if "k_proj.bias" not in name]
+    assert worst(*({name: found[name] for name in names} for found in (lean_gradients, gradients))) <= TOLERANCE
 
 
 SHARED: list[dict[str, Any]] = [

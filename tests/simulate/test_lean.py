@@ -47,6 +47,21 @@ def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]
     assert held[1] < 0.25 * held[0]
 
 
+def test_what_the_trainer_leaves_to_trl_where_a_run_is_sharded(settings_for: Callable[..., Any]) -> None:
+    """Sharded, the reference is on the devices; under ZeRO-3 the step is TRL's own, and holds what TRL's holds."""
+    same = settings_for(
+        dtype="bfloat16", generation="none", gpus=2, sharding="zero3", beta=0.04, gradient_checkpointing=False,
+        prompt_length=30, completion_length=200,
+    )  # fmt: skip
+    theirs, ours = _analysis(same), _analysis(same.with_(recipe="lean"))
+    for name in ("reference_model", "activations", "loss_logits"):
+        assert ours.own_peaks[name] == theirs.own_peaks[name] > 0, name
+    for sharding in ("fsdp2", "zero1", "zero2"):
+        told = config_of(same.with_(recipe="lean", sharding=sharding))
+        assert (told["reference"], told["micro_splitting"]) == ("device", True)
+    assert "reference" not in config_of(same.with_(recipe="lean", sharding="ddp"))
+
+
 @pytest.mark.parametrize("kind", ["none", "auto", "full", "selective", "offloaded"])
 def test_a_kind_of_checkpointing_is_the_trainers_own(kind: str) -> None:
     lean, trl = (Settings("m", recipe=recipe, gradient_checkpointing=kind) for recipe in ("lean", "trl"))
