@@ -68,7 +68,7 @@ def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.settings import Settings
 
-    with alike_once():
+    with alike_once(warmed_up=True):
         return simulate_settings(Settings(**settings), capacity=capacity, gpu=find_gpu(CARDS[card]), stacks=False)
 
 

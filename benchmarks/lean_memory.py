@@ -62,11 +62,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def alike_once() -> Iterator[None]:
+def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     """While open, TRL's micro-batches between the first and the last of an optimizer step are passed over.
 
-    They are like the last: gradients exist from the second on. ``tests/benchmarks/test_lean_flops.py`` holds that the
-    peaks are those of all of them.
+    They are like the last: gradients exist from the second on. ``warmed_up``: so is the first step, whose only lasting
+    traces are the optimizer's state and cuBLAS's workspaces: those are made from gradients of zero and by one product.
+    ``tests/benchmarks/test_lean_flops.py`` holds that the peaks are those of all of them, up to the ids of one batch.
     """
     import torch
     from trl import GRPOTrainer
@@ -77,8 +78,14 @@ def alike_once() -> Iterator[None]:
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         count = self.current_gradient_accumulation_steps
-        if self._step % count in (0, count - 1) or self._step % self.args.steps_per_generation == 0:
+        first = warmed_up and self.state.global_step == 0
+        if not first and (self._step % count in (0, count - 1) or self._step % self.args.steps_per_generation == 0):
             return step(self, model, inputs, num_items_in_batch)
+        if first:
+            (torch.ones(8, 8, requires_grad=True) @ torch.ones(8, 8)).sum().backward()
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
         self._step += 1
         return torch.zeros(())
 
@@ -86,12 +93,15 @@ def alike_once() -> Iterator[None]:
         yield
 
 
-def simulated(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def simulated(
+    case: Mapping[str, Any], lean: Mapping[str, Any] | None = None, *, warmed_up: bool = False
+) -> dict[str, Any]:
     """Bytes of one case: both peaks, each phase's, the host's memory; CPU seconds of simulating it.
 
     Args:
         case: :class:`memprof.simulate.settings.Settings`; ``on`` names the card that is simulated.
         lean: arguments of ``LeanGRPOConfig`` that no setting has.
+        warmed_up: see :func:`alike_once`.
     """
     from memprof import analyze
     from memprof.simulate.gpus import find_gpu
@@ -103,7 +113,7 @@ def simulated(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) ->
     settings = {name: value for name, value in case.items() if name != "on"}
     card = find_gpu(case["on"]) if "on" in case else None
     start = time.process_time()
-    with told(lean), alike_once():
+    with told(lean), alike_once(warmed_up=warmed_up):
         raw = simulate_settings(Settings(**settings), gpu=card, stacks=False)
     seconds = time.process_time() - start
     host = host_use(raw, 1).to_dict()
