@@ -71,7 +71,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     """While open, simulations are counted; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
     from memprof.grpo import fused_loss, groups, steps
-    from memprof.simulate import trl_recipe
+    from memprof.simulate import lean_patches, trl_recipe
     from memprof.simulate.fakes import patched
     from memprof.simulate.recorder import FakeRecorder
 
@@ -112,7 +112,12 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
                 yield
 
     with (
-        patched((FakeRecorder, "see", seen), (groups, "plan", planned), (trl_recipe, "trl_on_fakes", on_fakes)),
+        patched(
+            (FakeRecorder, "see", seen),
+            (groups, "plan", planned),
+            (trl_recipe, "trl_on_fakes", on_fakes),
+            (lean_patches, "alike_rounds", lambda recorder, rounds: iter(rounds)),  # which executes some only
+        ),
         told(lean),
     ):
         yield found

@@ -2,7 +2,8 @@
 
     python -m benchmarks.lean_memory [CASE ...] [--again] [--json benchmarks/results/cpu/lean_memory.json]
 
-Each case is one simulated run (half a minute to three minutes of CPU time); results that the file already has are kept.
+Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run the
+measured step is executed whole, but for micro-batches that are like those before them (:func:`alike_once`).
 Cases of groups A and C also have the FLOPs of training (``benchmarks.lean_flops``) and what of them is computed again.
 """
 
@@ -176,7 +177,7 @@ def main(names: tuple[str, ...], again: bool, path: Path) -> None:
     for name in names or CASES:
         case = CASES[name]
         if again or known.get(name, {}).get("settings") != case:
-            known[name] = simulated(case)
+            known[name] = simulated(case, warmed_up=True)
             known[name]["tokens"] = tokens(case)
             if name.startswith(("8B LoRA, 8 x 20480", "8B QLoRA, 8 x 20480", "7B")):
                 known[name] |= with_flops(case)

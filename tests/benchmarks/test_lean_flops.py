@@ -54,7 +54,7 @@ def closed(passes: float, attentions: float, heads: int) -> float:
 
 
 def test_pieces_that_are_not_executed_are_counted(model: str) -> None:
-    once = {"checkpointing": "none", "tiled_mlp": 0}
+    once = {"checkpointing": "none", "tiled_mlp": 0, "loss_chunk_tokens": 16}
     # Eight pieces, of which two are executed.
     found = training_flops(case(model, recipe="lean"), {**once, "max_tokens_per_piece": _PROMPT + _ANSWER})
     # Backward: two products a layer, five for attention's two; the head's gradient comes from its one forward.
