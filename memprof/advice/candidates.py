@@ -100,7 +100,7 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
                 toll=Toll.SLOWER,
                 changes={"gradient_checkpointing": "selective"},
             )
-    if now != "offloaded" and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
+    if now not in ("auto", "offloaded") and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
         yield Candidate(
             id="offloaded_checkpoints",
             action="Keep each layer's input in pinned host memory until backward needs it",

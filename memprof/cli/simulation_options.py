@@ -47,8 +47,9 @@ _OPTIONS = (
     click.option("--prompt-length", type=int, metavar="TOKENS"),
     click.option("--completion-length", type=int, metavar="TOKENS"),
     click.option(
-        "--gradient-checkpointing", is_flag=False, flag_value="full", metavar="[KIND]", callback=_keep,
-        help="full (also with no KIND), selective (attention's outputs are kept), offloaded (to the host) or none.",
+        "--gradient-checkpointing", is_flag=False, flag_value="auto", metavar="[KIND]", callback=_keep,
+        help="auto (also with no KIND: full, of lean by the sequences' length), full, selective (attention's outputs "
+        "are kept), offloaded (to the host) or none.",
     ),
     click.option(
         "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off, help="As KIND none.",

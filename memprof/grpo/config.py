@@ -72,15 +72,15 @@ class LeanGRPOConfig(GRPOConfig):
         metadata={
             "help": "'none'; 'full': keep each layer's input; 'selective': also keep attention's output; 'mlp': "
             "recompute all but attention; 'offloaded': full, inputs in pinned host memory. 'auto': transformers' own, "
-            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept); on CUDA 'offloaded' where "
-            "a completion of full length would keep 2 GiB or more."
+            "as gradient_checkpointing says (on, TRL's default: each layer's input is kept), with MLPs in tiles if "
+            "long; on CUDA 'offloaded' where a completion of full length would keep 2 GiB or more."
         },
     )
     tiled_mlp: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens that go through an MLP together. None: 4096 where completions can be longer and layers are "
-            "checkpointed. 0: the MLP is not tiled."
+            "help": "Tokens that go through an MLP together. None: under checkpointing='auto', where layers are "
+            "checkpointed and completions can be longer, 4096; else, and for 0, the MLP is not tiled."
         },
     )
     prefix_sharing: bool = field(

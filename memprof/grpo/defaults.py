@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.layers import decoder_layers, mlp_of, text_config
+from memprof.grpo.layers import decoder_layers, is_mixture_of_experts, mlp_of, text_config
 
 __all__ = ["OFFLOAD_FROM_BYTES", "TILE_TOKENS", "checkpointing_of", "device_kind", "tile_of"]
 
@@ -37,21 +37,23 @@ def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
 
 
 def tile_of(args: Any, model: Any) -> int | None:
-    """Tokens of an MLP's tile for ``args.tiled_mlp``: None there tiles what is longer than :data:`TILE_TOKENS`
-    where layers are checkpointed and their MLP can be tiled; 0 is off."""
+    """Tokens of an MLP's tile for ``args.tiled_mlp``; 0 there is off.
+
+    None tiles what is longer than :data:`TILE_TOKENS` under ``checkpointing="auto"``, where layers are checkpointed and
+    their MLP can be tiled. A kind of checkpointing that is named is that and no more.
+    """
     if args.tiled_mlp is not None:
         return int(args.tiled_mlp) or None
-    recomputed = args.gradient_checkpointing or args.checkpointing in ("full", "offloaded", "mlp")
+    recomputed = args.checkpointing == "auto" and args.gradient_checkpointing
     longer = (args.max_completion_length or 0) > TILE_TOKENS
     return TILE_TOKENS if recomputed and longer and _can_tile(model) else None
 
 
 def _boundary_bytes(args: Any, model: Any) -> int:
     config = text_config(model)
-    itemsize = torch.empty((), dtype=model.dtype).element_size()
+    itemsize = model.dtype.itemsize
     return int(config.num_hidden_layers * (args.max_completion_length or 0) * config.hidden_size * itemsize)
 
 
 def _can_tile(model: Any) -> bool:
-    networks = [mlp_of(layer) for layer in decoder_layers(model)]
-    return not any(hasattr(network, name) for network in networks for name in ("experts", "router", "gate"))
+    return not any(is_mixture_of_experts(mlp_of(layer)) for layer in decoder_layers(model))

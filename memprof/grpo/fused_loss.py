@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memprof.grpo.fused_tiles import Passes, Transform, passes_for
+from memprof.grpo.split import parts_of
 
 __all__ = ["DEFAULT_TILE_BYTES", "GradFn", "LinearLogprobs", "chunk_size", "fused_linear_logprobs"]
 
@@ -221,8 +222,7 @@ def _tiles(
     """Each chunk's rows, its product with the head in one reused buffer, and its hidden states."""
     n, vocabulary = hidden.shape[0], weight.shape[0]
     buffer = torch.empty((min(plan.chunk, n), vocabulary), dtype=plan.dtype, device=hidden.device)
-    for start in range(0, n, plan.chunk):
-        rows = slice(start, min(start + plan.chunk, n))
+    for rows in parts_of(n, plan.chunk):
         h = hidden[rows].to(plan.dtype)
         tile = buffer[: rows.stop - rows.start]
         for part, w in _head_parts(weight, plan.dtype):

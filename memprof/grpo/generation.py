@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["cache_bytes", "decode_bytes", "sequences_together"]
+from memprof.grpo.defaults import device_kind
+
+__all__ = ["cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
 
 #: Share of the memory that is free which generation plans with: the rest is for fragmentation and activations.
 _SHARE = 0.85
 # Copies of one position's logits alive in a decode step: the model's, fp32's, sorted ones and probabilities.
 _LOGITS_COPIES = 6
+# Tensors of a layer alive at its highest while a prompt goes through it: of the model's width, and of the MLP's inner
+# one, without adapters and with (whose own are fp32 beside a bf16 model).
+_WIDE, _INNER = (6, 10), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
@@ -37,6 +42,19 @@ def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
     return int(cache + cache // text.num_hidden_layers + _LOGITS_COPIES * 4 * text.vocab_size)
 
 
+def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
+    """What a prompt of ``tokens`` costs while it goes through the model: its cache and one layer's tensors.
+
+    Returns what each sequence adds, and what all share: with the MLP in tiles of ``tile`` tokens, one tile's.
+    """
+    text = config.get_text_config()
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    inner = max(inner) if isinstance(inner, (list, tuple)) else inner
+    network = _INNER[adapters] * inner * itemsize
+    each = cache_bytes(config, tokens, itemsize) + tokens * _WIDE[adapters] * text.hidden_size * itemsize
+    return (each + tokens * network, 0) if tile is None else (each, tile * network)
+
+
 def sequences_together(trainer: Any, prompt_ids: Sequence[Sequence[int]]) -> int:
     """Sequences to generate at once.
 
@@ -46,12 +64,16 @@ def sequences_together(trainer: Any, prompt_ids: Sequence[Sequence[int]]) -> int
     if trainer.args.generation_batch is not None:
         return min(count, int(trainer.args.generation_batch))
     device = trainer.accelerator.device
-    if device.type != "cuda" or trainer.args.generation_cache == "offloaded":
+    if device_kind(device) != "cuda" or trainer.args.generation_cache == "offloaded":
         return count
-    tokens = max(map(len, prompt_ids), default=0) + trainer.max_completion_length
+    prompt = max(map(len, prompt_ids), default=0)
     model = trainer._base_model(trainer.model)
-    each = decode_bytes(model.config, tokens, torch.empty((), dtype=model.dtype).element_size())
-    return max(1, min(count, int(_SHARE * _free_bytes(device)) // each))
+    size = model.dtype.itemsize
+    adapters = hasattr(trainer.model, "peft_config")
+    prefill, shared = prompt_bytes(model.config, prompt, size, adapters=adapters, tile=trainer._tile)
+    decode = decode_bytes(model.config, prompt + trainer.max_completion_length, size)
+    room = int(_SHARE * _free_bytes(device))
+    return max(1, min(count, room // decode, (room - shared) // prefill))
 
 
 def _free_bytes(device: torch.device) -> int:

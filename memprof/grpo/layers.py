@@ -11,7 +11,15 @@ from torch import nn
 
 from memprof.errors import UsageError
 
-__all__ = ["Undo", "attention_of", "decoder_layers", "mlp_of", "replace_forward", "text_config"]
+__all__ = [
+    "Undo",
+    "attention_of",
+    "decoder_layers",
+    "is_mixture_of_experts",
+    "mlp_of",
+    "replace_forward",
+    "text_config",
+]
 
 #: Takes back what a function did to a model.
 Undo = Callable[[], None]
@@ -69,6 +77,11 @@ def mlp_of(layer: nn.Module) -> nn.Module:
         if isinstance(child, nn.Module):
             return child
     raise UsageError(f"{type(layer).__name__} has no {', '.join(_MLP_NAMES)}: its feed-forward network was not found.")
+
+
+def is_mixture_of_experts(network: nn.Module) -> bool:
+    """Whether a layer's feed-forward network sends each token to some of several networks."""
+    return any(hasattr(network, name) for name in ("experts", "router", "gate"))
 
 
 def replace_forward(module: nn.Module, wrapper: Callable[..., Any], *, innermost: bool = False) -> Undo:

@@ -25,7 +25,7 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.grpo.prefix import SharedPrefix
 
-__all__ = ["Segments", "attention_kernel", "install_segment_attention", "segment_refusal"]
+__all__ = ["Segments", "attention_kernel", "gpu_kernel", "install_segment_attention", "segment_refusal"]
 
 _ATEN = torch.ops.aten
 #: attention implementations of transformers in whose place segments run
@@ -229,6 +229,11 @@ def attention_kernel(query: torch.Tensor) -> AttentionKernel:
     """The kernel for ``query``'s device, dtype and width."""
     if query.device.type == "cpu":
         return AttentionKernel(_cpu_forward, _cpu_backward)
+    return gpu_kernel(query)
+
+
+def gpu_kernel(query: torch.Tensor) -> AttentionKernel:
+    """The kernel for ``query``'s dtype and width on a GPU."""
     if query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= 256:
         return AttentionKernel(_flash_forward, _flash_backward)
     return AttentionKernel(_efficient_forward, _efficient_backward)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memprof.grpo.trim import Row
 
-__all__ = ["DEFAULT_PIECE_TOKENS", "pieces_of"]
+__all__ = ["DEFAULT_PIECE_TOKENS", "parts_of", "pieces_of"]
 
 #: Rows shorter than this share a piece where nothing else is said: below it a GPU is not kept busy, and the
 #: activations of so few tokens are small beside any model's weights.
 DEFAULT_PIECE_TOKENS = 2048
+
+
+def parts_of(total: int, size: int) -> Iterable[slice]:
+    """Parts of at most ``size`` of ``total`` tokens, one after the other: only the last may be shorter."""
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def pieces_of(rows: Sequence[Row], max_tokens: int | None = None) -> list[list[Row]]:

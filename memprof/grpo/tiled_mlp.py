@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memprof.errors import UsageError
-from memprof.grpo.layers import Undo, decoder_layers, mlp_of, replace_forward
+from memprof.grpo.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
+from memprof.grpo.split import parts_of
 
 __all__ = ["apply_tiled_mlp", "tiled_mlp"]
 
@@ -34,7 +35,7 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
         raise UsageError(f"tiled_mlp is a number of tokens, at least 1: got {tile_tokens}.")
     networks = [mlp_of(layer) for layer in decoder_layers(model)]
     for network in networks:
-        if any(hasattr(network, name) for name in ("experts", "router", "gate")):
+        if is_mixture_of_experts(network):
             raise UsageError(f"tiled_mlp: {type(network).__name__} is a mixture of experts, which is not tiled.")
     # Inside a checkpoint of the network: outside, each tile would be checkpointed again.
     undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens), innermost=True) for network in networks]
@@ -68,11 +69,11 @@ def _tiled(module: nn.Module, inner: Any, x: torch.Tensor, *, _tile: int) -> tor
 
 def _forward(inner: Any, tokens: torch.Tensor, tile: int) -> torch.Tensor:
     out: torch.Tensor | None = None
-    for start in range(0, tokens.shape[0], tile):
-        part = inner(tokens[start : start + tile])
+    for rows in parts_of(tokens.shape[0], tile):
+        part = inner(tokens[rows])
         if out is None:
             out = part.new_empty(tokens.shape[0], part.shape[-1])
-        out[start : start + tile] = part
+        out[rows] = part
     assert out is not None
     return out
 
@@ -153,8 +154,7 @@ class _TiledMLP(torch.autograd.Function):
         dtokens = torch.empty_like(tokens) if wants else None
         sums: list[torch.Tensor | None] = [None] * len(ctx.parameters)
         with run.same_numbers(), run.as_then():
-            for start in range(0, tokens.shape[0], run.tile):
-                rows = slice(start, min(start + run.tile, tokens.shape[0]))
+            for rows in parts_of(tokens.shape[0], run.tile):
                 _backward_tile(run, ctx.parameters, tokens[rows], dout[rows], dtokens, rows, sums)
         grads = (None if s is None else s.to(p.dtype) for s, p in zip(sums, ctx.parameters, strict=True))
         return (dtokens, None, None, *grads)

@@ -66,6 +66,7 @@ class LeanGRPOTrainer(GRPOTrainer):
             self._say(f"TRL's own step is used: {self._whole_batch_reason}.", logging.WARNING)
         self._place_reference(place, why_device, chosen.get("quantization_config"))
         self._techniques: list[Any] = []
+        self._tile: int | None = None
         if lean.memory_budget is not None:
             keep_within_budget(self)
         self._apply_techniques(base)
@@ -75,6 +76,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         while self._techniques:
             self._techniques.pop()()
         kind, tile = checkpointing_of(self.args, base, self.accelerator.device), tile_of(self.args, base)
+        self._tile = tile
         if kind != "auto":
             # transformers would checkpoint whole layers once more when training starts.
             self.args.gradient_checkpointing = self.args.activation_checkpointing = False

@@ -41,7 +41,7 @@ def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]
     rows: list[tuple[Method, Settings]] = []
     seen: set[str] = set()
     for method in METHODS:
-        against = [n for n, v in method.settings.items() if n in fixed and n not in _REFINED and getattr(base, n) != v]
+        against = [n for n, v in method.settings.items() if n in fixed and n not in _REFINED and _differ(base, n, v)]
         if against or ("lora_r" in fixed and base.lora_r is not None and "lora_r" not in method.settings):
             continue
         changes = {name: value for name, value in method.settings.items() if name not in fixed}
@@ -51,6 +51,12 @@ def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]
             seen.add(key)
             rows.append((method, settings))
     return rows
+
+
+def _differ(base: Settings, name: str, value: Any) -> bool:
+    given = getattr(base, name)
+    # A method says whether layers are checkpointed; which kind refines it.
+    return bool(given != value if name != "gradient_checkpointing" else bool(given) != value)
 
 
 # A value of these refines a method instead of choosing one.

@@ -106,7 +106,7 @@ def as_python(row: Row) -> str:
             targets = "all-linear"
         rank = row.settings.lora_r
         lines.append(f"peft_config = LoraConfig(r={rank}, lora_alpha={2 * rank}, target_modules={targets!r})")
-    if row.settings.checkpointing in ("selective", "offloaded"):
+    if row.settings.recipe != "lean" and row.settings.checkpointing in ("selective", "offloaded"):
         lines.append(f"# {row.settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if row.settings.load_in_4bit:
         lines.append("quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")

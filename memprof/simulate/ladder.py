@@ -140,6 +140,8 @@ def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] 
         raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
     if any(name in find_config(base.model) for name in _EXPERTS):
         fixed = {*fixed, "tiled_mlp"}  # which refuses a mixture of experts
+    if base.checkpointing == "auto":  # leaves the kind open
+        fixed = set(fixed) - {"gradient_checkpointing"}
     return _Search(base, budget_bytes, run, fixed).found()
 
 

@@ -39,6 +39,11 @@ class FakeOwnerBook(OwnerBook):
                 self._claimed[storage._cdata] = weakref.ref(storage)
                 self.claim_address(address, category, detail, name)
 
+    @property
+    def claims(self) -> int:
+        """How many there were so far."""
+        return len(self._rows)
+
     def category_of(self, parameter: torch.Tensor) -> Category:
         """What a sharded parameter is; a weight if nobody said."""
         return self._category_of.get(id(parameter), Category.WEIGHTS)

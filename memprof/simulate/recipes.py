@@ -36,7 +36,7 @@ def config_of(settings: Settings) -> dict[str, Any]:
         "tiled_mlp": settings.tiled_mlp,
         "prefix_sharing": settings.prefix_sharing,
         "generation_batch": settings.generation_batch,
-        "checkpointing": "auto" if settings.checkpointing == "full" else settings.checkpointing,
+        "checkpointing": settings.checkpointing,
         "weights": "as_given",
     }
 

@@ -27,6 +27,7 @@ from memprof.simulate.hidden import hidden_bytes
 from memprof.simulate.host import HostPool
 from memprof.simulate.owners import FakeOwnerBook
 from memprof.simulate.plain_heap import PlainHeap
+from memprof.simulate.repeats import Noted
 from memprof.vocabulary import Category, History, Kind, Phase
 
 __all__ = ["FakeRecorder"]
@@ -106,6 +107,8 @@ class FakeRecorder:
         self.paused = 0
         self.host = HostPool()
         self._on_host = 0
+        self._noted: Noted | None = None
+        self._claims = 0
 
     # -- recorder ----------------------------------------------------------------------------------------------
 
@@ -256,16 +259,38 @@ class FakeRecorder:
         self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
 
     def release(self, address: int) -> None:
-        """Give back what :meth:`hold` took."""
+        """Give back what :meth:`hold` or :meth:`take` took."""
         self._captured, self._tag = None, ""
         self._origin.pop(address, None)
         self.allocator.free(address)
+        if self._noted is not None:
+            self._noted.freed(address)
+
+    def note(self) -> Noted | None:
+        """From now on what is taken and given back is noted as well; None where it is already."""
+        if self._noted is not None:
+            return None
+        self._noted = Noted()
+        self._claims = self.owners.claims if self.owners is not None else 0
+        return self._noted
+
+    def end_note(self, noted: Noted) -> None:
+        """What follows is not noted."""
+        self._noted = None
+        if self.owners is not None and self.owners.claims != self._claims:
+            noted.only_device = False
+
+    def watch_at(self, address: int) -> Any:
+        """What stands for the storage at ``address``: its ``address`` may be changed. None if there is none."""
+        return next((watch for watch in self._live.values() if watch.address == address), None)
 
     def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()
         if not nbytes or self.paused:
             return
         if self._on_host:
+            if self._noted is not None:
+                self._noted.only_device = False
             self.host.malloc(nbytes)
             self._remember(storage, _HOST, nbytes, 0)
             return
@@ -276,8 +301,16 @@ class FakeRecorder:
         captured = self._capture() if self._capture is not None else None
         running = self.scope.innermost
         born = Born(0, 0, nbytes, None, self._tags, self._region(running is not None), running, shape, dtype, func)
-        self._captured, self._tag = captured, self._tag_writer.write(born)
         stream = self.stream_of() if self.stream_of is not None else 0
+        return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
+
+    def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
+        """Memory asked for by this stack and under this tag; its address.
+
+        Raises:
+            OutOfMemory: the simulated device is full.
+        """
+        self._captured, self._tag = captured, tag
         try:
             address, _ = self.allocator.malloc(nbytes, stream)
         except OutOfMemory as error:
@@ -298,7 +331,9 @@ class FakeRecorder:
                 max(window[2], heap.active),
                 max(window[3], heap.requested),
             )
-        return address, stream
+        if self._noted is not None:
+            self._noted.born(address, nbytes, stream, captured, tag)
+        return address
 
     def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
         watch = _Watch(storage, self._died)
@@ -315,6 +350,8 @@ class FakeRecorder:
 
     def _give_back(self, watch: _Watch) -> None:
         if watch.address == _HOST:
+            if self._noted is not None:
+                self._noted.only_device = False
             self.host.free(watch.nbytes)
         elif watch.address != _ELSEWHERE:
             self.release(watch.address)

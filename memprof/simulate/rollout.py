@@ -11,6 +11,7 @@ import torch
 
 from memprof.simulate.caches import filled_cache, shapes_of
 from memprof.simulate.engines import ColocatedEngine
+from memprof.simulate.lean_patches import together
 from memprof.simulate.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
-            _generate(self, min(len(prompt_ids), settings.generation_batch or len(prompt_ids)), settings)
+            size = together(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
+            _generate(self, size, settings)
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None

@@ -133,7 +133,8 @@ def simulate_settings(
         InputError: the model cannot be found, or its code needs real values.
         UsageError: options that cannot be satisfied.
     """
-    import transformers.masking_utils  # noqa: F401  (loaded before the fake world opens: it makes constants)
+    import peft  # noqa: F401  (loaded, as the next, before the fake world opens: they make constants)
+    import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
     from memprof.simulate.models import load_config

@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "recipe": ("trl", "trl-full-logits", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
-    "gradient_checkpointing": ("none", "full", "selective", "offloaded"),
+    "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),
     "cache_implementation": ("dynamic", "static", "quantized"),
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
 }
@@ -51,7 +51,8 @@ class Settings:
 
     ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
     a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
-    False (``none``), True (``full``), ``selective`` or ``offloaded``. ``host_memory`` is a node's, such as ``256GB``.
+    False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's True is ``auto``, its default,
+    and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
 
@@ -100,8 +101,7 @@ class Settings:
     gpu: str | None = None
 
     def __post_init__(self) -> None:
-        kind = self.gradient_checkpointing
-        object.__setattr__(self, "gradient_checkpointing", {"none": False, "full": True}.get(str(kind), kind))
+        object.__setattr__(self, "gradient_checkpointing", self._one_name_a_kind())
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
@@ -113,6 +113,14 @@ class Settings:
         self._check_generation()
         self._check_lean()
         self._check_together()
+
+    def _one_name_a_kind(self) -> bool | str:
+        kind = self.gradient_checkpointing
+        if kind == "none":
+            return False
+        if self.recipe == "lean":
+            return "auto" if kind is True else kind
+        return True if kind in ("auto", "full") else kind
 
     def _check_lean(self) -> None:
         for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
@@ -215,7 +223,7 @@ class Settings:
 
     @property
     def checkpointing(self) -> str:
-        """``none``, ``full``, ``selective`` or ``offloaded``."""
+        """``none``, ``full``, ``selective`` or ``offloaded``; of the lean trainer also ``auto``."""
         kind = self.gradient_checkpointing
         return kind if isinstance(kind, str) else "full" if kind else "none"
 

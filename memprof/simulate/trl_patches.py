@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memprof.simulate.fakes import patched
+from memprof.simulate.lean_patches import lean_on_cuda, reference_of
 from memprof.simulate.models import build_model
 from memprof.simulate.rollout import counted, unfinished
 from memprof.simulate.settings import Settings
-from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.simulate.session import FakeSession
 
 __all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
-
-
-# Of the pieces a micro-batch is cut into, those executed.
-_PIECES = 2
 
 
 @contextlib.contextmanager
@@ -63,77 +59,11 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
                 kernels.triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
                 stack.callback(delattr, kernels, "triton")
             stack.enter_context(_foreach_as_on_cuda())
-            if settings.recipe == "lean":
-                stack.enter_context(patched(*_lean_on_cuda()))
-                stack.enter_context(patched(*_reference_on_host(reference, session)))
+        if settings.recipe == "lean":
+            on_cuda = settings.device == "cuda"
+            stack.enter_context(patched(*reference_of(reference, session if on_cuda else None)))
+            stack.enter_context(patched(*(lean_on_cuda(session) if on_cuda else ())))
         yield
-
-
-def _reference_on_host(load: Any, session: FakeSession | None) -> list[tuple[Any, str, Any]]:
-    """The lean trainer's reference policy: its weights are the host's, and what passes over the device is counted."""
-    from trl.trainer.utils import add_fused_lm_head
-
-    import memprof.grpo.trainer as lean
-    from memprof.grpo.head import add_lean_head
-    from memprof.grpo.reference import HostReference
-
-    passes_over = HostReference._here
-
-    @contextlib.contextmanager
-    def here(self: Any, tensors: Any) -> Iterator[None]:
-        tensors = list(tensors)
-        with passes_over(self, tensors):
-            if session is not None:
-                for tensor in tensors:
-                    session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)
-            yield
-
-    def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
-        if session is not None:
-            session.fake_recorder.paused += 1
-        model = load()
-        if session is not None:
-            session.fake_recorder.paused -= 1
-            session.host_bytes += sum(p.numel() * p.element_size() for p in model.parameters())
-            for tensor in (*model.parameters(), *model.buffers()):
-                session.fake_recorder.disown(tensor)
-        add_fused_lm_head(model, temperature=args.temperature)
-        add_lean_head(model)
-        return model.eval().requires_grad_(False)
-
-    return [(lean, "load_reference", load_reference), (HostReference, "_here", here)]
-
-
-def _lean_on_cuda() -> list[tuple[Any, str, Any]]:
-    """The lean trainer as it runs on a GPU: Triton's passes, long sequences' defaults, pinned host memory."""
-    import torch
-
-    from memprof.grpo import defaults, fused_loss, groups, offload, scoring, segment_attention, steps
-    from memprof.grpo.fused_tiles import shape_passes
-
-    def pinned(n_bytes: int, pin: bool) -> Any:
-        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def few(*given: Any) -> Any:
-        """Pieces are alike here, and from the second on gradients are there: the rest would only repeat it."""
-        pieces = plan(*given)
-        return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
-
-    def kernel(query: Any) -> Any:
-        half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= 256
-        name = "flash" if half else "efficient"
-        forward, backward = (getattr(segment_attention, f"_{name}_{way}") for way in ("forward", "backward"))
-        return segment_attention.AttentionKernel(forward, backward)
-
-    plan = groups.plan
-    return [
-        (fused_loss, "passes_for", lambda device: shape_passes()),
-        (defaults, "device_kind", lambda device: "cuda"),
-        (offload, "_host_memory", pinned),
-        (segment_attention, "attention_kernel", kernel),
-        (steps, "plan", few),
-        (scoring, "plan", few),
-    ]
 
 
 @contextlib.contextmanager

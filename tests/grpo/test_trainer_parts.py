@@ -112,16 +112,71 @@ def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.Mo
         accelerator=SimpleNamespace(device=torch.device("cuda")),
         model=model,
         max_completion_length=20,
+        _tile=None,
         _base_model=lambda model: model,
     )
     prompts = [[5] * 10] * 8
-    each = generation.decode_bytes(model.config, 30, 4)
-    assert each > cache_bytes(model.config, 30, 4)
+    decode = generation.decode_bytes(model.config, 30, 4)
+    prompt, _ = generation.prompt_bytes(model.config, 10, 4, adapters=False, tile=None)
+    each = max(decode, prompt)
+    assert min(decode - cache_bytes(model.config, 30, 4), prompt - cache_bytes(model.config, 10, 4)) > 0
     for free, expected in ((100 * each, 8), (4.8 * each, 4), (0.1 * each, 1)):
         monkeypatch.setattr(generation, "_free_bytes", lambda device, free=free: free)
         assert generation.sequences_together(trainer, prompts) == expected
     trainer.args.generation_batch = 3
     assert generation.sequences_together(trainer, prompts) == 3
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("tile", [None, 128])
+def test_prompts_hold_what_is_planned_for(adapters: bool, tile: int | None) -> None:
+    """On fake tensors and CUDA's kernels, of which each further sequence holds as much as the one before."""
+    from peft import LoraConfig, get_peft_model
+
+    from memprof.grpo.generation import prompt_bytes
+    from memprof.grpo.tiled_mlp import apply_tiled_mlp
+    from memprof.simulate.models import build_model
+    from memprof.simulate.run import simulate
+
+    config = tiny_llama(hidden_size=64, intermediate_size=224, num_hidden_layers=3).config
+    held: dict[int, int] = {}
+
+    def prefill(session: Any) -> None:
+        model = build_model(config, "bfloat16", attention="sdpa")
+        if adapters:
+            model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+        if tile:
+            apply_tiled_mlp(model, tile)
+        for count in (1, 1, 2, 4):  # the first takes cuBLAS's workspace
+            before = session.fake_recorder.allocated
+            session.fake_recorder.open_window()
+            with torch.no_grad():
+                model.eval()(torch.zeros(count, 4096, dtype=torch.long), use_cache=True, logits_to_keep=1)
+            held[count] = session.fake_recorder.close_window().allocated_peak - before
+
+    simulate(prefill)
+    each, shared = prompt_bytes(config, 4096, 2, adapters=adapters, tile=tile)
+    assert 0.6 * each < held[2] - held[1] <= each
+    assert held[4] <= 4 * each + shared + 2**21
+
+
+def test_tiles_come_with_automatic_checkpointing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from memprof.grpo.defaults import TILE_TOKENS, tile_of
+
+    def tile(kind: str, tiled: int | None = None, on: bool = True, length: int = TILE_TOKENS + 1) -> int | None:
+        given = {"tiled_mlp": tiled, "checkpointing": kind, "gradient_checkpointing": on}
+        return tile_of(SimpleNamespace(**given, max_completion_length=length), model)
+
+    model = tiny_llama()
+    assert tile("auto") == TILE_TOKENS
+    assert tile("auto", on=False) is None
+    assert tile("auto", length=TILE_TOKENS) is None
+    assert [tile(kind) for kind in ("none", "mlp", "selective", "full", "offloaded")] == [None] * 5
+    assert [tile("full", 64), tile("auto", 64), tile("auto", 0)] == [64, 64, None]
+    model.model.layers[1].mlp.router = torch.nn.Linear(4, 4)
+    assert tile("auto") is None
 
 
 def test_rounding_is_right_on_average() -> None:

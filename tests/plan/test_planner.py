@@ -115,6 +115,18 @@ def test_methods_are_distinct() -> None:
     assert len({repr(settings) for _, settings in rows}) == len(rows)
 
 
+@pytest.mark.parametrize("recipe", ["trl", "lean"])
+@pytest.mark.parametrize("kind", [True, "full", "selective"])
+def test_a_kind_of_checkpointing_refines_the_methods_that_have_one(recipe: str, kind: Any) -> None:
+    rows = methods_for(_base(recipe=recipe, gradient_checkpointing=kind), {"gradient_checkpointing"})
+    names = {m.name for m in METHODS if m.settings["gradient_checkpointing"]}
+    # Under the lean recipe "LoRA + checkpointing" is the lean trainer's.
+    assert {method.name for method, _ in rows} == names - ({"LoRA, lean trainer"} if recipe == "lean" else set())
+    assert all(s.checkpointing in (kind, "full", "auto") for _, s in rows)
+    if kind == "selective":
+        assert {s.checkpointing for _, s in rows} == {"selective"}
+
+
 def test_values_are_varied(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 16]))
     assert [row.settings.num_generations for row in plan.rows] == [2, 4, 16]
@@ -138,8 +150,14 @@ def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
 
 def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None:
     row = next(row for row in make_plan(_base(), "24GB").rows if row.settings.recipe == "lean")
+    for kind in ("auto", "full", "none", "selective"):
+        plain = replace(row, settings=row.settings.with_(gradient_checkpointing=kind))
+        names: dict[str, Any] = {"LeanGRPOConfig": dict, "LoraConfig": dict}
+        exec(as_python(plain), names)
+        assert names["args"]["checkpointing"] == kind  # what was simulated, by the trainer's own name
+        assert "wrap the model" not in as_python(plain)
+    assert row.settings.checkpointing == "auto"
     row = replace(row, settings=row.settings.with_(tiled_mlp=2048, gradient_checkpointing="offloaded"))
-    names: dict[str, Any] = {"LeanGRPOConfig": dict, "LoraConfig": dict}
     exec(as_python(row), names)
     assert names["args"]["checkpointing"] == "offloaded"
     assert names["args"]["tiled_mlp"] == 2048

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from memprof.errors import DoesNotFit, UsageError
 from memprof.simulate.catalogue import find_config
 from memprof.simulate.fit import MARGIN
 from memprof.simulate.ladder import CHOSEN, choose, cost_of, ladder, sentences
+from memprof.simulate.recipes import config_of
 from memprof.simulate.settings import Settings
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
 from tests.simulate.test_closed_forms import L as LAYERS
@@ -45,6 +47,16 @@ def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]
     assert held[1] < 0.25 * held[0]
 
 
+@pytest.mark.parametrize("kind", ["none", "auto", "full", "selective", "offloaded"])
+def test_a_kind_of_checkpointing_is_the_trainers_own(kind: str) -> None:
+    lean, trl = (Settings("m", recipe=recipe, gradient_checkpointing=kind) for recipe in ("lean", "trl"))
+    assert config_of(lean)["checkpointing"] == lean.checkpointing == kind
+    assert trl.checkpointing == ("full" if kind == "auto" else kind)
+    assert Settings("m", recipe="lean").checkpointing == "auto"
+    assert lean.with_(beta=0.1).checkpointing == kind
+    assert Settings(**{**lean.to_dict(), "lora_target_modules": ("all-linear",)}) == lean
+
+
 @pytest.mark.parametrize(
     "given", [{"max_tokens_per_piece": 9}, {"tiled_mlp": 9}, {"generation_batch": 1}, {"prefix_sharing": True}]
 )
@@ -61,6 +73,113 @@ def test_a_reference_stays_in_host_memory(settings_for: Callable[..., Any]) -> N
     assert 0 < ours.own_peaks["reference_model"] < weights  # a layer, or what is around the layers, at a time
     last = [breakdown for breakdown in ours.phases if breakdown.phase == "backward"][-1]
     assert last.categories["reference_model"] == 0
+
+
+def test_a_named_kind_of_checkpointing_is_that_and_no_more(
+    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``full`` keeps the layers' inputs on the device; ``auto`` sends long sequences' away and tiles their MLPs."""
+    from memprof.grpo import defaults
+    from memprof.simulate.fit import evaluate
+
+    monkeypatch.setattr(defaults, "OFFLOAD_FROM_BYTES", 0)
+    monkeypatch.setattr(defaults, "TILE_TOKENS", 8)
+    same = settings_for(dtype="bfloat16", generation="none", lora_r=R, recipe="lean", completion_length=200)
+    pinned, tiles = {}, {}
+    for kind in ("full", "auto"):
+        outcome = evaluate(same.with_(gradient_checkpointing=kind), None)
+        pinned[kind] = outcome.raw["memprof"]["host"]["pinned_bytes"]
+        stacks = (frame["name"] for event in outcome.raw["device_traces"][0] for frame in event["frames"])
+        tiles[kind] = "_backward_tile" in stacks
+    assert {kind for kind, held in pinned.items() if held} == {"auto"}
+    assert {kind for kind, tiled in tiles.items() if tiled} == {"auto"}
+
+
+def test_as_many_generate_together_as_the_card_has_room_for(
+    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's own rule, asked with what is free on the simulated card; without a card all."""
+    from transformers import AutoConfig
+
+    from memprof.grpo.generation import decode_bytes
+    from memprof.simulate import lean_patches
+    from memprof.simulate.gpus import Gpu, workspace_bytes
+    from memprof.simulate.run import simulate_settings
+
+    settings = settings_for(
+        dtype="bfloat16", lora_r=R, recipe="lean", prompt_length=8, completion_length=240, num_generations=8,
+        per_device_train_batch_size=8,
+    )  # fmt: skip
+    free: list[int] = []
+    asked = lean_patches._free_bytes
+    monkeypatch.setattr(lean_patches, "_free_bytes", lambda session: free.append(asked(session)) or free[-1])
+    whole = simulate_settings(settings, stacks=False)
+    assert set(free) == {lean_patches._UNKNOWN}
+    assert not any("generation_batch" in note for note in whole["memprof"]["notes"])
+    each = decode_bytes(AutoConfig.from_pretrained(settings.model), settings.sequence_length, 2)
+    card = Gpu("a card", 0, (8, 0), CONTEXT)
+    held = 2 * PARAMETERS + ROPE + 12 * LORA + 2 * workspace_bytes(card)  # with AdamW's moments
+    card = replace(card, total_bytes=held + int(3.5 * each / 0.85) + CONTEXT)
+    free.clear()
+    some = simulate_settings(settings, gpu=card, stacks=False)
+    assert len(free) >= 2
+    assert free[0] - free[-1] >= 8 * LORA  # in the first step there are none yet
+    assert free[-1] <= card.available_bytes - held  # what blocks and workspaces round up is not free
+    (note,) = (note for note in some["memprof"]["notes"] if "generation_batch" in note)
+    size = int(0.85 * free[-1]) // each
+    assert note == f"generation_batch: {size} of 8 sequences generate together, by the card's free memory"
+    assert size in (2, 3)  # 3.5, less what blocks round up
+    caches = [max(_cache_blocks(raw)) for raw in (whole, some)]
+    assert caches[1] == pytest.approx(caches[0] * size / 8, rel=0.05)
+
+
+def _cache_blocks(raw: dict[str, Any]) -> list[int]:
+    """Sizes of what decoding appends to a layer's keys and values."""
+    born = (event for event in raw["device_traces"][0] if event["action"] == "alloc")
+    decoded = ("phase=generate", "step=2", "op=aten.cat")  # in the first step nothing else is there yet
+    return [event["size"] for event in born if all(word in event["user_metadata"] for word in decoded)]
+
+
+def test_repeated_rounds_are_those_that_would_be_executed(
+    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles and chunks, all executed and a few of each: the same events, sizes, stacks, tags and segments."""
+    from memprof.grpo import fused_loss
+    from memprof.simulate import lean_patches, repeats
+    from memprof.simulate.run import simulate_settings
+
+    chunked = fused_loss.chunk_size
+    monkeypatch.setattr(fused_loss, "chunk_size", lambda tokens, vocabulary, _: chunked(tokens, vocabulary, 250_000))
+    settings = settings_for(
+        dtype="bfloat16", generation="none", lora_r=R, recipe="lean", completion_length=200, tiled_mlp=50, optim="none"
+    )
+    repeated: list[Any] = []
+    repeat = repeats._Pattern.repeat
+    monkeypatch.setattr(repeats._Pattern, "repeat", lambda self: (repeated.append(self), repeat(self)))
+    found, counts = [], []
+    for rounds in (lean_patches._rounds_repeated, lambda session: []):
+        monkeypatch.setattr(lean_patches, "_rounds_repeated", rounds)
+        found.append(simulate_settings(settings))
+        del found[-1]["memprof"]["created"]
+        counts.append(len(set(map(id, repeated))))
+        repeated.clear()
+    assert counts[0] > 4 * (LAYERS + 1)  # in each of two pieces and steps
+    assert counts[1] == 0
+    for name in ("segments", "memprof"):
+        assert found[0][name] == found[1][name]
+    assert _in_order(found[0]) == _in_order(found[1])
+
+
+def _in_order(raw: dict[str, Any]) -> list[Any]:
+    """The trace without addresses; what is let go of together (a step's gradients) has no order."""
+    found: list[Any] = []
+    for frees, events in itertools.groupby(raw["device_traces"][0], lambda event: event["action"].startswith("free")):
+        rows = [
+            (e["action"], e["size"], *(() if frees else (e["time_us"], e["user_metadata"], e["frames"])))
+            for e in events
+        ]
+        found += sorted(rows) if frees else rows
+    return found
 
 
 # -- the ladder ------------------------------------------------------------------------------------------------------
@@ -165,6 +284,15 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
     assert choice.settings.with_(generation_batch=None) == best
     assert len(known.asked) <= 8 < len(every)
     assert [s.with_(generation_batch=None) for s in choice.slower] == ladder(base)[ladder(base).index(best) + 1 :]
+
+
+def test_auto_is_no_kind_to_keep() -> None:
+    """``gradient_checkpointing=True`` leaves the kind open, as the trainer's own ``checkpointing="auto"`` does."""
+    for kind in (True, "auto"):
+        choice = choose(_base(gradient_checkpointing=kind), 16 * GIB, _Known(16 * GIB), ["gradient_checkpointing"])
+        assert choice.settings.checkpointing == "full"
+    kept = choose(_base(gradient_checkpointing="offloaded"), 80 * GIB, _Known(80 * GIB), ["gradient_checkpointing"])
+    assert kept.settings.checkpointing == "offloaded"
 
 
 def test_the_choice_in_words_adds_up() -> None:

@@ -89,7 +89,7 @@ def test_a_reward_model_is_a_model_with_one_output(settings_for: Callable[..., A
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gradient_checkpointing": "some"}, "choose from none, full, selective, offloaded"),
+        ({"gradient_checkpointing": "some"}, "choose from none, auto, full, selective, offloaded"),
         ({"gradient_checkpointing": "offloaded", "device": "cpu"}, "drop --device cpu"),
         ({"cache_implementation": "paged"}, "choose from dynamic, static, quantized"),
         ({"cache_dtype": "fp8"}, "add --cache-implementation quantized"),
@@ -106,6 +106,7 @@ def test_what_makes_no_sense_is_refused(values: dict[str, Any], words: str) -> N
 def test_kinds_of_checkpointing_have_one_spelling() -> None:
     assert Settings(model="m", gradient_checkpointing="none") == Settings(model="m", gradient_checkpointing=False)
     assert Settings(model="m", gradient_checkpointing="full") == Settings(model="m", gradient_checkpointing=True)
+    assert Settings(model="m", gradient_checkpointing="auto") == Settings(model="m", gradient_checkpointing=True)
     assert Settings(model="m", gradient_checkpointing="selective").checkpointing == "selective"
 
 
@@ -128,10 +129,11 @@ def test_kinds_of_checkpointing_are_read_as_transformers_names_them(text: str, k
     ("words", "kind"),
     [
         ([], None),
-        (["--gradient-checkpointing"], "full"),
+        (["--gradient-checkpointing"], "auto"),
         (["--gradient-checkpointing", "selective"], "selective"),
         (["--no-gradient-checkpointing"], "none"),
-        (["--gradient-checkpointing", "--beta", "1"], "full"),
+        (["--gradient-checkpointing", "--beta", "1"], "auto"),
+        (["--gradient-checkpointing", "full"], "full"),
     ],
 )
 def test_the_option_takes_a_kind_or_none(words: list[str], kind: str | None) -> None:
