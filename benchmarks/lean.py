@@ -15,6 +15,7 @@ in all cases.
 from __future__ import annotations
 
 import gc
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -258,14 +259,15 @@ def track_command(
 @JSON
 @TINY
 def speed_command(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, tiny: bool) -> None:
-    """Seconds and peaks of the training part."""
+    """Seconds and peaks of the training part. Cases the file has and that are not asked for stay."""
     model, questions, note = prepared(out, tiny)
-    found = {}
+    kept = json_path is not None and json_path.is_file()
+    found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}
     for name in names or SPEED_CASES:
-        settings = SPEED_CASES[name]
-        found[name] = speed(model, questions, out / "_work" / "lean", pairs, settings)
+        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, SPEED_CASES[name])}
         gc.collect()
-    write_result({"model": note, "pairs": pairs, "cases": found}, json_path)
+        ordered = {case: found[case] for case in SPEED_CASES if case in found}
+        write_result({"model": note, "cases": ordered}, json_path)
 
 
 if __name__ == "__main__":
