@@ -15,6 +15,7 @@ sequences of a group at once. The lean trainer generates one at a time and runs 
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 import time
@@ -32,9 +33,9 @@ CARDS = {"24 GB": "RTX 4090", "80 GB": "H100"}
 GRAIN = {"24 GB": 1024, "80 GB": 4096}
 TILES = {"24 GB": 4096, "80 GB": 16_384}
 #: Layers of the models that a guess is made from.
-FEW = (3, 5)
+FEW = (3, 4)
 #: Simulations of the whole model for one row, at most.
-MOST = 6
+MOST = 5
 
 
 def case(card: str, trainer: str, base: str, generates: bool, length: int) -> dict[str, Any]:
@@ -94,30 +95,46 @@ def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def guess(card: str, make: Callable[[int], dict[str, Any]], lengths: tuple[int, int]) -> int:
-    """A length near the longest: need at two lengths, each from two small models, both taken to be linear."""
+def guess(card: str, trainer: str, base: str, generates: bool) -> int:
+    """A length near the longest: what each phase allocates, taken to be linear in length."""
     from memprof.simulate.catalogue import find_config
 
-    config = find_config(LLAMA["model"])
-    few, more = FEW
-    needs = []
-    for length in lengths:
-        with tempfile.TemporaryDirectory() as folder:
-            small = [
-                _reserved(simulate(card, {**make(length), "model": with_layers(config, n, Path(folder))}, None))
-                for n in FEW
-            ]
-        needs.append(small[0] + (config["num_hidden_layers"] - few) * (small[1] - small[0]) / (more - few))
-    slope = (needs[1] - needs[0]) / (lengths[1] - lengths[0])
+    layers = find_config(LLAMA["model"])["num_hidden_layers"]
+    few, more = (_phases(trainer, count) for count in FEW)
+    first, second = PROBED
+    lengths = []
+    for phase in few[first]:
+        if phase == "load" or (phase == "generate" and not generates):
+            continue
+        ends = []
+        for length in PROBED:
+            each = (more[length][phase] - few[length][phase]) / (FEW[1] - FEW[0])
+            ends.append(few[length][phase] + (layers - FEW[0]) * each - (SMALLER if base == "QLoRA" else 0))
+        slope = (ends[1] - ends[0]) / (second - first)
+        if slope > 0:
+            lengths.append(first + (room(card) - ends[0]) / slope)
     grain = GRAIN[card]
-    return max(grain, int((lengths[0] + (room(card) - needs[0]) / slope) // grain) * grain)
+    return max(grain, int(min(lengths) // grain) * grain)
 
 
-def _reserved(raw: dict[str, Any]) -> int:
+@functools.cache
+def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
+    """Allocated by phase at each probed length, of a model of so many layers with bf16 weights."""
     from memprof import analyze
+    from memprof.simulate.catalogue import find_config
     from memprof.snapshot.reader import snapshot_from_raw
 
-    return int(analyze(snapshot_from_raw(raw)).to_dict()["device_peak"]["reserved_bytes"])
+    found: dict[int, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = with_layers(find_config(LLAMA["model"]), layers, Path(folder))
+        for length in PROBED:
+            settings = {**case("24 GB", trainer, "LoRA", True, length), "model": model}
+            report = analyze(snapshot_from_raw(simulate("24 GB", settings, None))).to_dict()
+            peaks: dict[str, int] = {}
+            for phase in report["phases"]:
+                peaks[phase["phase"]] = max(peaks.get(phase["phase"], 0), phase["peak_bytes"])
+            found[length] = peaks
+    return found
 
 
 def longest(
@@ -147,16 +164,17 @@ def _fitting(row: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
     return {one["length"]: {**one, "with_generation": True} for one in tried if one["fits"]}
 
 
-#: Two lengths to guess from, by card.
-PROBED = {"24 GB": (8192, 16_384), "80 GB": (32_768, 65_536)}
+#: Two lengths to guess from, and what NF4 saves of the model's weights, of which every linear layer is packed.
+PROBED = (12_288, 24_576)
+SMALLER = 9_700_000_000
 ROWS = {
     f"{card}, {base}, {trainer}, {'with generation' if generates else 'training alone'}": (
         card, trainer, base, generates,
     )
-    for card in CARDS
-    for base in ("LoRA", "QLoRA")
     for trainer in ("lean", "TRL")
     for generates in (True, False)
+    for base in ("QLoRA", "LoRA")
+    for card in CARDS
 }  # fmt: skip
 
 
@@ -176,7 +194,7 @@ def main(names: tuple[str, ...], again: bool, path: Path) -> None:
             print(name, flush=True)
             before = {} if generates else _fitting(known.get(name.replace("training alone", "with generation")))
             near = max(before, default=0) + GRAIN[card]
-            first = near if trainer == "lean" and before else max(near, guess(card, make, PROBED[card]))
+            first = near if trainer == "lean" and before else max(near, guess(card, trainer, base, generates))
             settings = {key: value for key, value in make(0).items() if key != "completion_length"}
             tried = longest(card, make, first, before)
             known[name] = {"card": CARDS[card], "grain": GRAIN[card], "settings": settings, "tried": tried}

@@ -24,10 +24,10 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 def memory() -> str:
     """Every simulated case."""
-    head = ("run", "training", "generation", "whole", "reserved", "host", "of it pinned")
+    head = ("run", "training", "generation", "whole", "host", "of it pinned")
     return table(head, [
         (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
-         _gib(row["reserved_bytes"]), _gib(row["host_bytes"]), _gib(row["pinned_bytes"]))
+         _gib(row["host_bytes"]), _gib(row["pinned_bytes"]))
         for name, row in read("lean_memory")["cases"].items()
     ])  # fmt: skip
 

@@ -7,7 +7,7 @@
 (``benchmarks.lean_flops``). "Our step, nothing on" is the lean trainer with everything switched off: what TRL's row and
 it differ by is what the switches do not cover.
 
-A row is made from two simulations: layers are alike, so what a model of nine layers holds beyond one of five is taken
+A row is made from two simulations: layers are alike, so what a model of four layers holds beyond one of three is taken
 as often as the real one has more. Phases are taken one by one, since the highest of a small model need not be the
 highest of the real one. ``benchmarks/results/cpu/lean_memory.json`` has TRL's and the lean trainer's rows in full.
 """
@@ -28,7 +28,7 @@ from benchmarks.measure import environment
 from memprof.simulate.catalogue import find_config
 
 #: Layers of the two models that a row is made from.
-FEW = (5, 9)
+FEW = (3, 4)
 
 #: The lean trainer with every technique off: one piece of the whole micro-batch, layers checkpointed as TRL does.
 OFF: dict[str, Any] = {
