@@ -8,8 +8,8 @@ counted here, where torch's counter takes the square. Elementwise work, norms, t
 weights are not counted, and neither is generation: its tokens are not all executed.
 
 All layers of a model are alike, so two models are simulated, of one and of two layers, and what the second has more is
-taken as often as the real one has layers. Where the lean trainer's pieces are alike too, the simulation executes two of
-them, and what was counted is multiplied.
+taken as often as the real one has layers. Where the lean trainer's pieces are alike, the simulation executes two of
+them, and of alike tiles and chunks a few: what was counted is multiplied.
 """
 
 from __future__ import annotations
@@ -77,10 +77,22 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
     found = Flops()
     see, plan, fakes = FakeRecorder.see, groups.plan, trl_recipe.trl_on_fakes
+    alike = lean_patches.alike_rounds
 
     def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         found.add(self, flops_of(func, args, kwargs, out))
         see(self, func, args, kwargs, out)
+
+    def all_rounds(recorder: Any, rounds: Any) -> Iterator[slice]:
+        """Of tiles that are alike some are executed: the others count as much as the last of their length."""
+        executed, longest, each = 0, rounds[0].stop - rounds[0].start, 0
+        for rows in alike(recorder, rounds):
+            before = found.counted.total()
+            yield rows
+            executed += 1
+            if rows.stop - rows.start == longest:
+                each = found.counted.total() - before
+        found.add(recorder, (len(rounds) - executed) * each)
 
     def planned(*given: Any) -> Any:
         pieces = plan(*given)
@@ -116,7 +128,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             (FakeRecorder, "see", seen),
             (groups, "plan", planned),
             (trl_recipe, "trl_on_fakes", on_fakes),
-            (lean_patches, "alike_rounds", lambda recorder, rounds: iter(rounds)),  # which executes some only
+            (lean_patches, "alike_rounds", all_rounds),
         ),
         told(lean),
     ):

@@ -6,29 +6,20 @@
 ``training`` and ``whole`` are peaks of allocated bytes without and with generation, FLOPs are training's
 (``benchmarks.lean_flops``). "Our step, nothing on" is the lean trainer with everything switched off: what TRL's row and
 it differ by is what the switches do not cover.
-
-A row is made from two simulations: layers are alike, so what a model of four layers holds beyond one of three is taken
-as often as the real one has more. Phases are taken one by one, since the highest of a small model need not be the
-highest of the real one. ``benchmarks/results/cpu/lean_memory.json`` has TRL's and the lean trainer's rows in full.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.lean_flops import with_layers
-from benchmarks.lean_memory import HEADLINE, LONG_PROMPT, QWEN, flops, simulated, training_bytes
+from benchmarks.lean_flops import counting, total
+from benchmarks.lean_memory import HEADLINE, LONG_PROMPT, QWEN, simulated, training_bytes
 from benchmarks.measure import environment
-from memprof.simulate.catalogue import find_config
-
-#: Layers of the two models that a row is made from.
-FEW = (3, 4)
 
 #: The lean trainer with every technique off: one piece of the whole micro-batch, layers checkpointed as TRL does.
 OFF: dict[str, Any] = {
@@ -69,19 +60,18 @@ Row = tuple[dict[str, Any], "dict[str, Any] | None"]
 
 def headline() -> dict[str, Row]:
     """8B LoRA, 8 x 20480: by name, a case and what the lean trainer's config is told."""
-    rows: dict[str, Row] = {
-        "TRL": (HEADLINE, None),
+    rows: dict[str, Row] = {"TRL": (HEADLINE, None), "lean": lean(HEADLINE, ON)}
+    for name, switch in SWITCHES.items():
+        rows[f"last: {name}"] = lean(HEADLINE, {**ON, switch: OFF[switch]})
+        rows[f"alone: {name}"] = lean(HEADLINE, {**OFF, switch: ON[switch]})
+    return {
+        **rows,
         "our step, nothing on": lean(HEADLINE, OFF),
-        "lean": lean(HEADLINE, ON),
-        "alone: bf16 base": ({**HEADLINE, "dtype": "float32"}, None),
-        "last: bf16 base": lean({**HEADLINE, "dtype": "float32"}, ON),
         "alone: NF4 base": ({**HEADLINE, "load_in_4bit": True}, None),
         "last: NF4 base": lean({**HEADLINE, "load_in_4bit": True}, ON),
+        "alone: bf16 base": ({**HEADLINE, "dtype": "float32"}, None),
+        "last: bf16 base": lean({**HEADLINE, "dtype": "float32"}, ON),
     }
-    for name, switch in SWITCHES.items():
-        rows[f"alone: {name}"] = lean(HEADLINE, {**OFF, switch: ON[switch]})
-        rows[f"last: {name}"] = lean(HEADLINE, {**ON, switch: OFF[switch]})
-    return rows
 
 
 def long_prompt() -> dict[str, Row]:
@@ -115,27 +105,16 @@ GROUPS = {"8B": headline, "7B long prompt": long_prompt, "1.5B reference": refer
 
 def measured(case: Mapping[str, Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
     """Bytes and FLOPs of one row."""
-    config = find_config(case["model"])
-    few, more = FEW
-    with tempfile.TemporaryDirectory() as folder:
-        small, large = (
-            simulated({**case, "model": with_layers(config, count, Path(folder))}, told, warmed_up=True)
-            for count in FEW
-        )
-    times = (config["num_hidden_layers"] - few) / (more - few)
-
-    def at_full(less: int, much: int) -> int:
-        return round(less + times * (much - less))
-
-    phases = {name: at_full(small["phases"][name], size) for name, size in large["phases"].items()}
+    with counting() as flops:
+        found = simulated(case, told, warmed_up=True)
     return {
-        "settings": dict(case),
+        "settings": found["settings"],
         "lean": dict(told) if told else None,
-        "training_bytes": training_bytes({"phases": phases}),
-        "whole_bytes": max(phases.values()),
-        "phases": phases,
-        "flops": flops(case, told),
-        "cpu_seconds": round(small["cpu_seconds"] + large["cpu_seconds"], 1),
+        "training_bytes": training_bytes(found),
+        "whole_bytes": found["allocated_bytes"],
+        "phases": found["phases"],
+        "flops": total(flops.last_step()),
+        "cpu_seconds": found["cpu_seconds"],
     }
 
 
