@@ -30,11 +30,11 @@ TRAINING = ("forward", "backward")
 
 
 class Flops:
-    """FLOPs by step and phase, and the pieces planned and executed in each."""
+    """FLOPs by step and phase; pieces of training planned and executed, and those of the last plan."""
 
     def __init__(self) -> None:
         self.counted: Counter[tuple[int | None, str]] = Counter()
-        self.planned = self.executed = 0
+        self.planned = self.executed = self.last = 0
 
     def add(self, recorder: Any, count: int) -> None:
         """``count`` more in the step and phase that ``recorder`` is in."""
@@ -96,7 +96,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
     def planned(*given: Any) -> Any:
         pieces = plan(*given)
-        found.planned += len(pieces)
+        found.last = len(pieces)
         return pieces
 
     @contextmanager
@@ -112,6 +112,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
             def executed(*given: Any) -> Any:
                 pieces = few(*given)
+                found.planned += found.last
                 found.executed += len(pieces)
                 return pieces
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.lean_techniques [--group 8B] [--again] [--json benchmarks/results/cpu/lean_techniques.json]
 
-``alone`` is TRL's way with one technique; ``last`` the lean trainer without it. All rows are simulated whole steps:
+``alone`` is TRL's way with one technique; ``last`` the lean trainer without it. Rows are simulated whole steps, but for
+generation in parts, a phase of its own, whose two rows are put together from others. Of a step
 ``training`` and ``whole`` are peaks of allocated bytes without and with generation, FLOPs are training's
 (``benchmarks.lean_flops``). "Our step, nothing on" is the lean trainer with everything switched off: what TRL's row and
 it differ by is what the switches do not cover.
@@ -20,6 +21,7 @@ import click
 from benchmarks.lean_flops import counting, total
 from benchmarks.lean_memory import HEADLINE, LONG_PROMPT, QWEN, simulated, training_bytes
 from benchmarks.measure import environment
+from benchmarks.tabling import RESULTS
 
 #: The lean trainer with every technique off: one piece of the whole micro-batch, layers checkpointed as TRL does.
 OFF: dict[str, Any] = {
@@ -44,7 +46,6 @@ SWITCHES = {
     "fused loss": "fused_loss",
     "offloaded checkpoints": "checkpointing",
     "tiled MLP": "tiled_mlp",
-    "generation in parts": "generation_batch",
 }
 
 
@@ -60,29 +61,69 @@ Row = tuple[dict[str, Any], "dict[str, Any] | None"]
 
 def headline() -> dict[str, Row]:
     """8B LoRA, 8 x 20480: by name, a case and what the lean trainer's config is told."""
-    rows: dict[str, Row] = {"TRL": (HEADLINE, None), "lean": lean(HEADLINE, ON)}
+    rows: dict[str, Row] = {"our step, nothing on": lean(HEADLINE, OFF)}
     for name, switch in SWITCHES.items():
         rows[f"last: {name}"] = lean(HEADLINE, {**ON, switch: OFF[switch]})
         rows[f"alone: {name}"] = lean(HEADLINE, {**OFF, switch: ON[switch]})
     return {
         **rows,
-        "our step, nothing on": lean(HEADLINE, OFF),
         "alone: NF4 base": ({**HEADLINE, "load_in_4bit": True}, None),
-        "last: NF4 base": lean({**HEADLINE, "load_in_4bit": True}, ON),
         "alone: bf16 base": ({**HEADLINE, "dtype": "float32"}, None),
         "last: bf16 base": lean({**HEADLINE, "dtype": "float32"}, ON),
     }
 
 
+#: Rows that ``benchmarks.lean_memory`` has simulated: defaults on that card come to :data:`ON`.
+KEPT = {
+    "8B": {
+        "TRL": "8B LoRA, 8 x 20480, TRL's defaults",
+        "lean": "8B LoRA, 8 x 20480, lean",
+        "last: NF4 base": "8B QLoRA, 8 x 20480, lean, generating 2 together",
+    },
+    "7B long prompt": {
+        "TRL": "7B LoRA, 8 x (16384 + 1024), TRL's defaults",
+        "lean": "7B LoRA, 8 x (16384 + 1024), lean, shared prompt",
+        "last: shared prompt": "7B LoRA, 8 x (16384 + 1024), lean",
+    },
+}
+
+
+def kept(group: str) -> dict[str, Any]:
+    """Those rows, as far as they are there."""
+    cases = json.loads((RESULTS / "lean_memory.json").read_text(encoding="utf-8"))["cases"]
+    found = {}
+    for name, case in KEPT.get(group, {}).items():
+        if case in cases:
+            row = cases[case]
+            found[name] = {
+                "kept_from": case,
+                "training_bytes": training_bytes(row),
+                "whole_bytes": row["allocated_bytes"],
+                "phases": row["phases"],
+                "flops": row["flops"],
+            }
+    return found
+
+
+def put_together(rows: dict[str, Any]) -> None:
+    """Generation in parts, alone and last: it is a phase of its own, so another row's stands in its place."""
+    off, on = rows.get("our step, nothing on"), rows.get("lean")
+    if off is None or on is None:
+        return
+    for name, training, generation in (("alone", off, on), ("last", on, off)):
+        rows[f"{name}: generation in parts"] = {
+            "training_bytes": training["training_bytes"],
+            "whole_bytes": max(training["training_bytes"], generation["phases"]["generate"]),
+            "flops": training["flops"],
+            "put_together": True,
+        }
+
+
 def long_prompt() -> dict[str, Row]:
     """7B LoRA, a prompt of 16,384 tokens and eight answers of 1024."""
-    on = {**ON, "generation_batch": 8, "tiled_mlp": 0, "checkpointing": "full"}  # what the defaults come to here
     return {
-        "TRL": (LONG_PROMPT, None),
         "our step, nothing on": lean(LONG_PROMPT, OFF),
-        "lean": lean(LONG_PROMPT, {**on, "prefix_sharing": True}),
         "alone: shared prompt": lean(LONG_PROMPT, {**OFF, "prefix_sharing": True}),
-        "last: shared prompt": lean(LONG_PROMPT, on),
     }
 
 
@@ -126,13 +167,16 @@ def main(groups: tuple[str, ...], again: bool, path: Path) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))["groups"] if path.is_file() else {}
     for group in groups or GROUPS:
         rows = known.setdefault(group, {})
+        rows |= kept(group)
         for name, (case, told) in GROUPS[group]().items():
-            kept = rows.get(name, {})
-            if again or kept.get("settings") != case or kept.get("lean") != told:
+            before = rows.get(name, {})
+            if again or before.get("settings") != case or before.get("lean") != told:
                 rows[name] = measured(case, told)
             row = rows[name]
             print(f"{group}, {name}: training {row['training_bytes'] / 2**30:.2f} GiB, whole "
                   f"{row['whole_bytes'] / 2**30:.2f}, {row['flops'] / 1e15:.2f} PFLOP", flush=True)  # fmt: skip
+            if group == "8B":
+                put_together(rows)
             path.write_text(
                 json.dumps({"groups": known, "environment": environment()}, indent=2) + "\n", encoding="utf-8"
             )
