@@ -6,7 +6,7 @@ A length fits where the simulated step ends without an out-of-memory error on an
 less the context outside torch and 3 % for the prediction's error, as in ``memprof simulate --gpu``. Lengths are
 multiples of 1024 tokens on the 24 GB card and of 4096 on the 80 GB card. A first guess comes from simulations of models
 with few layers, since memory is linear in layers; every length that is reported was then simulated with all 32, and so
-was the next longer one, which does not fit. Training alone is searched from what fits with generation upwards.
+was the shortest that does not fit, the next one where ``--most`` did not end the search before. Training alone is searched from what fits with generation upwards.
 
 Both trainers checkpoint every layer and keep the checkpoints in pinned host memory, both allocate in expandable
 segments. TRL is tuned by hand: one sequence a micro-batch, eight accumulated, and its ``generate`` takes the eight
@@ -35,7 +35,7 @@ TILES = {"24 GB": 4096, "80 GB": 16_384}
 #: Layers of the models that a guess is made from.
 FEW = (3, 4)
 #: Simulations of the whole model for one row, at most.
-MOST = 5
+MOST = 6
 
 
 def case(card: str, trainer: str, base: str, generates: bool, length: int) -> dict[str, Any]:
@@ -138,12 +138,12 @@ def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
 
 
 def longest(
-    card: str, make: Callable[[int], dict[str, Any]], first: int, known: dict[int, dict[str, Any]]
+    card: str, make: Callable[[int], dict[str, Any]], first: int, known: dict[int, dict[str, Any]], most: int
 ) -> list[dict[str, Any]]:
-    """Lengths tried, until two neighbours are known of which one fits and the next does not."""
+    """Lengths tried, until two neighbours are known of which one fits and the next does not, or ``most`` were."""
     grain, tried = GRAIN[card], dict(known)
-    length, stride = first, grain
-    while len(tried) < MOST:
+    length, stride = first, 4 * grain
+    while len(tried) < most:
         tried[length] = fits(card, make(length))
         print(f"    {length}: {'fits' if tried[length]['fits'] else 'does not fit'} {tried[length]}", flush=True)
         low = max((n for n, found in tried.items() if found["fits"]), default=None)
@@ -181,8 +181,10 @@ ROWS = {
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(list(ROWS)), metavar="[ROW]...")
 @click.option("--again", is_flag=True, help="Search anew what the file already has.")
+@click.option("--from", "start", type=int, help="The first length to try, instead of a guess.")
+@click.option("--most", default=MOST, show_default=True, help="Lengths to try for a row.")
 @click.option("--json", "path", type=click.Path(path_type=Path), default="benchmarks/results/cpu/lean_longest.json")
-def main(names: tuple[str, ...], again: bool, path: Path) -> None:
+def main(names: tuple[str, ...], again: bool, start: int | None, most: int, path: Path) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else {}
     for name in names or ROWS:
         if name not in known or again:
@@ -194,9 +196,9 @@ def main(names: tuple[str, ...], again: bool, path: Path) -> None:
             print(name, flush=True)
             before = {} if generates else _fitting(known.get(name.replace("training alone", "with generation")))
             near = max(before, default=0) + GRAIN[card]
-            first = near if trainer == "lean" and before else max(near, guess(card, trainer, base, generates))
+            first = start or (near if trainer == "lean" and before else max(near, guess(card, trainer, base, generates)))
             settings = {key: value for key, value in make(0).items() if key != "completion_length"}
-            tried = longest(card, make, first, before)
+            tried = longest(card, make, first, before, most)
             known[name] = {"card": CARDS[card], "grain": GRAIN[card], "settings": settings, "tried": tried}
         best = max((row["length"] for row in known[name]["tried"] if row["fits"]), default=0)
         print(f"{name}: {best} tokens", flush=True)
