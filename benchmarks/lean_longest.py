@@ -6,7 +6,8 @@ A length fits where the simulated step ends without an out-of-memory error on an
 less the context outside torch and 3 % for the prediction's error, as in ``memprof simulate --gpu``. Lengths are
 multiples of 1024 tokens on the 24 GB card and of 4096 on the 80 GB card. A first guess comes from simulations of models
 with few layers, since memory is linear in layers; every length that is reported was then simulated with all 32, and so
-was the shortest that does not fit, the next one where ``--most`` did not end the search before. Training alone is searched from what fits with generation upwards.
+was the shortest that does not fit: the next one, where ``--most`` did not end the search before. Training alone is
+searched from what fits with generation upwards.
 
 Both trainers checkpoint every layer and keep the checkpoints in pinned host memory, both allocate in expandable
 segments. TRL is tuned by hand: one sequence a micro-batch, eight accumulated, and its ``generate`` takes the eight
@@ -196,7 +197,9 @@ def main(names: tuple[str, ...], again: bool, start: int | None, most: int, path
             print(name, flush=True)
             before = {} if generates else _fitting(known.get(name.replace("training alone", "with generation")))
             near = max(before, default=0) + GRAIN[card]
-            first = start or (near if trainer == "lean" and before else max(near, guess(card, trainer, base, generates)))
+            first = start or (
+                near if trainer == "lean" and before else max(near, guess(card, trainer, base, generates))
+            )
             settings = {key: value for key, value in make(0).items() if key != "completion_length"}
             tried = longest(card, make, first, before, most)
             known[name] = {"card": CARDS[card], "grain": GRAIN[card], "settings": settings, "tried": tried}
