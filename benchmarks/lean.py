@@ -108,12 +108,16 @@ def track(model: str, questions: Any, folder: Path, steps: int, lora: bool, **se
 
 
 def difference(runs: dict[str, Any]) -> dict[str, float]:
-    """Largest distance of any step, relative to the largest value of the run."""
+    """Largest distance of any step, relative to the largest value of the run; without what neither run logged."""
     found = {}
     for name in COMPARED:
         pairs = [(a[name], b[name]) for a, b in zip(runs["trl"]["steps"], runs["lean"]["steps"], strict=True)]
-        scale = max(abs(a) for a, _ in pairs) or 1.0
-        found[name] = max(abs(a - b) for a, b in pairs) / scale
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if any((a is None) != (b is None) for a, b in pairs):
+            found[name] = float("inf")  # one of them did not log it
+        elif both:
+            scale = max(abs(a) for a, _ in both) or 1.0
+            found[name] = max(abs(a - b) for a, b in both) / scale
     return found
 
 
