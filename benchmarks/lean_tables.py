@@ -121,14 +121,15 @@ def speed() -> str:
 
 
 def track() -> str:
-    """Every other step of both runs, and the largest difference of any."""
+    """Two steps of four of both runs, and the largest difference of any; a generation's second step has no reward."""
     found = read("lean_track")
     head = ("step", "loss: TRL", "lean", "reward: TRL", "lean", "gradient norm: TRL", "lean", "KL: TRL", "lean")
     names = ("loss", "reward", "grad_norm", "kl")
     lines = []
     for number, (one, other) in enumerate(zip(found["trl"]["steps"], found["lean"]["steps"], strict=True), 1):
-        if number == 1 or number % 4 == 0:
-            lines.append([number, *(f"{row[name]:.5g}" for name in names for row in (one, other))])
+        if number % 4 in (1, 2):
+            found_here = [row[name] for name in names for row in (one, other)]
+            lines.append([number, *("–" if value is None else f"{value:.5g}" for value in found_here)])
     worst = found["largest_difference"]
     lines.append(
         ["largest difference of any step, relative", *(x for name in names for x in (f"{worst[name]:.1e}", ""))]
