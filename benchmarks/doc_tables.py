@@ -7,36 +7,23 @@ The figures are those of ``results/cpu/*.json``; ``--check`` (and a test) only c
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
 
+from benchmarks import lean_tables
+from benchmarks.tabling import ROOT, read, table
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 PAGES = (ROOT / "docs" / "claims.md", ROOT / "docs" / "grpo-memory.md", ROOT / "docs" / "faq.md",
-         ROOT / "docs" / "lean-techniques.md", ROOT / "docs" / "advice.md",
+         ROOT / "docs" / "lean-techniques.md", ROOT / "docs" / "advice.md", ROOT / "docs" / "lean-trainer.md",
+         ROOT / "docs" / "lean-figures.md",
          ROOT / "examples" / "README.md")  # fmt: skip
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def read(name: str) -> Any:
-    """One of the results."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Markdown; floats get two decimals, columns after the first are right-aligned."""
-    lines = [head, ["---", *["--:"] * (len(head) - 1)]]
-    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [*lines, *cells])
 
 
 def _claim(name: str) -> dict[str, Any]:
@@ -216,6 +203,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fused-loss": fused_loss,
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
+    **lean_tables.TABLES,
 }
 
 

@@ -8,12 +8,14 @@ rewards and gradient norms side by side, step by step. Each generation batch is 
 that losses are not near zero.
 
 ``speed`` times forward and backward of one micro-batch (what both do at equal settings; no generation, no optimizer)
-in interleaved pairs, and records the peak of live tensors of each by memprof's tensor trace.
+in interleaved pairs, and records the peak of live tensors of each by memprof's tensor trace. TRL is given the same rows
+in all cases.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,16 @@ import click
 from benchmarks.measure import interleaved, ratio, write_result
 
 COMPARED = ("loss", "reward", "reward_std", "grad_norm", "kl", "entropy")
+
+
+SPEED_CASES: dict[str, dict[str, Any]] = {
+    "full, answers of unequal length": {"lora": False, "even": False},
+    "full, answers of equal length": {"lora": False, "even": True},
+    "lora, answers of unequal length": {"lora": True, "even": False},
+    "full, prompt four times the answers, shared": {
+        "lora": False, "even": True, "prompt": 256, "lean": {"prefix_sharing": True},
+    },
+}  # fmt: skip
 
 
 def build(kind: str, model: str, questions: Any, folder: Path, lora: bool, **settings: Any) -> Any:
@@ -96,12 +108,16 @@ def track(model: str, questions: Any, folder: Path, steps: int, lora: bool, **se
 
 
 def difference(runs: dict[str, Any]) -> dict[str, float]:
-    """Largest distance of any step, relative to the largest value of the run."""
+    """Largest distance of any step, relative to the largest value of the run; without what neither run logged."""
     found = {}
     for name in COMPARED:
         pairs = [(a[name], b[name]) for a, b in zip(runs["trl"]["steps"], runs["lean"]["steps"], strict=True)]
-        scale = max(abs(a) for a, _ in pairs) or 1.0
-        found[name] = max(abs(a - b) for a, b in pairs) / scale
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if any((a is None) != (b is None) for a, b in pairs):
+            found[name] = float("inf")  # one of them did not log it
+        elif both:
+            scale = max(abs(a) for a, _ in both) or 1.0
+            found[name] = max(abs(a - b) for a, b in both) / scale
     return found
 
 
@@ -127,12 +143,20 @@ def training_seconds(trainer: Any) -> list[float]:
     return found
 
 
-def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool) -> dict[str, Any]:
-    """One prompt's group as TRL pads it: answers of 24 to 64 tokens, or all of 64 (``even``)."""
+def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0) -> dict[str, Any]:
+    """One prompt's group as TRL pads it: answers of 24 to 64 tokens, or all of 64 (``even``).
+
+    The prompt is a question, or ``prompt_tokens`` of as many questions as they take.
+    """
     import torch
 
     source = torch.Generator().manual_seed(1)
-    prompt = tokenizer.apply_chat_template(questions[0].as_row()["prompt"], add_generation_prompt=True)["input_ids"]
+    prompt = []
+    for question in questions:
+        prompt += tokenizer.apply_chat_template(question.as_row()["prompt"], add_generation_prompt=True)["input_ids"]
+        if len(prompt) >= prompt_tokens:
+            break
+    prompt = prompt[:prompt_tokens] if prompt_tokens else prompt
     width = 64
     lengths = [width if even else width * (row + 3) // (rows + 2) for row in range(rows)]
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
@@ -153,7 +177,7 @@ def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[s
     lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
     trainers = {kind: build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
                 for kind in ("trl", "lean")}  # fmt: skip
-    inputs = micro_batch(trainers["trl"].processing_class, questions, 4, even)
+    inputs = micro_batch(trainers["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
 
     def step(trainer: Any) -> dict[str, float]:
         trainer.model.train()
@@ -234,22 +258,20 @@ def track_command(
 
 @main.command("speed")
 @click.option("--pairs", default=7)
+@click.option("--only", "names", multiple=True, type=click.Choice(list(SPEED_CASES)), metavar="CASE")
 @OUT
 @JSON
 @TINY
-def speed_command(pairs: int, out: Path, json_path: Path | None, tiny: bool) -> None:
-    """Seconds and peaks of the training part."""
+def speed_command(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, tiny: bool) -> None:
+    """Seconds and peaks of the training part. Cases the file has and that are not asked for stay."""
     model, questions, note = prepared(out, tiny)
-    cases = {
-        "full, answers of unequal length": {"lora": False, "even": False},
-        "full, answers of equal length": {"lora": False, "even": True},
-        "lora, answers of unequal length": {"lora": True, "even": False},
-    }
-    found = {}
-    for name, settings in cases.items():
-        found[name] = speed(model, questions, out / "_work" / "lean", pairs, settings)
+    kept = json_path is not None and json_path.is_file()
+    found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}
+    for name in names or SPEED_CASES:
+        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, SPEED_CASES[name])}
         gc.collect()
-    write_result({"model": note, "cases": found}, json_path)
+        ordered = {case: found[case] for case in SPEED_CASES if case in found}
+        write_result({"model": note, "cases": ordered}, json_path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""The lean trainer's tables, for ``benchmarks.doc_tables``: sizes in GiB, FLOPs of one step's training in PFLOP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.lean_memory import training_bytes
+from benchmarks.tabling import read, table
+from memprof.units import GIB
+
+__all__ = ["TABLES"]
+
+_PETA = 1e15
+
+
+def _gib(size: int | None) -> object:
+    return "–" if size is None else size / GIB
+
+
+def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
+    return {name: row for name, row in read("lean_memory")["cases"].items() if pick(name)}
+
+
+def memory() -> str:
+    """Every simulated case."""
+    head = ("run", "training", "generation", "whole", "host", "of it pinned")
+    return table(head, [
+        (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
+         _gib(row["host_bytes"]), _gib(row["pinned_bytes"]))
+        for name, row in _memory(lambda name: True).items()
+    ])  # fmt: skip
+
+
+def flops() -> str:
+    """Of the cases that have them: all, what of it is computed again, and tokens."""
+    head = ("run", "tokens through the model", "PFLOP", "computed again", "share")
+    rows = []
+    for name, row in _memory(lambda name: True).items():
+        if "flops" in row:
+            again = row["flops"] - row["flops_once"]
+            rows.append(
+                (name, f"{row['tokens']:,}", row["flops"] / _PETA, again / _PETA, f"{again / row['flops']:.0%}")
+            )
+    return table(head, rows)
+
+
+def _technique(rows: Mapping[str, Any], name: str, base: str) -> list[str]:
+    found = rows.get(name)
+    if found is None:
+        return ["", "", ""]
+    start = rows[base]
+    sizes = [(found[key] - start[key]) / GIB for key in ("training_bytes", "whole_bytes")]
+    flops = (found["flops"] - start["flops"]) / _PETA
+    return [*(_signed(size) for size in sizes), _signed(flops)]
+
+
+def _signed(value: float) -> str:
+    return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
+
+
+def techniques(group: str) -> str:
+    """What each brought: alone over TRL's row, and what the lean trainer has more without it."""
+    rows = read("lean_techniques")["groups"][group]
+    head = ("", "alone: training", "whole", "PFLOP", "last: training", "whole", "PFLOP")
+    lines: list[list[object]] = []
+    for label, left, right in (("start", "TRL", "lean"), ("every switch off", "our step, nothing on", "")):
+        cells: list[object] = [label]
+        for name in (left, right):
+            row = rows.get(name)
+            cells += ["", "", ""] if row is None else [
+                row["training_bytes"] / GIB, row["whole_bytes"] / GIB, row["flops"] / _PETA]  # fmt: skip
+        lines.append(cells)
+    names = dict.fromkeys(name.partition(": ")[2] for name in rows if ": " in name)
+    for name in names:
+        alone, last = f"alone: {name}", f"last: {name}"
+        # The base's dtype and bits are rows of their own: what is there with it, less what is there without.
+        if name == "bf16 base":
+            left, right = _turned(_technique(rows, alone, "TRL")), _technique(rows, last, "lean")
+        elif name == "NF4 base":
+            left, right = _technique(rows, alone, "TRL"), _turned(_technique(rows, last, "lean"))
+        else:
+            left, right = _technique(rows, alone, "TRL"), _technique(rows, last, "lean")
+        lines.append([name, *left, *right])
+    return table(head, lines)
+
+
+def _turned(cells: list[str]) -> list[str]:
+    swapped = {"+": "−", "−": "+"}
+    return [swapped.get(cell[:1], cell[:1]) + cell[1:] for cell in cells]
+
+
+def longest() -> str:
+    """Tokens that fit, by card, base and trainer."""
+    rows = read("lean_longest")["rows"]
+    lines = []
+    for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):
+        cells: list[object] = [name]
+        for kind in ("training alone", "with generation"):
+            row = rows.get(f"{name}, {kind}")
+            if row is None:
+                cells += ["–", "–"]
+                continue
+            best = [one for one in row["tried"] if one["fits"]]
+            end = [one for one in row["tried"] if not one["fits"]]
+            cells.append(f"{row['longest']:,}" if best else f"< {row['grain']:,}")
+            cells.append(min(end, key=lambda one: one["length"])["phase"] if end else "–")
+        lines.append(cells)
+    return table(("", "training alone", "ends in", "with generation", "ends in"), lines)
+
+
+def speed() -> str:
+    """Medians of interleaved pairs, and live bytes at the traced peak."""
+    found = read("lean_speed")
+    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL, wall", "CPU time", "peak, MB: TRL", "lean")
+    return table(head, [
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"], row["cpu_ratio"],
+         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in ("trl", "lean")))
+        for name, row in found["cases"].items()
+    ])  # fmt: skip
+
+
+def track() -> str:
+    """Two steps of four of both runs, and the largest difference of any; a generation's second step has no reward."""
+    found = read("lean_track")
+    head = ("step", "loss: TRL", "lean", "reward: TRL", "lean", "gradient norm: TRL", "lean", "KL: TRL", "lean")
+    names = ("loss", "reward", "grad_norm", "kl")
+    lines = []
+    for number, (one, other) in enumerate(zip(found["trl"]["steps"], found["lean"]["steps"], strict=True), 1):
+        if number % 4 in (1, 2):
+            found_here = [row[name] for name in names for row in (one, other)]
+            lines.append([number, *("–" if value is None else f"{value:.5g}" for value in found_here)])
+    worst = found["largest_difference"]
+    lines.append(
+        ["largest difference of any step, relative", *(x for name in names for x in (f"{worst[name]:.1e}", ""))]
+    )
+    return table(head, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "lean-memory": memory,
+    "lean-flops": flops,
+    "lean-techniques": lambda: techniques("8B"),
+    "lean-techniques-prompt": lambda: techniques("7B long prompt"),
+    "lean-techniques-reference": lambda: techniques("1.5B reference"),
+    "lean-longest": longest,
+    "lean-speed": speed,
+    "lean-track": track,
+}
