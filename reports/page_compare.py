@@ -116,7 +116,9 @@ def _settings(comparison: Comparison) -> Markup | None:
     first = _setting_table(comparison, matters) if matters else None
     rest = None
     if others:
-        words = f"{len(others)} other settings and circumstances differ" if matters else f"{len(others)} differences"
+        one = len(others) == 1
+        words = "1 other setting differs" if one else f"{len(others)} other settings and circumstances differ"
+        words = words if matters else f"{len(others)} difference{'' if one else 's'}"
         table = _setting_table(comparison, others)
         rest = el("details", {"class": "config", "open": not matters}, el("summary", {}, words), table)
     return section("changed", "What was set differently", "", first, rest)
