@@ -107,7 +107,7 @@ class PiecewiseStep:
                     "instead, or set micro_splitting=False."
                 )
 
-        surrogate.register_hook(check)
+        surrogate.register_hook(check)  # type: ignore[no-untyped-call]
         return surrogate
 
     def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
