@@ -79,7 +79,9 @@ def find_gpu(text: str) -> Gpu:
     if "rtx" + wanted in names:
         return names["rtx" + wanted]
     if re.match(r"\s*\d", text):
-        return Gpu(text.strip(), parse_size(text))
+        size = parse_size(text)
+        if size:
+            return Gpu(text.strip(), size)
     raise UsageError(f"--gpu {text!r}: give a size such as 24GB, or one of {', '.join(_TABLE)}.")
 
 

@@ -151,3 +151,11 @@ def test_the_option_takes_a_kind_or_none(words: list[str], kind: str | None) -> 
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
     assert seen["gradient_checkpointing"] == kind
+
+
+@pytest.mark.parametrize("text", ["0GB", "0", "no such card"])
+def test_a_card_without_memory_or_name_is_refused(text: str) -> None:
+    from memprof.simulate.gpus import find_gpu
+
+    with pytest.raises(UsageError, match="give a size such as 24GB"):
+        find_gpu(text)
