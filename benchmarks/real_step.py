@@ -83,7 +83,7 @@ def _real_trainer(settings: Any, folder: str) -> Any:
         args=trl_recipe._arguments(settings, folder),
         train_dataset=trl_recipe._dataset(settings),
         processing_class=trl_recipe._tokenizer(None),
-        peft_config=trl_recipe._adapter(settings),
+        peft_config=trl_recipe.adapter_of(settings),
     )
     fake_rollout(trainer, settings)
     if settings.generation == "hf":

@@ -388,7 +388,7 @@ SEAMS = {
     "starting": ("memprof.record.session.Session.start", None),
     "a phase": ("memprof.record.phases.PhaseLog.enter", None),
     "gradients": ("memprof.record.owners.OwnerBook.claim_gradients", None),
-    "an operation": ("memprof.record.tensor_trace.TensorTrace._region", "tensor trace"),
+    "an operation": ("memprof.record.region.Region.now", "tensor trace"),
     "a cache": ("memprof.record.owners.OwnerBook.claim", None),
     "writing": ("memprof.record.session.Session.write", None),
     "facts": ("memprof.integrations.run.collect_facts", None),
