@@ -91,22 +91,25 @@ def _turned(cells: list[str]) -> list[str]:
 
 
 def longest() -> str:
-    """Tokens that fit, by card, base and trainer."""
+    """Tokens that fit, by card, base and trainer; what is known of the next longer ones, and where they run out."""
     rows = read("lean_longest")["rows"]
     lines = []
     for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):
         cells: list[object] = [name]
         for kind in ("training alone", "with generation"):
             row = rows.get(f"{name}, {kind}")
-            if row is None:
-                cells += ["–", "–"]
-                continue
-            best = [one for one in row["tried"] if one["fits"]]
-            end = [one for one in row["tried"] if not one["fits"]]
-            cells.append(f"{row['longest']:,}" if best else f"< {row['grain']:,}")
-            cells.append(min(end, key=lambda one: one["length"])["phase"] if end else "–")
+            cells += ["–", "–"] if row is None else _length(row)
         lines.append(cells)
     return table(("", "training alone", "ends in", "with generation", "ends in"), lines)
+
+
+def _length(row: Mapping[str, Any]) -> list[object]:
+    best = max((one["length"] for one in row["tried"] if one["fits"]), default=0)
+    end = min((one for one in row["tried"] if not one["fits"]), key=lambda one: int(one["length"]), default=None)
+    if end is None:
+        return [f"≥ {best:,}", "–"]
+    beyond = "" if end["length"] - best <= row["grain"] else f" (not {end['length']:,})"
+    return [f"{best:,}{beyond}" if best else f"< {end['length']:,}", end["phase"]]
 
 
 def speed() -> str:
