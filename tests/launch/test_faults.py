@@ -169,6 +169,10 @@ def launched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_two_ranks_under_torchrun(tmp_path: Path) -> None:
     done = launched(tmp_path)
+    if "terminate called without an active exception" in done.stderr:
+        # Now and then a rank of torch's gloo aborts as its interpreter ends, all work done.
+        (tmp_path := tmp_path / "again").mkdir()
+        done = launched(tmp_path)
     assert done.returncode == 0, done.stderr
     size = (64 * 64 + 64) * 4
     for rank in (0, 1):
