@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 from benchmarks.lean_flops import with_layers
-from benchmarks.lean_memory import LLAMA, TUNED, alike_once
+from benchmarks.lean_memory import LLAMA, TUNED, alike_once, phase_peaks
 from benchmarks.measure import environment
 
 CARDS = {"24 GB": "RTX 4090", "80 GB": "H100"}
@@ -57,11 +57,10 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 def room(card: str) -> int:
     """Bytes that torch may reserve: the card's, less context and margin."""
-    from memprof.simulate.fit import MARGIN
+    from memprof.simulate.fit import room_bytes
     from memprof.simulate.gpus import find_gpu
 
-    gpu = find_gpu(CARDS[card])
-    return int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
+    return room_bytes(find_gpu(CARDS[card]))
 
 
 def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[str, Any]:
@@ -131,10 +130,7 @@ def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
         for length in PROBED:
             settings = {**case("24 GB", trainer, "LoRA", True, length), "model": model}
             report = analyze(snapshot_from_raw(simulate("24 GB", settings, None))).to_dict()
-            peaks: dict[str, int] = {}
-            for phase in report["phases"]:
-                peaks[phase["phase"]] = max(peaks.get(phase["phase"], 0), phase["peak_bytes"])
-            found[length] = peaks
+            found[length] = phase_peaks(report)
     return found
 
 

@@ -116,21 +116,26 @@ def simulated(
     seconds = time.process_time() - start
     host = host_use(raw, 1).to_dict()
     report = analyze(snapshot_from_raw(raw)).to_dict()
-    phases: dict[str, int] = {}
-    for phase in report["phases"]:
-        phases[phase["phase"]] = max(phases.get(phase["phase"], 0), phase["peak_bytes"])
     return {
         "settings": dict(case),
         **({"lean": dict(lean)} if lean else {}),
         "allocated_bytes": report["peak"]["allocated_bytes"],
         "phase": report["peak"]["phase"],
         "reserved_bytes": report["device_peak"]["reserved_bytes"],
-        "phases": phases,
+        "phases": phase_peaks(report),
         "own_peaks": {name: size for name, size in report["own_peaks"].items() if size},
         "pinned_bytes": host["pinned_bytes"],
         "host_bytes": host["needed_bytes"],
         "cpu_seconds": round(seconds, 1),
     }
+
+
+def phase_peaks(report: Mapping[str, Any]) -> dict[str, int]:
+    """The most that a report has allocated in each phase, of all its times."""
+    phases: dict[str, int] = {}
+    for phase in report["phases"]:
+        phases[phase["phase"]] = max(phases.get(phase["phase"], 0), phase["peak_bytes"])
+    return phases
 
 
 def training_bytes(row: Mapping[str, Any]) -> int:

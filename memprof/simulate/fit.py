@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memprof.analysis import Analysis
     from memprof.simulate.settings import Settings
 
-__all__ = ["MARGIN", "HostNeed", "Outcome", "PhaseNeed", "Verdict", "evaluate", "judge"]
+__all__ = ["MARGIN", "HostNeed", "Outcome", "PhaseNeed", "Verdict", "evaluate", "judge", "room_bytes"]
 
 # Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by about one
 # percent on the captures they were compared on (docs/accuracy.md); this is three times that.
@@ -122,13 +122,18 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
 
 
+def room_bytes(gpu: Gpu) -> int:
+    """What torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
+    return int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
+
+
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
     """The same for anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
     raw = run(None)
     analysis = _analyse(raw)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
-    room = int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
+    room = room_bytes(gpu)
     verdict = _verdict(analysis, gpu, fits=analysis.device_peak.reserved_bytes <= room, flushes=False)
     if verdict.fits or int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict)
@@ -194,10 +199,8 @@ def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]
     """What each phase needs, in the order in which the phases begin."""
     from memprof.curves import phase_maxima
 
-    limit = int(gpu.total_bytes / (1 + MARGIN))
+    room = room_bytes(gpu)
     return tuple(
-        PhaseNeed(
-            phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved + gpu.context_bytes <= limit
-        )
+        PhaseNeed(phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved <= room)
         for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()
     )

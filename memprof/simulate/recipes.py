@@ -10,7 +10,7 @@ import torch
 
 from memprof.errors import UsageError
 from memprof.simulate.settings import Settings
-from memprof.simulate.trl_0_14 import apply_trl_0_14
+from memprof.simulate.trl_0_14 import apply_trl_0_14, log_softmax_rows
 
 __all__ = ["apply_recipe", "classes_of", "config_of", "selected_logprobs"]
 
@@ -108,11 +108,7 @@ def selected_logprobs(logits: Any, targets: Any) -> Any:
     if logits.dtype in (torch.float32, torch.float64):
         chosen = torch.gather(logits, dim=-1, index=targets.unsqueeze(-1)).squeeze(-1)
         return chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
-    rows = []
-    for row, target in zip(logits, targets, strict=True):
-        logp = torch.log_softmax(row, dim=-1)
-        rows.append(logp.gather(dim=-1, index=target.unsqueeze(-1)).squeeze(-1))
-    return torch.stack(rows)
+    return log_softmax_rows(logits, targets)
 
 
 def _entropy(logits: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["apply_trl_0_14"]
+__all__ = ["apply_trl_0_14", "log_softmax_rows"]
 
 
 def apply_trl_0_14(trainer: Any) -> None:
@@ -46,9 +46,13 @@ def _logps_and_entropies(
 
 def _logps(model: Any, input_ids: Any, keep: int) -> Any:
     logits = model(input_ids=input_ids, logits_to_keep=keep + 1).logits
-    logits = logits[:, :-1, :]
+    return log_softmax_rows(logits[:, :-1, :], input_ids[:, -keep:])
+
+
+def log_softmax_rows(logits: Any, targets: Any) -> Any:
+    """Log-probabilities ``[B, T]`` of targets from ``[B, T, V]`` logits, one row's ``log_softmax`` after the other."""
     rows = []
-    for row, ids in zip(logits, input_ids[:, -keep:], strict=True):
+    for row, target in zip(logits, targets, strict=True):
         logp = row.log_softmax(dim=-1)
-        rows.append(torch.gather(logp, dim=1, index=ids.unsqueeze(1)).squeeze(1))
+        rows.append(logp.gather(dim=-1, index=target.unsqueeze(-1)).squeeze(-1))
     return torch.stack(rows)
