@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memprof.advice import effects
+from memprof.advice.checkpoints import checkpoint, offload
 from memprof.advice.generation import generation_candidates
 from memprof.advice.lean import lean_candidates
 from memprof.advice.model import Candidate, Peak, Run, Toll
@@ -72,17 +73,7 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
 def _checkpointing(s: Settings) -> Iterator[Candidate]:
     now = s.checkpointing
     if now == "none":
-        yield Candidate(
-            id="checkpointing",
-            action="Turn gradient checkpointing on",
-            setting="gradient_checkpointing=True",
-            costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes, "
-            "generation as before.",
-            exact=True,
-            toll=Toll.SLOWER,
-            changes={"gradient_checkpointing": True},
-            effect=effects.checkpointed,
-        )
+        yield checkpoint("gradient_checkpointing=True", True)
         if "selective" in CHOICES["gradient_checkpointing"]:
             yield Candidate(
                 id="selective_checkpointing",
@@ -95,18 +86,11 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
                 effect=effects.checkpointed,
             )
     if now not in ("auto", "offloaded") and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
-        yield Candidate(
-            id="offloaded_checkpoints",
-            action="Keep each layer's input in pinned host memory until backward needs it",
-            setting=_OFFLOAD,
-            costs="Copies each layer's input to the host and back: little beside long sequences' work, much beside "
-            "short ones'; host memory is taken in powers of two."
-            + (" Every layer's forward runs once more besides." if now == "none" else ""),
-            exact=True,
-            toll=Toll.NEEDS,
-            changes={"gradient_checkpointing": "offloaded"},
-            effect=_checkpointed_and_offloaded if now == "none" else effects.offloaded_boundaries,
-        )
+        if now == "none":
+            more = " Every layer's forward runs once more besides."
+            yield offload(_OFFLOAD, _checkpointed_and_offloaded, more_costs=more)
+        else:
+            yield offload(_OFFLOAD, effects.offloaded_boundaries)
 
 
 def _checkpointed_and_offloaded(run: Run, peak: Peak) -> Mapping[str, int]:

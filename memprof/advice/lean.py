@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.advice import effects
+from memprof.advice.checkpoints import checkpoint, offload
 from memprof.advice.model import Candidate, Toll
 from memprof.simulate.settings import Settings
 
@@ -38,30 +39,10 @@ def _pieces(s: Settings) -> Iterator[Candidate]:
 
 
 def _checkpointing(s: Settings) -> Iterator[Candidate]:
-    now = s.checkpointing
-    if now == "none":
-        yield Candidate(
-            id="checkpointing",
-            action="Turn gradient checkpointing on",
-            setting='gradient_checkpointing=True, checkpointing="auto"',
-            costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes, "
-            "generation as before.",
-            exact=True,
-            toll=Toll.SLOWER,
-            changes={"gradient_checkpointing": "auto"},
-            effect=effects.checkpointed,
-        )
-    if now in ("full", "selective") and s.device != "cpu":
-        yield Candidate(
-            id="offloaded_checkpoints",
-            action="Keep each layer's input in pinned host memory until backward needs it",
-            setting='checkpointing="offloaded"',
-            costs="Copies each layer's input to the host and back: little beside long sequences' work, much beside "
-            "short ones'; host memory is taken in powers of two.",
-            exact=True,
-            toll=Toll.NEEDS,
-            changes={"gradient_checkpointing": "offloaded"},
-        )
+    if s.checkpointing == "none":
+        yield checkpoint('gradient_checkpointing=True, checkpointing="auto"', "auto")
+    if s.checkpointing in ("full", "selective") and s.device != "cpu":
+        yield offload('checkpointing="offloaded"')
 
 
 def _generation(s: Settings) -> Iterator[Candidate]:
