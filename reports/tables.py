@@ -21,6 +21,7 @@ from memprof.reports.words import (
     phase_label,
 )
 
+from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
 __all__ = [
@@ -45,7 +46,7 @@ for _category, _group in GROUP_OF.items():
 _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d")
 
 # Frames that say where Python was, not whose tensor it is.
-_INNER = re.compile(r"[/\\]torch[/\\](?!optim[/\\])|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<")
+_STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
 
 
 def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
@@ -138,8 +139,14 @@ def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
 def call_site(stack: Sequence[str]) -> str:
     """The innermost Python frame outside torch and the standard library, shortened; else the innermost Python frame."""
     python = [frame for frame in stack if not _NATIVE.search(frame)]
-    found = next((frame for frame in python if not _INNER.search(frame)), python[0] if python else None)
+    found = next((frame for frame in python if not _is_inner(frame)), python[0] if python else None)
     return plain(short_path(found)) if found else ""
+
+
+def _is_inner(frame: str) -> bool:
+    file = text_path(frame)
+    torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
+    return torch or bool(_STANDARD.search(frame))
 
 
 def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:

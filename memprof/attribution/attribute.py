@@ -31,6 +31,7 @@ from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tagged import apply_tags
 from memprof.attribution.tags import read_tags
+from memprof.frame_paths import recorded_own_folders
 from memprof.snapshot.model import Snapshot
 from memprof.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
@@ -58,7 +59,7 @@ def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = No
         timeline: lifetimes of one of its devices.
         rules: stack rules, the packaged ones by default (:func:`load_rules`).
     """
-    stacks = StackIndex(snapshot.stacks, rules or load_rules())
+    stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
     tags = read_tags(snapshot.metadata)
     track = phase_track(snapshot, timeline, stacks, tags)
     facts = Facts(snapshot, timeline, stacks, tags, track)

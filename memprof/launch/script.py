@@ -15,16 +15,15 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from memprof.errors import InputError
+from memprof.frame_paths import own_folders
 
 __all__ = ["Script", "shown_traceback"]
 
-_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
-_MAPPED = tuple(str(Path(__file__).resolve().parents[2] / name) + os.sep for name in ("integrations", "reports"))
+_OURS = tuple(folder for folder, _ in own_folders())
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def shown_traceback(error: BaseException, seen: set[int] | None = None) -> Trace
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith((_OURS, *_MAPPED)) or filename == "<frozen runpy>"
+    return filename.replace(os.sep, "/").startswith(_OURS) or filename == "<frozen runpy>"
 
 
 def _guarded(call: Callable[..., None], *arguments: Any) -> None:

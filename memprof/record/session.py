@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from memprof.frame_paths import own_folders
 from memprof.record import phases
 from memprof.record.caches import CacheWatch
 from memprof.record.host import host_section, node_name, rss_bytes, versions
@@ -371,6 +372,7 @@ class Session:
             "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
             "owners": self.owners.rows(recorded.start_us),
             "holders": self._holders,
+            "own_folders": [list(row) for row in own_folders()],
             "buckets": self.owners.bucket_bytes(),
             "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
             "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
