@@ -38,7 +38,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "non_torch_bytes": _INT,
     "overhead": (dict,),
     "notes": (list,),
-    # Of simulated runs; memprof.prediction checks what is in them.
+    # Of simulated runs; memprof.analysis.prediction checks what is in them.
     "expected_error": (dict,),
     "fit": (dict,),
     "lengths": (dict,),
