@@ -59,10 +59,10 @@ def test_public_names_are_there() -> None:
     )
 
 
-@pytest.mark.parametrize("before", ["", "from memprof import phase", "import memprof.record.api"])
+@pytest.mark.parametrize("before", ["", "from memprof import phase", "import memprof.recording.api"])
 def test_record_can_be_called_whatever_was_imported_before(before: str) -> None:
     """The function and the package it lives in have one name."""
-    loaded_after(f"{before}\nfrom memprof import record\nassert callable(record), record\nimport memprof.record.api")
+    loaded_after(f"{before}\nfrom memprof import record\nassert callable(record), record\nimport memprof.recording.api")
 
 
 def test_unknown_names_are_refused() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.estimate import run_of
+from memprof.config.from_recording import Likeness, place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
-from memprof.simulate.like import Likeness, place_model, ran_on, settings_like
 
 if TYPE_CHECKING:
-    from memprof.simulate.settings import Settings
+    from memprof.config.settings import Settings
 
 __all__ = ["simulated_parts"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from memprof.config.expected_error import expected_error
+from memprof.config.gpus import find_gpu
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.plan.grid import methods_for
 from memprof.plan.runner import Runner, runner
-from memprof.simulate.accuracy import expected_error
 from memprof.simulate.fit import MARGIN
-from memprof.simulate.gpus import find_gpu
-from memprof.simulate.settings import Settings
 
 __all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 

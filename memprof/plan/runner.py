@@ -9,10 +9,10 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
+from memprof.config.catalogue import find_config
+from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
-from memprof.simulate.catalogue import find_config
-from memprof.simulate.settings import Settings
 
 __all__ = ["Runner", "runner"]
 
@@ -81,7 +81,7 @@ class Runner:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, settings: Settings) -> Future[dict[str, Any]]:
-        from memprof.simulate.result import run_row
+        from memprof.simulate.fit import run_row
 
         if self._pool is None:
             self._pool = ProcessPoolExecutor(

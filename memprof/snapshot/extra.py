@@ -39,7 +39,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "overhead": (dict,),
     "notes": (list,),
     "own_folders": (list,),
-    # Of simulated runs; memprof.prediction checks what is in them.
+    # Of simulated runs; memprof.analysis.prediction checks what is in them.
     "expected_error": (dict,),
     "fit": (dict,),
     "lengths": (dict,),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import decisions, rivals, simulator
 from examples import published_tables
-from memprof.simulate.accuracy import comparisons
+from memprof.config.expected_error import comparisons
 from memprof.simulate.fit import MARGIN
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")

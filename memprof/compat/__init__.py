@@ -1,0 +1,1 @@
+"""Every foreign private name that memprof touches, checked before it is used."""
