@@ -106,7 +106,7 @@ def test_nothing_imports_the_command_line() -> None:
 
 def test_renderers_know_no_snapshots() -> None:
     """Renderers read the document, and nothing of what it was made from."""
-    sources = ("memprof.snapshot", "memprof.timeline", "memprof.attribution", "memprof.analysis", "memprof.record")
+    sources = ("memprof.snapshot", "memprof.timeline", "memprof.attribution", "memprof.analysis", "memprof.recording")
     files = (ROOT / "reports").rglob("*.py")
     assert not [f"{p}:{line} {name}" for p in files for line, name in imports_of(p) if name.startswith(sources)]
 

@@ -189,7 +189,7 @@ def test_stacks_name_the_users_code_and_never_ours() -> None:
     (event,) = events(raw)
     files = [f["filename"] for f in event["frames"]]
     assert files[0] == __file__
-    assert not any("/memprof/record/" in f for f in files)
+    assert not any("/memprof/recording/" in f for f in files)
     assert events(trace(lambda: torch.ones(7), stacks=None))[0]["frames"] == []
 
 
