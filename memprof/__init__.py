@@ -46,7 +46,7 @@ _HOME = {
     "record": "memprof.record",
 }
 
-_EXTRA = {"torch": "torch", "transformers": "trl", "trl": "trl"}
+_EXTRA = {"torch": "record", "transformers": "record", "trl": "record"}
 
 
 def __getattr__(name: str) -> Any:
