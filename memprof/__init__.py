@@ -47,7 +47,7 @@ _HOME = {
     "record": "memprof.recording",
 }
 
-_EXTRA = {"torch": "torch", "transformers": "trl", "trl": "trl"}
+_EXTRA = {"torch": "record", "transformers": "record", "trl": "record"}
 
 
 def __getattr__(name: str) -> Any:

@@ -141,7 +141,10 @@ def _run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _run_on_import(getattr(node, block, []))
 
 
-@pytest.mark.parametrize(("missing", "name", "extra"), [("transformers", "MemProfCallback", "trl")])
+@pytest.mark.parametrize(
+    ("missing", "name", "extra"),
+    [("transformers", "MemProfCallback", "record"), ("torch", "MemProfCallback", "record")],
+)
 def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: str, extra: str) -> None:
     # None in sys.modules is how Python itself marks a module that cannot be imported.
     script = (

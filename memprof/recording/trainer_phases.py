@@ -28,8 +28,17 @@ _METHODS = (
 )
 # Log-probs outside the loss: the reference's or the old policy's. The second name is older TRL's.
 _LOGPS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+# Where older TRL keeps what generates: the policy, a vLLM engine in this process, a client of one elsewhere.
+_GENERATORS = ("model", "llm", "vllm_client")
 # Methods wrapped only to hear of exceptions that end the run.
 _WATCHED = ("_run_epoch", "_finalize_training", "_evaluate", "training_step", "_maybe_log_save_evaluate")
+# Before transformers 5 the whole loop is one method, entered before a callback hears of it: what is watched are the
+# attribute of the trainer and the method of it through which the loop's exceptions come.
+_LOOP_PARTS = (
+    ("callback_handler", "call_event"),
+    ("accelerator", "clip_grad_norm_"),
+    ("optimizer", "step"),
+)
 _ENGINE_METHODS = (("sync_weights", Phase.WEIGHT_SYNC), ("generate", Phase.GENERATE))
 _SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
 
@@ -43,16 +52,22 @@ class TrainerPhases:
         self._optimizer_step: PhaseMark | None = None
         for name in _WATCHED:
             seams.wrap(trainer, name)
+        if not hasattr(trainer, "_run_epoch"):
+            seams.wrap(trainer, "get_batch_samples")
+            for attribute, name in _LOOP_PARTS:
+                seams.wrap(getattr(trainer, attribute, None), name)
         for name, phase in _METHODS:
             seams.wrap(trainer, name, self._entering(phase), self._leaving)
         seams.wrap(trainer, "_generate", self._entering(Phase.GENERATE), self._leave_generate)
         for name in _LOGPS:
             seams.wrap(trainer, name, self._enter_logps, self._leaving)
-        if not hasattr(trainer, "_generate") and hasattr(trainer, "_generate_and_score_completions"):
-            # TRL before `_generate`: the model's own method is the only seam.
-            seams.wrap(trainer.model, "generate", self._entering(Phase.GENERATE), self._leaving)
+        # TRL before `_generate`: the method of whatever generates is the only seam, the masks tell the lengths.
+        self._lengths_by_mask = not hasattr(trainer, "_generate")
+        if self._lengths_by_mask and hasattr(trainer, "_generate_and_score_completions"):
+            for generator in _GENERATORS:
+                seams.wrap(getattr(trainer, generator, None), "generate", self._entering(Phase.GENERATE), self._leaving)
         seams.wrap(trainer, "_prepare_inputs", None, self._take_batch)
-        seams.wrap(trainer, "_generate_and_score_completions", None, self._claim_batch)
+        seams.wrap(trainer, "_generate_and_score_completions", None, self._take_generated)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
             seams.wrap(accelerator, "backward", self._entering(Phase.BACKWARD), self._leave_backward)
@@ -119,6 +134,11 @@ class TrainerPhases:
             if (shape := _shape_of(batch)) is not None:
                 self.current.add_batch(*shape)
 
+    def _take_generated(self, token: Any, batch: Any, error: BaseException | None) -> None:
+        self._claim_batch(token, batch, error)
+        if self._lengths_by_mask and self.current is not None and self._trainer.model.training:
+            self.current.add_lengths(_lengths_masked(batch))
+
     def _claim_batch(self, _token: Any, batch: Any, _error: BaseException | None) -> None:
         if self.current is None or batch is None:
             return
@@ -154,6 +174,20 @@ def _lengths_of(generated: Any) -> list[tuple[int, int]]:
         return []
     pairs = zip(prompts, completions, strict=True)
     return [(len(p), len(c)) for p, c in pairs if isinstance(p, list) and isinstance(c, list)]
+
+
+def _lengths_masked(batch: Any) -> list[tuple[int, int]]:
+    """Return prompt and completion tokens of each sequence of a batch by its masks; [] where it has none.
+
+    Read as lists, not summed as tensors: a recording would see the sums. TRL masks all of a completion that was cut
+    off where ``mask_truncated_completions`` is set; that one is as long as the longest.
+    """
+    masks: list[Any] = [batch.get(name) for name in ("prompt_mask", "completion_mask")] if _shape_of(batch) else [None]
+    if any(mask is None for mask in masks):
+        return []
+    prompts, completions = ([sum(map(int, row)) for row in mask.tolist()] for mask in masks)
+    longest = int(masks[1].shape[1])
+    return [(p, c or longest) for p, c in zip(prompts, completions, strict=True)]
 
 
 def _adapters_off(model: Any) -> bool:
