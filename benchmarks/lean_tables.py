@@ -24,10 +24,10 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 def memory() -> str:
     """Every simulated case; FLOPs of those that have them."""
-    head = ("run", "training", "generation", "whole", "host", "of it pinned", "PFLOP")
+    head = ("run", "training", "generation", "whole", "host", "PFLOP")
     return table(head, [
         (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
-         _gib(row["host_bytes"]), _gib(row["pinned_bytes"]), row["flops"] / _PETA if "flops" in row else "–")
+         _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–")
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
@@ -128,19 +128,16 @@ def speed() -> str:
 
 
 def track() -> str:
-    """The first and last steps of both runs, and the largest difference of any; every second step has no reward."""
+    """The first and last step of both runs, and the largest difference of any, relative to the run's largest value."""
     found = read("lean_track")
-    head = ("step", "loss: TRL", "lean", "reward: TRL", "lean", "gradient norm: TRL", "lean", "KL: TRL", "lean")
-    names = ("loss", "reward", "grad_norm", "kl")
-    lines = []
-    for number, (one, other) in enumerate(zip(found["trl"]["steps"], found["lean"]["steps"], strict=True), 1):
-        if number in (1, 2, 17, 18):
-            found_here = [row[name] for name in names for row in (one, other)]
-            lines.append([number, *("–" if value is None else f"{value:.5g}" for value in found_here)])
-    worst = found["largest_difference"]
-    lines.append(
-        ["largest difference of any step, relative", *(x for name in names for x in (f"{worst[name]:.1e}", ""))]
-    )
+    one, other = found["trl"]["steps"], found["lean"]["steps"]
+    lines = [
+        (name, *(f"{steps[at][key]:.5g}" for at in (0, -2) for steps in (one, other)),
+         f"{found['largest_difference'][key]:.1e}")
+        for name, key in (("loss", "loss"), ("reward", "reward"), ("gradient norm", "grad_norm"), ("KL", "kl"))
+    ]  # fmt: skip
+    last = len(one) - 1
+    head = ("", "step 1: TRL", "lean", f"step {last}: TRL", "lean", "largest difference of any step, relative")
     return table(head, lines)
 
 
