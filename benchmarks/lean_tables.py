@@ -141,12 +141,11 @@ def track() -> str:
     return table(head, lines)
 
 
-def blocks(part: str) -> str:
+def blocks() -> str:
     """Three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
-    head = ("one sequence" if part == "one_sequence" else "a group of eight", "FLOPs", "peak, MB", "CPU time")
-    rows = read("lean_blocks")[part]
-    return table(head, [
-        (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"]) for name, row in rows.items()
+    return table(("one sequence", "FLOPs", "peak, MB", "CPU time"), [
+        (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])
+        for name, row in read("lean_blocks")["one_sequence"].items()
         if not name.startswith("offloaded")  # the host is the same memory here
     ])  # fmt: skip
 
@@ -154,8 +153,7 @@ def blocks(part: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
     "lean-short": short,
-    "lean-blocks": lambda: blocks("one_sequence"),
-    "lean-blocks-shared": lambda: blocks("shared_prompt"),
+    "lean-blocks": blocks,
     "lean-techniques": lambda: techniques("8B"),
     "lean-techniques-prompt": lambda: techniques("7B long prompt"),
     "lean-techniques-reference": lambda: techniques("1.5B reference"),
