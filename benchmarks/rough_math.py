@@ -1,6 +1,6 @@
 """The rough math beside what was executed: formulas of :mod:`memprof.plan.rough`, and a simulation's own figures.
 
-python -m benchmarks.rough_math            # simulate what is missing and print docs/planning.md's table
+python -m benchmarks.rough_math            # simulate what is missing and print docs/grpo-memory.md's table
 python -m benchmarks.rough_math --print    # simulate nothing
 """
 
