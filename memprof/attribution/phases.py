@@ -44,7 +44,7 @@ def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags
     else:
         names = ["", "evaluate"]
         phase, source = _from_stacks(snapshot, timeline, stacks, tags, trace)
-        step = _tagged_steps(trace, tags) if trace is not None and tags.has("step") else _count_steps(phase)
+        step = _tagged_steps(trace, tags) if trace is not None and np.any(tags.step >= 0) else _count_steps(phase)
         if trace is not None and source != "none":
             evaluation = next((r.frames for r in stacks.rules.phases if r.phase == "evaluate" and r.frames), ())
             within = (stacks.count(evaluation) > 0)[trace.stack].astype(np.int64)
@@ -103,7 +103,7 @@ def _from_stacks(
     if not len(births):
         return everything_other, "none"
     code = _said(stacks)[trace.stack[births]]
-    if tags.has("phase"):
+    if np.any(tags.phase >= 0):
         tagged = tags.phase[trace.metadata[births]]
         code = np.where(tagged >= 0, tagged, code)
     code = _annotated(code, births, snapshot, timeline)
