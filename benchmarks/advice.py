@@ -168,8 +168,8 @@ def real(cache: Path, first: int, wanted: list[str], rows: Rows, keep: Callable[
     """Each case trained, advised, and trained again with each change (the ``first`` of each run); what is in ``rows``
     is not done again."""
     from memprof.advice.evaluate import evaluate_advice
-    from memprof.plan.runner import runner
-    from memprof.simulate.like import place_model, settings_like
+    from memprof.config.from_recording import place_model, settings_like
+    from memprof.plan.subprocess_runner import runner
 
     for name, case in REAL.items():
         if wanted and not any(word in name for word in wanted):
@@ -215,10 +215,10 @@ def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Cal
     """Estimates from the unchanged runs' sizes (``first`` of each) beside simulations of the changed ones."""
     from memprof.advice.estimate import Estimate, entry, estimate
     from memprof.advice.evaluate import run_of_row
-    from memprof.advice.model import Run, Sizes
+    from memprof.advice.recorded_run import Run, Sizes
+    from memprof.config.catalogue import find_config
+    from memprof.config.settings import Settings
     from memprof.errors import MemprofError
-    from memprof.simulate.catalogue import find_config
-    from memprof.simulate.settings import Settings
 
     def saving(found: Estimate) -> int:
         return -int(found.saves or 0)
@@ -246,13 +246,13 @@ def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Cal
 def combination(machine: Any) -> dict[str, Any]:
     """A full fine-tune of Qwen2.5-7B, made to fit 24 GB; the set simulated once more on its own.
 
-    ``machine`` simulates on that card (:class:`memprof.plan.runner.Runner`).
+    ``machine`` simulates on that card (:class:`memprof.plan.subprocess_runner.Runner`).
     """
     from memprof.advice.combine import combine
-    from memprof.advice.model import Run, Sizes
-    from memprof.simulate.catalogue import find_config
-    from memprof.simulate.result import run_row
-    from memprof.simulate.settings import Settings
+    from memprof.advice.recorded_run import Run, Sizes
+    from memprof.config.catalogue import find_config
+    from memprof.config.settings import Settings
+    from memprof.simulate.fit import run_row
 
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", prompt_length=512, completion_length=512)
     like = Run(peaks=(), settings=settings, sizes=Sizes.of(find_config(settings.model)))
@@ -290,7 +290,7 @@ def main() -> None:
     given = parser.parse_args()
     before = json.loads(given.out.read_text(encoding="utf-8")) if given.out is not None and given.out.is_file() else {}
     if given.part == "combination":
-        from memprof.plan.runner import runner
+        from memprof.plan.subprocess_runner import runner
 
         with runner("24GB", workers=given.workers) as machine:
             _save({**before, "combination": combination(machine)}, given.out)
@@ -304,7 +304,7 @@ def main() -> None:
     if given.part == "real":
         real(given.cache, given.first, given.only, rows, keep)
     else:
-        from memprof.plan.runner import runner
+        from memprof.plan.subprocess_runner import runner
 
         with runner(None, workers=given.workers) as machine:
             simulated(machine, given.first, given.only, rows, keep)

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from benchmarks.measure import environment
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 from memprof.units import GIB
 
 SIZES = {
@@ -61,8 +61,8 @@ class Book:
 
 
 def _simulated(settings: Settings) -> dict[str, Any]:
+    from memprof.config.gpus import CONTEXT_BYTES
     from memprof.simulate.fit import evaluate
-    from memprof.simulate.gpus import CONTEXT_BYTES
 
     analysis = evaluate(settings, None).analysis
     peak, device = analysis.peak, analysis.device_peak
@@ -83,7 +83,7 @@ def parameters(model: str) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from memprof.simulate.models import load_config
+    from memprof.simulate.trainer.models import load_config
 
     with torch.device("meta"):
         return sum(p.numel() for p in AutoModelForCausalLM.from_config(load_config(model)).parameters())
@@ -259,7 +259,7 @@ def offload_costs(book: Book) -> dict[str, Any]:
     computes about 8 x its parameters a token (forward, recomputation, and two products backward). What is moved can
     hide behind what is computed where the link is at least this fast.
     """
-    from memprof.simulate.catalogue import find_config
+    from memprof.config.catalogue import find_config
 
     rows = {}
     for name, model in {**SIZES, "Llama-3.1-8B": LLAMA}.items():

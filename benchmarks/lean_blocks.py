@@ -52,8 +52,8 @@ def build(layers: int) -> Any:
 @contextmanager
 def technique(model: Any, kind: str, tile: int | None = None) -> Iterator[Any]:
     """Checkpointing of one kind, with the MLP in tiles or not, taken off at the end; yields the offloader or None."""
-    from memprof.grpo.checkpointing import apply_checkpointing
-    from memprof.grpo.tiled_mlp import apply_tiled_mlp
+    from memprof.grpo.techniques.checkpointing import apply_checkpointing
+    from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
 
     take_back = apply_tiled_mlp(model, tile) if tile is not None else None
     checkpointing = apply_checkpointing(model, kind)
@@ -128,7 +128,7 @@ def one_sequence(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
 
 
 def shared_prompt(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
-    from memprof.grpo.prefix import shared_prefix_forward
+    from memprof.grpo.techniques.prefix import shared_prefix_forward
 
     g = torch.Generator().manual_seed(0)
     length = max(8, tokens // 5)

@@ -70,10 +70,13 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 @contextmanager
 def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     """While open, simulations are counted; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
-    from memprof.grpo import fused_loss, groups, steps
-    from memprof.simulate import lean_patches, trl_recipe
-    from memprof.simulate.fakes import patched
-    from memprof.simulate.recorder import FakeRecorder
+    from memprof.grpo.loss import fused_loss
+    from memprof.grpo.step import groups
+    from memprof.grpo.step import pieces as steps
+    from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.trainer import build as trl_recipe
+    from memprof.simulate.trainer import lean as lean_patches
+    from memprof.simulate.world.fakes import patched
 
     found = Flops()
     see, plan, fakes = FakeRecorder.see, groups.plan, trl_recipe.trl_on_fakes
@@ -139,8 +142,8 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 @contextmanager
 def told(lean: Mapping[str, Any] | None) -> Iterator[None]:
     """While open, the simulated lean trainer's config is given these arguments too."""
-    from memprof.simulate import trl_recipe
-    from memprof.simulate.fakes import patched
+    from memprof.simulate.trainer import build as trl_recipe
+    from memprof.simulate.world.fakes import patched
 
     given = trl_recipe.config_of
 
@@ -155,10 +158,10 @@ def training_flops(settings: Mapping[str, Any], lean: Mapping[str, Any] | None =
     """FLOPs by phase of one optimizer step's training, and of scoring where there is any.
 
     Args:
-        settings: as :class:`memprof.simulate.settings.Settings`, without generation.
+        settings: as :class:`memprof.config.settings.Settings`, without generation.
         lean: see :func:`counting`.
     """
-    from memprof.simulate.catalogue import find_config
+    from memprof.config.catalogue import find_config
 
     config = find_config(settings["model"])
     with tempfile.TemporaryDirectory() as folder:
@@ -179,8 +182,8 @@ def with_layers(config: Mapping[str, Any], count: int, folder: Path) -> str:
 
 
 def _counted(settings: Mapping[str, Any], lean: Mapping[str, Any] | None) -> dict[str, int]:
+    from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
 
     with counting(lean) as found:
         simulate_settings(Settings(**{**settings, "generation": "none"}), stacks=False)

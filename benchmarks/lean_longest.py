@@ -57,17 +57,17 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 def room(card: str) -> int:
     """Bytes that torch may reserve: the card's, less context and margin."""
-    from memprof.simulate.fit import room_bytes
-    from memprof.simulate.gpus import find_gpu
+    from memprof.config.expected_error import room_bytes
+    from memprof.config.gpus import find_gpu
 
     return room_bytes(find_gpu(CARDS[card]))
 
 
 def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[str, Any]:
     """A raw snapshot."""
-    from memprof.simulate.gpus import find_gpu
+    from memprof.config.gpus import find_gpu
+    from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
 
     with alike_once(warmed_up=True):
         return simulate_settings(Settings(**settings), capacity=capacity, gpu=find_gpu(CARDS[card]), stacks=False)
@@ -76,7 +76,7 @@ def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[
 def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one length, with what was reserved and allocated, and the phase that ran out where one did."""
     from memprof import analyze
-    from memprof.simulate.host import host_use
+    from memprof.simulate.recorder.host_memory import host_use
     from memprof.snapshot.reader import snapshot_from_raw
 
     start = time.process_time()
@@ -97,7 +97,7 @@ def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def guess(card: str, trainer: str, base: str, generates: bool) -> int:
     """A length near the longest: what each phase allocates, taken to be linear in length."""
-    from memprof.simulate.catalogue import find_config
+    from memprof.config.catalogue import find_config
 
     layers = find_config(LLAMA["model"])["num_hidden_layers"]
     few, more = (_phases(trainer, count) for count in FEW)
@@ -121,7 +121,7 @@ def guess(card: str, trainer: str, base: str, generates: bool) -> int:
 def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
     """Allocated by phase at each probed length, of a model of so many layers with bf16 weights."""
     from memprof import analyze
-    from memprof.simulate.catalogue import find_config
+    from memprof.config.catalogue import find_config
     from memprof.snapshot.reader import snapshot_from_raw
 
     found: dict[int, dict[str, int]] = {}

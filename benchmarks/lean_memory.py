@@ -70,7 +70,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     import torch
     from trl import GRPOTrainer
 
-    from memprof.simulate.fakes import patched
+    from memprof.simulate.world.fakes import patched
 
     step = GRPOTrainer.training_step
 
@@ -97,15 +97,15 @@ def simulated(
     """Bytes of one case: both peaks, each phase's, the host's memory; CPU seconds of simulating it.
 
     Args:
-        case: :class:`memprof.simulate.settings.Settings`; ``on`` names the card that is simulated.
+        case: :class:`memprof.config.settings.Settings`; ``on`` names the card that is simulated.
         lean: arguments of ``LeanGRPOConfig`` that no setting has.
         warmed_up: see :func:`alike_once`.
     """
     from memprof import analyze
-    from memprof.simulate.gpus import find_gpu
-    from memprof.simulate.host import host_use
+    from memprof.config.gpus import find_gpu
+    from memprof.config.settings import Settings
+    from memprof.simulate.recorder.host_memory import host_use
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
     from memprof.snapshot.reader import snapshot_from_raw
 
     settings = {name: value for name, value in case.items() if name != "on"}

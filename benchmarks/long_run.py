@@ -36,8 +36,9 @@ def held() -> int:
 
 def count(steps: int, out: Path) -> list[dict[str, int]]:
     """Counting alone, with as much of a trainer as it looks at; a row for every tenth of the way."""
-    from memprof.integrations.seams import Seams
-    from memprof.integrations.tracking import Tracking
+    from memprof.integrations.trackers.tracking import Tracking
+
+    from memprof.compat.seams import Seams
 
     state = SimpleNamespace(global_step=0, max_steps=steps, is_world_process_zero=True)
     handler = SimpleNamespace(callbacks=[])
@@ -69,7 +70,7 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
 
 
 def _row(step: int, folder: Path) -> dict[str, int]:
-    from memprof.record.host import rss_bytes
+    from memprof.recording.system.host import rss_bytes
 
     files = sum(p.stat().st_size for p in folder.iterdir())
     return {"step": step, "held_bytes": held(), "file_bytes": files, "rss_bytes": rss_bytes()}

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from benchmarks.measure import write_result
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 
 FULL = Settings(
     model="Qwen/Qwen2.5-1.5B-Instruct",
@@ -40,8 +40,8 @@ def main(json_file: Path | None, pictures: Path | None) -> None:
 
 def simulated(settings: Settings, page: Path) -> dict[str, Any]:
     """Settings, peak and own peaks in bytes; the page goes to ``page``."""
-    from memprof.reports.document import document_of
-    from memprof.reports.html import write_html
+    from memprof.reports.document.build import document_of
+    from memprof.reports.html.page import write_html
 
     from memprof.simulate.fit import evaluate
 
@@ -61,7 +61,7 @@ def simulated(settings: Settings, page: Path) -> dict[str, Any]:
 
 def photograph(pages: Path, folder: Path) -> None:
     """The timeline of each page, as ``memory-NAME.png``."""
-    from tests.reports.browser import chromium, open_page
+    from tests.reports.html.browser import chromium, open_page
 
     folder.mkdir(parents=True, exist_ok=True)
     size = {"width": 1280, "height": 1400}

@@ -16,19 +16,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.comparison import build_comparison
-from memprof.reports.document import document_of
-from memprof.reports.html import write_comparison, write_html
+from memprof.reports.document.build import document_of
+from memprof.reports.document.comparison import build_comparison
+from memprof.reports.html.page import write_comparison, write_html
 
 from benchmarks.large_files import replay
 from benchmarks.measure import write_result
-from memprof.analysis import Analysis, analyze
-from memprof.diff import Run, compare
-from memprof.holdings import holdings_of_analysis
+from memprof.analysis.allocation_differences import holdings_of_analysis
+from memprof.analysis.analysis import Analysis, analyze
+from memprof.analysis.compare import Run, compare
 from memprof.snapshot import load_snapshot
 from memprof.snapshot.unpickle import read_plain
 from memprof.snapshot.writer import save_snapshot
-from tests.reports.browser import chromium
+from tests.reports.html.browser import chromium
 
 # Pages and the bytes they may have.
 SIZES = {"200k events": (200_000, 2_000_000), "1M events": (1_000_000, 3_000_000)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tests.reports.browser import chromium, open_page
+from tests.reports.html.browser import chromium, open_page
 
 
 @click.command(help=__doc__)

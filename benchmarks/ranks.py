@@ -1,8 +1,8 @@
 """The page of many ranks: how long it takes to write, how large it is, how soon a reader can use it.
 
-The ranks are made up (``tests/ranks/simulated.py``): the sample run with batches of other lengths. Their summaries are
-merged, the page written and opened in headless Chromium from a file. Times are the machine's; the limit is 2 s to load
-1024 ranks.
+The ranks are made up (``tests/analysis/ranks/simulated.py``): the sample run with batches of other lengths. Their
+summaries are merged, the page written and opened in headless Chromium from a file. Times are the machine's;
+the limit is 2 s to load 1024 ranks.
 
     python -m benchmarks.ranks
     python -m benchmarks.ranks --json benchmarks/results/cpu/ranks.json
@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.document import build_document
-from memprof.reports.html import write_html
+from memprof.reports.document.build import build_document
+from memprof.reports.html.page import write_html
 
 from benchmarks.measure import write_result
 from benchmarks.page import _WATCH
-from tests.ranks.simulated import many_ranks
-from tests.reports.browser import chromium
+from tests.analysis.ranks.simulated import many_ranks
+from tests.reports.html.browser import chromium
 from tests.reports.sample import sample
 
 LOAD_MS = 2000

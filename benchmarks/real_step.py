@@ -30,12 +30,12 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     A folder without weights gets random ones.
     """
     import torch
-    from memprof.integrations.seams import Seams
-    from memprof.integrations.trainer_phases import TrainerPhases
 
-    from memprof.record.session import Session
-    from memprof.record.tensor_trace import TensorTrace
-    from memprof.simulate import trl_recipe
+    from memprof.compat.seams import Seams
+    from memprof.recording.session import Session
+    from memprof.recording.trace.tensor_trace import TensorTrace
+    from memprof.recording.trainer_phases import TrainerPhases
+    from memprof.simulate.trainer import build as trl_recipe
 
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
@@ -62,10 +62,10 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
     from trl import GRPOTrainer
 
-    from memprof.simulate import trl_recipe
-    from memprof.simulate.checkpointing import choose_checkpointing
-    from memprof.simulate.rewards import RewardTokenizer, reward_function
-    from memprof.simulate.rollout import fake_rollout
+    from memprof.simulate.trainer import build as trl_recipe
+    from memprof.simulate.trainer.build import RewardTokenizer, reward_function
+    from memprof.simulate.trainer.patches import choose_checkpointing
+    from memprof.simulate.trainer.rollout import fake_rollout
 
     model = AutoModelForCausalLM.from_pretrained(
         _checkpoint(settings.model, folder), dtype=getattr(torch, settings.dtype)
@@ -115,7 +115,7 @@ def births(raw: dict[str, Any], step: int, phase: str) -> list[tuple[int, str]]:
 
 def peaks(raw: dict[str, Any]) -> dict[tuple[Any, str], int]:
     """Peak bytes by step and phase."""
-    from memprof.analysis import analyze
+    from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw
 
     return {(p.step, p.phase): p.allocated_bytes for p in analyze(snapshot_from_raw(raw)).phases}
@@ -169,9 +169,9 @@ def main() -> None:
     asked = parser.parse_args()
 
     from benchmarks.measure import write_result
+    from memprof.config.settings import Settings
     from memprof.demo.model import prepare_checkpoint
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
 
     checkpoint = prepare_checkpoint(asked.cache)
     settings = Settings(

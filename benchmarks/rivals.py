@@ -85,7 +85,7 @@ def _on_this_cpu() -> list[dict[str, Any]]:
 
 def ask_arena(python: str, rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any] | None]]:
     """Its version, and an answer for each row that it can be asked about."""
-    from memprof.simulate.catalogue import find_config
+    from memprof.config.catalogue import find_config
 
     asked = [{"config": find_config(r["model"]), "training": r["arena"]} for r in rows if r["arena"]]
     done = subprocess.run([python, "-c", _ARENA], input=json.dumps(asked), capture_output=True, text=True, check=True)
@@ -101,7 +101,7 @@ def ask_accelerate(model: str, dtype: str) -> int:
     from accelerate.utils import calculate_maximum_sizes
     from transformers import AutoModelForCausalLM
 
-    from memprof.simulate.models import load_config
+    from memprof.simulate.trainer.models import load_config
 
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(load_config(model), dtype=torch.float32)

@@ -24,10 +24,10 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def executed(changes: dict[str, Any]) -> dict[str, Any]:
     """Formulas' bytes and the simulation's own peaks by category, for one run."""
+    from memprof.config.catalogue import find_config
+    from memprof.config.settings import Settings
     from memprof.plan.rough import rough, shape_of
-    from memprof.simulate.catalogue import find_config
     from memprof.simulate.fit import evaluate
-    from memprof.simulate.settings import Settings
 
     settings = Settings(**{**_BASE, **changes})
     analysis = evaluate(settings, None).analysis

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.measure import write_result
-from memprof.record.nvml import DeviceMeter
-from memprof.record.outside import Outside
-from memprof.record.sampler import MOST_HERTZ, Sampler
+from memprof.recording.system.nvml import DeviceMeter
+from memprof.recording.system.outside_torch import Outside
+from memprof.recording.system.sampler import MOST_HERTZ, Sampler
 
 
 class _StandIn:

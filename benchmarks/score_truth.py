@@ -23,7 +23,7 @@ import numpy as np
 
 from memprof.attribution import Attribution, attribute
 from memprof.snapshot import load_snapshot
-from memprof.timeline import Timeline, build_timeline
+from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
 CATEGORIES = [c.value for c in Category]

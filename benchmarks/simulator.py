@@ -64,7 +64,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def capture(name: str, snapshots: Path) -> list[dict[str, Any]]:
     """One GPU capture and its simulation: the highest requested bytes, and what is reserved at the end."""
-    from memprof.simulate.gpus import find_gpu
+    from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate
 
     case = CAPTURES[name]
@@ -112,8 +112,8 @@ def _reset(heap: Any) -> None:
 def real_run(name: str) -> list[dict[str, Any]]:
     """A small TRL run on the CPU, traced, and its simulation: the peak of training, and that of generation."""
     from benchmarks.real_step import peaks, run_real
+    from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
 
     model, changes = RUNS[name]
     values = {

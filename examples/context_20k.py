@@ -16,17 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.comparison import build_comparison
-from memprof.reports.document import document_of
-from memprof.reports.html import write_comparison
-from memprof.reports.model import Document
+from memprof.reports.document.build import document_of
+from memprof.reports.document.comparison import build_comparison
+from memprof.reports.document.model import Document
+from memprof.reports.html.page import write_comparison
 from simulations import ending, options, save, table
 
-from memprof.diff import Run, compare
-from memprof.published import published_columns
+from memprof.analysis.compare import Run, compare
+from memprof.analysis.published import published_columns
+from memprof.config.gpus import find_gpu
+from memprof.config.settings import CHOICES, Settings
 from memprof.simulate.fit import evaluate
-from memprof.simulate.gpus import find_gpu
-from memprof.simulate.settings import CHOICES, Settings
 from memprof.units import format_gib
 
 RECIPES = {"trl-full-logits": "TRL, logits materialised", "trl": "TRL today", "lean": "Lean trainer"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from simulations import ending, options, save, simulate_all, table
 
-from memprof.simulate.settings import CHOICES, Settings
+from memprof.config.settings import CHOICES, Settings
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category
 

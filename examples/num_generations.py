@@ -15,8 +15,8 @@ from typing import Any
 
 from simulations import chart, ending, options, save, simulate_all, table
 
-from memprof.simulate.gpus import find_gpu
-from memprof.simulate.settings import Settings
+from memprof.config.gpus import find_gpu
+from memprof.config.settings import Settings
 from memprof.units import GIB, format_gib
 
 MICRO_BATCH = 4

@@ -68,7 +68,7 @@ CARDS = {"lean trainer on 24 GB, 8 in a micro-batch": "24GB"}
 
 def settings_of(model: str, method: str) -> Any:
     """A cell of the first table, as far as it is known."""
-    from memprof.simulate.settings import Settings
+    from memprof.config.settings import Settings
 
     return Settings(
         model=model,
@@ -87,7 +87,7 @@ def settings_of(model: str, method: str) -> Any:
 
 def long_settings(name: str) -> Any:
     """A column of the second table: LoRA on all linear layers, bf16, checkpointing, 512 + 19 968 tokens."""
-    from memprof.simulate.settings import Settings
+    from memprof.config.settings import Settings
 
     values = {"per_device_train_batch_size": 8, **LONG[name]}
     return Settings(
@@ -111,7 +111,7 @@ def keep(file: Path, results: dict[str, Any]) -> None:
 
 def run_methods(file: Path, sizes: list[str], workers: int | None) -> None:
     """Simulate what is missing, size by size."""
-    from memprof.plan.runner import runner
+    from memprof.plan.subprocess_runner import runner
 
     results = kept(file)
     with runner("H100", workers=workers) as machine:
@@ -131,8 +131,8 @@ def _recipe(row: dict[str, Any] | None) -> str | None:
 
 def run_components(file: Path) -> None:
     """Simulate what is missing; each group's own peak, as the published sums are made."""
+    from memprof.config.gpus import find_gpu
     from memprof.simulate.fit import evaluate
-    from memprof.simulate.gpus import find_gpu
 
     results = kept(file)
     for name in LONG:

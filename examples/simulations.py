@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from memprof.config.catalogue import find_config
+from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
-from memprof.plan.runner import runner
-from memprof.simulate.catalogue import find_config
-from memprof.simulate.result import run_row
-from memprof.simulate.settings import Settings
+from memprof.plan.subprocess_runner import runner
+from memprof.simulate.fit import run_row
 
 __all__ = ["chart", "ending", "options", "save", "simulate_all", "table"]
 
@@ -37,7 +37,7 @@ def ending(main: Callable[[], None]) -> None:
 
 
 def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> list[dict[str, Any]]:
-    """One row of plain data for each of the settings: peaks in bytes, categories, verdict (memprof.simulate.result)."""
+    """One row of plain data for each of the settings: peaks in bytes, categories, verdict (memprof.simulate.fit)."""
     if workers == 1:
         return [_known_or_run(settings, gpu) for settings in wanted]
     with runner(gpu, workers=workers) as machine:

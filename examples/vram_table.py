@@ -14,8 +14,8 @@ from __future__ import annotations
 from published_tables import METHODS, MODELS, PUBLISHED, settings_of
 from simulations import ending, options, save, simulate_all, table
 
-from memprof.simulate.gpus import find_gpu
-from memprof.simulate.settings import CHOICES
+from memprof.config.gpus import find_gpu
+from memprof.config.settings import CHOICES
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from memprof._version import __version__
 
 if TYPE_CHECKING:
-    from memprof.analysis import Analysis, analyze
-    from memprof.attach import attach, attached
-    from memprof.collecting import collect, request_dump
-    from memprof.integrations.callback import MemProfCallback
-    from memprof.record import phase, record
+    from memprof.advice.advised import analyze
+    from memprof.analysis.analysis import Analysis
+    from memprof.integrations.callback.callback import MemProfCallback
+    from memprof.recording import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
+    from memprof.watch.attach import attach, attached
+    from memprof.watch.collect import collect, request_dump
 
 __all__ = [
     "Analysis",
@@ -34,16 +35,16 @@ __all__ = [
 
 _HOME = {
     "Analysis": "memprof.analysis",
-    "MemProfCallback": "memprof.integrations.callback",
+    "MemProfCallback": "memprof.integrations.callback.callback",
     "Snapshot": "memprof.snapshot",
-    "analyze": "memprof.analysis",
-    "attach": "memprof.attach",
-    "attached": "memprof.attach",
-    "collect": "memprof.collecting",
-    "request_dump": "memprof.collecting",
+    "analyze": "memprof.advice.advised",
+    "attach": "memprof.watch.attach",
+    "attached": "memprof.watch.attach",
+    "collect": "memprof.watch.collect",
+    "request_dump": "memprof.watch.collect",
     "load_snapshot": "memprof.snapshot",
-    "phase": "memprof.record",
-    "record": "memprof.record",
+    "phase": "memprof.recording",
+    "record": "memprof.recording",
 }
 
 _EXTRA = {"torch": "record", "transformers": "record", "trl": "record"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memprof.frame_paths import text_path
 from memprof.units import format_bytes
 from memprof.vocabulary import CATEGORY_LABELS
 
@@ -14,7 +15,7 @@ MOST_LINES = 10
 _LABELS = {str(category): label for category, label in CATEGORY_LABELS.items()}
 _HOLDERS = 3
 # Files that are nobody's mistake: the innermost frame outside them is where to look.
-_LIBRARIES = ("/torch/", "/transformers/", "/trl/", "/accelerate/", "/peft/", "<frozen", "<string>")
+_NO_FILE = ("<frozen", "<string>")
 
 
 def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
@@ -59,7 +60,7 @@ def _frames(stack: Sequence[str]) -> list[str]:
     """Where it was asked for: the innermost frame, and the innermost of the user's own."""
     if not stack:
         return []
-    own = next((f for f in stack if not any(part in f for part in _LIBRARIES)), None)
+    own = next((f for f in stack if not (text_path(f).rooted or f.startswith(_NO_FILE))), None)
     return list(dict.fromkeys([stack[0], own] if own else [stack[0]]))
 
 

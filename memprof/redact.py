@@ -11,9 +11,11 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
+
+from memprof.frame_paths import own_folders
 
 __all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
 
@@ -95,6 +97,8 @@ _WORDS = ("config", "notes", "oom")
 
 def redact_snapshot(raw: dict[str, Any]) -> None:
     """Clean a raw snapshot in place: the file names in every frame, and the words under memprof's own key."""
+    extra = raw.get("memprof", {})
+    own = [*(extra.pop("own_folders", None) or []), *own_folders()]
     seen: set[int] = set()
     lists = [s.get("frames") for s in raw.get("segments", [])]
     lists += [b.get("frames") for s in raw.get("segments", []) for b in s.get("blocks", [])]
@@ -106,8 +110,7 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
         for frame in frames:
             if id(frame) not in seen:
                 seen.add(id(frame))
-                frame["filename"] = short_path(frame.get("filename", ""))
-    extra = raw.get("memprof", {})
+                frame["filename"] = _own_path(frame.get("filename", ""), own) or short_path(frame.get("filename", ""))
     extra.update({name: redact(extra[name]) for name in _WORDS if extra.get(name)})
 
 
@@ -149,6 +152,12 @@ def _paths(text: str) -> str:
 def short_path(path: str) -> str:
     """What stays of a file's path: from the library's name on, from ``python3.x`` on, of other files the name."""
     return _in_library(path) or re.split(r"[/\\]", path)[-1]
+
+
+def _own_path(path: str, own: Iterable[Sequence[str]]) -> str | None:
+    """The import name of a file of memprof's that lies beside the package, as in an editable install."""
+    slashed = path.replace("\\", "/")
+    return next((f"{name}/{slashed[len(folder) :]}" for folder, name in own if slashed.startswith(folder)), None)
 
 
 def _in_library(path: str) -> str | None:

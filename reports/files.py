@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from memprof.reports.text import plain
+from memprof.reports.document.text import plain
 
 from memprof.errors import InputError
 

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
+from memprof.reports.document.text import plain
 from memprof.reports.files import write_text
-from memprof.reports.text import plain
 
 from memprof.errors import InputError
 

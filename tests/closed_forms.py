@@ -15,7 +15,7 @@ from memprof.demo.training import Scale, lora_config
 from memprof.vocabulary import Category, Phase
 
 if TYPE_CHECKING:
-    from memprof.analysis import Analysis
+    from memprof.analysis.analysis import Analysis
 
 # The share of the peak that no evidence may be left for.
 UNATTRIBUTED = 0.005

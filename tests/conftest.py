@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def only_new_tensors() -> Iterator[None]:
     """For tests that compare a recording to the byte: tensors that other modules' tests hold are not in it."""
     torch = pytest.importorskip("torch")
-    import memprof.record.tensor_trace as trace
+    import memprof.recording.trace.tensor_trace as trace
 
     gc.collect()
     held = {id(thing): weakref.ref(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)}

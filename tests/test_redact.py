@@ -11,7 +11,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memprof.reports.document import build_document
+from memprof.reports.document.build import build_document
 from memprof.reports.json import validate
 
 from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text, short_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 
 __all__ = ["LEAN", "OOM", "SIMULATED", "TRUTH", "Case", "shrunk"]
 

@@ -25,7 +25,7 @@ def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any],
     import torch
     from datasets import Dataset
 
-    from memprof.simulate.trl_recipe import adapter_of
+    from memprof.simulate.trainer.build import adapter_of
 
     if lean:
         from memprof.grpo import LeanGRPOConfig as Config
@@ -76,7 +76,7 @@ def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from memprof.simulate.models import load_config
+    from memprof.simulate.trainer.models import load_config
 
     config = load_config(settings.model)
     if shrink:
@@ -150,7 +150,7 @@ def counters() -> dict[str, int]:
     """Torch's own peaks, and NVML's figure for this process where it can be had."""
     import torch
 
-    from memprof.record.outside import Outside
+    from memprof.recording.system.outside_torch import Outside
 
     if not torch.cuda.is_available():
         return {}
@@ -194,7 +194,7 @@ def execute(
     """
     import torch
 
-    from memprof.simulate.settings import Settings
+    from memprof.config.settings import Settings
 
     wanted = Settings(**{**settings, "lora_target_modules": ("all-linear",)})
     if fraction:

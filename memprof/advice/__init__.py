@@ -1,6 +1,6 @@
 """What would lower a run's peak: changes to its settings, what each saves and costs. Torch is needed to simulate."""
 
 from memprof.advice.estimate import estimated_advice
-from memprof.advice.model import Candidate, Peak, Run
+from memprof.advice.recorded_run import Candidate, Peak, Run
 
 __all__ = ["Candidate", "Peak", "Run", "estimated_advice"]

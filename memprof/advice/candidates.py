@@ -8,9 +8,9 @@ from memprof.advice import effects
 from memprof.advice.checkpoints import checkpoint, offload
 from memprof.advice.generation import generation_candidates
 from memprof.advice.lean import lean_candidates
-from memprof.advice.model import Candidate, Peak, Run, Toll
+from memprof.advice.recorded_run import Candidate, Peak, Run, Toll
 from memprof.advice.unconfigured import candidates_by_category, fragmentation_candidates
-from memprof.simulate.settings import CHOICES, OPTIMIZERS, Settings
+from memprof.config.settings import CHOICES, OPTIMIZERS, Settings
 
 __all__ = ["candidates_for"]
 

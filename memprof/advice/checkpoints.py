@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.advice import effects
-from memprof.advice.model import Candidate, Effect, Toll
+from memprof.advice.recorded_run import Candidate, Effect, Toll
 
 __all__ = ["checkpoint", "offload"]
 

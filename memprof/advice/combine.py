@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
-from memprof.advice.model import Candidate, Run
+from memprof.advice.recorded_run import Candidate, Run
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.settings import Settings
 
 if TYPE_CHECKING:
-    from memprof.plan.runner import Runner
+    from memprof.plan.subprocess_runner import Runner
 
 __all__ = ["Combination", "combine"]
 
@@ -90,8 +90,8 @@ class _State:
 
 class _Search:
     def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
-        from memprof.simulate.fit import MARGIN
-        from memprof.simulate.gpus import find_gpu
+        from memprof.config.expected_error import MARGIN
+        from memprof.config.gpus import find_gpu
 
         self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN

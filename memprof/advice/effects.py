@@ -2,15 +2,15 @@
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
 of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
-forward and backward is reckoned by :mod:`memprof.advice.moments` instead.
+forward and backward is reckoned by :mod:`memprof.advice.training_moments` instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memprof.advice.model import DTYPE_BYTES, Effect, Peak, Run
-from memprof.advice.moments import held
+from memprof.advice.recorded_run import DTYPE_BYTES, Effect, Peak, Run
+from memprof.advice.training_moments import held
 
 __all__ = [
     "all_of",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memprof.advice.candidates import candidates_for
-from memprof.advice.model import Candidate, Peak, Run, Sizes, highest
-from memprof.advice.moments import refined
+from memprof.advice.recorded_run import Candidate, Peak, Run, Sizes, highest
+from memprof.advice.training_moments import refined
+from memprof.config.from_recording import settings_like
 from memprof.errors import InputError, UsageError
-from memprof.simulate.like import settings_like
 
 __all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
 

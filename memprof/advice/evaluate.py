@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
-from memprof.advice.model import Candidate, Peak, Run, highest
+from memprof.advice.recorded_run import Candidate, Peak, Run, highest
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.settings import Settings
 
 if TYPE_CHECKING:
-    from memprof.plan.runner import Runner
+    from memprof.plan.subprocess_runner import Runner
 
 __all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
 
@@ -23,7 +23,7 @@ class Evaluated:
     """What simulating came to.
 
     ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
-    :mod:`memprof.simulate.result`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
+    :mod:`memprof.simulate.fit`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
     says by candidate why one could not be simulated.
     """
 
@@ -48,7 +48,7 @@ def evaluate_advice(
 
     Args:
         report: the run's ``memprof.report/1``.
-        settings: of the unchanged run, ready to be simulated (:func:`memprof.simulate.like.place_model`).
+        settings: of the unchanged run, ready to be simulated (:func:`memprof.config.from_recording.place_model`).
         machine: runs simulations.
         seconds: when to stop starting further ones; what is left keeps its estimate.
         batch: how many are started together.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.advice import effects
-from memprof.advice.model import Candidate, Toll
-from memprof.simulate.settings import Settings
+from memprof.advice.recorded_run import Candidate, Toll
+from memprof.config.settings import Settings
 
 __all__ = ["generation_candidates"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from memprof.advice import effects
 from memprof.advice.checkpoints import checkpoint, offload
-from memprof.advice.model import Candidate, Toll
-from memprof.simulate.settings import Settings
+from memprof.advice.recorded_run import Candidate, Toll
+from memprof.config.settings import Settings
 
 __all__ = ["lean_candidates"]
 
-# Tokens of a piece where the trainer is not told (memprof.grpo.split, which needs torch).
+# Tokens of a piece where the trainer is not told (memprof.grpo.step.groups, which needs torch).
 _PIECE = 2048
 
 

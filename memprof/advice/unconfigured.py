@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memprof.advice import effects
-from memprof.advice.model import Candidate, Run, Toll
+from memprof.advice.recorded_run import Candidate, Run, Toll
 
 __all__ = ["candidates_by_category", "fragmentation_candidates"]
 

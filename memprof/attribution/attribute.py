@@ -11,28 +11,27 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.buckets import apply_buckets
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
 from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts
-from memprof.attribution.gradients import apply_gradients, apply_unfinished_gradients, trained_sizes
-from memprof.attribution.lifetimes import (
+from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
+from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
     apply_kv_cache,
     apply_optimizer_state,
     apply_weight_casts,
     apply_workspaces,
 )
+from memprof.attribution.loaded_models import apply_loaded_models
 from memprof.attribution.logits import apply_fused_logprobs, apply_logits, find_vocabulary
-from memprof.attribution.model import Attribution
-from memprof.attribution.models import apply_loaded_models
-from memprof.attribution.owners import apply_owners
 from memprof.attribution.phases import phase_track
+from memprof.attribution.recorded import apply_owners, apply_tags
+from memprof.attribution.result import Attribution
 from memprof.attribution.rules import RuleSet, load_rules
 from memprof.attribution.stack_index import StackIndex
-from memprof.attribution.tagged import apply_tags
 from memprof.attribution.tags import read_tags
+from memprof.frame_paths import recorded_own_folders
 from memprof.snapshot.model import Snapshot
-from memprof.timeline import Timeline
+from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["attribute"]
@@ -58,7 +57,7 @@ def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = No
         timeline: lifetimes of one of its devices.
         rules: stack rules, the packaged ones by default (:func:`load_rules`).
     """
-    stacks = StackIndex(snapshot.stacks, rules or load_rules())
+    stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
     tags = read_tags(snapshot.metadata)
     track = phase_track(snapshot, timeline, stacks, tags)
     facts = Facts(snapshot, timeline, stacks, tags, track)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.model import PhaseTrack
+from memprof.attribution.result import PhaseTrack
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.snapshot.model import Action, Snapshot
-from memprof.timeline import Timeline
+from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["WORKSPACE_BYTES", "Draft", "Facts", "codes_of"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, codes_of
-from memprof.attribution.models import embedding_geometry
+from memprof.attribution.loaded_models import embedding_geometry
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]

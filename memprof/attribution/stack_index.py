@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.rules import Rule, RuleSet
+from memprof.frame_paths import FramePath, OwnFolder, frame_path, package_names
 from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
 
@@ -29,8 +30,9 @@ Bools = NDArray[np.bool_]
 class _FrameMatcher:
     """Which of a file's distinct frames each pattern matches; every part is matched once."""
 
-    def __init__(self, frames: list[Frame]) -> None:
-        self.files, self._file_of = _intern(f.file.replace("\\", "/") for f in frames)
+    def __init__(self, frames: list[Frame], own: Sequence[OwnFolder]) -> None:
+        files, self._file_of = _intern(f.file for f in frames)
+        self.files = [frame_path(file, own) for file in files]
         self.functions, self._function_of = _intern(f.function for f in frames)
         self._function_ids = {name: i for i, name in enumerate(self.functions)}
         self._file_hits: dict[str, Bools] = {}
@@ -49,8 +51,8 @@ class _FrameMatcher:
 
     def _files(self, glob: str) -> Bools:
         if glob not in self._file_hits:
-            regex = re.compile("(?:.*/)?" + fnmatch.translate(glob))
-            self._file_hits[glob] = np.fromiter((regex.match(f) is not None for f in self.files), bool, len(self.files))
+            matches = _file_test(glob)
+            self._file_hits[glob] = np.fromiter((matches(f) for f in self.files), bool, len(self.files))
         return self._file_hits[glob]
 
     def _functions(self, alternatives: str) -> Bools:
@@ -65,6 +67,19 @@ class _FrameMatcher:
                 hits |= np.fromiter((regex.match(f) is not None for f in self.functions), bool, len(hits))
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
+
+
+def _file_test(glob: str) -> Callable[[FramePath], bool]:
+    """Whether a path matches the FILE of a pattern, see the head of ``rules.toml``."""
+    first, slash, _ = glob.partition("/")
+    if not slash:
+        name = re.compile(fnmatch.translate(glob)).match
+        return lambda f: name(f.path.rpartition("/")[2]) is not None
+    if first in package_names():
+        whole = re.compile(fnmatch.translate(glob)).match
+        return lambda f: f.rooted and whole(f.path) is not None
+    tail = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
+    return lambda f: tail(f.path) is not None
 
 
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -82,9 +97,12 @@ def _is_python(frame: Frame) -> bool:
 
 
 class StackIndex:
-    """What every stack of a snapshot says, one entry a stack. Frames are numbered from the innermost."""
+    """What every stack of a snapshot says, one entry a stack. Frames are numbered from the innermost.
 
-    def __init__(self, table: StackTable, rules: RuleSet) -> None:
+    ``own`` are the folders of the memprof that recorded.
+    """
+
+    def __init__(self, table: StackTable, rules: RuleSet, own: Sequence[OwnFolder] = ()) -> None:
         self.rules = rules
         self.table = table
         # One frame that matches nothing stands in for the frames of an empty stack.
@@ -97,7 +115,7 @@ class StackIndex:
         self._starts = np.concatenate(([0], np.cumsum(lengths)[:-1])) if self.n else np.zeros(0, np.int64)
         self._flat = np.fromiter((f for s in stacks for f in s), np.int64, int(lengths.sum()))
         self._depth = np.arange(len(self._flat)) - np.repeat(self._starts, lengths)
-        self._matcher = _FrameMatcher(frames)
+        self._matcher = _FrameMatcher(frames, own)
         self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
         self.python[blank] = False
         self.has_python = self._any(self.python)

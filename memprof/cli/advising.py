@@ -23,7 +23,7 @@ def check_card(gpu: str | None) -> None:
         UsageError: it is neither a name nor a size.
     """
     if gpu is not None:
-        from memprof.simulate.gpus import find_gpu
+        from memprof.config.gpus import find_gpu
 
         find_gpu(gpu)
 
@@ -48,7 +48,7 @@ def simulated(
         InputError, UsageError: ``gpu`` was asked about, and the run cannot be simulated.
     """
     from memprof.advice.advise import simulated_parts
-    from memprof.cli.plan import progress
+    from memprof.cli.commands.plan import progress
     from memprof.plan.cache import cache_folder
 
     with progress() as told:

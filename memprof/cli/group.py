@@ -15,18 +15,18 @@ from memprof.errors import MemprofError
 
 __all__ = ["main"]
 
-# name -> (module, one line of help). The line is here so that listing the commands loads none of them.
+# name -> one line of help. The line is here so that listing the commands loads none of them.
 _COMMANDS = {
-    "report": ("memprof.cli.report", "Say where the memory of a snapshot went: table, JSON or HTML page."),
-    "compare": ("memprof.cli.compare", "Put runs side by side: what differs, in the rows of the published table."),
-    "explain": ("memprof.cli.explain", "List each allocation alive at one instant, with how its category is known."),
-    "advise": ("memprof.cli.advise", "What would lower a run's peak: each change's savings, found by simulating it."),
-    "simulate": ("memprof.cli.simulate", "Predict a run's memory without a GPU: the real step on fake tensors."),
-    "plan": ("memprof.cli.plan", "What fits a GPU: methods side by side, and the best settings found."),
-    "watch": ("memprof.cli.watch", "Show the newest counters of a running or finished job."),
-    "run": ("memprof.cli.run", "Run a training script with memprof attached, no code changed."),
-    "oom": ("memprof.cli.oom", "Explain an out-of-memory message from a log, number by number."),
-    "demo": ("memprof.cli.demo", "Train a small model with GRPO on this machine, profiled and reported."),
+    "report": "Say where the memory of a snapshot went: table, JSON or HTML page.",
+    "compare": "Put runs side by side: what differs, in the rows of the published table.",
+    "explain": "List each allocation alive at one instant, with how its category is known.",
+    "advise": "What would lower a run's peak: each change's savings, found by simulating it.",
+    "simulate": "Predict a run's memory without a GPU: the real step on fake tensors.",
+    "plan": "What fits a GPU: methods side by side, and the best settings found.",
+    "watch": "Show the newest counters of a running or finished job.",
+    "run": "Run a training script with memprof attached, no code changed.",
+    "oom": "Explain an out-of-memory message from a log, number by number.",
+    "demo": "Train a small model with GRPO on this machine, profiled and reported.",
 }
 
 
@@ -39,12 +39,12 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        command: click.Command = import_module(f"memprof.cli.commands.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def main(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from memprof.analysis import Analysis
+    from memprof.analysis.analysis import Analysis
     from memprof.simulate.fit import Verdict
 
 __all__ = [
@@ -65,7 +65,7 @@ def analysed(path: Path, device: int | None, rules: Path | None) -> Analysis:
         InputError: the file, or the file of rules, cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    from memprof.analysis import analyze
+    from memprof.advice.advised import analyze
     from memprof.snapshot import load_snapshot
 
     rule_set = None
@@ -119,7 +119,7 @@ def print_report(report: dict[str, Any], style: str) -> None:
 
         emit(dumps(report))
         return
-    from memprof.reports.document import build_document
+    from memprof.reports.document.build import build_document
 
     document = build_document(report)
     if style == "markdown":
@@ -127,7 +127,7 @@ def print_report(report: dict[str, Any], style: str) -> None:
 
         emit(render_markdown(document))
         return
-    from memprof.reports.terminal import print_document
+    from memprof.reports.terminal.report import print_document
 
     print_document(document)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from memprof.simulate.settings import Settings
+    from memprof.config.settings import Settings
 
 __all__ = ["budget_option", "check_sharding", "run_options", "settings_of"]
 
@@ -99,8 +99,8 @@ def settings_of(config_file: Path | None, given: dict[str, Any], *, device: str 
         InputError: the file cannot be used.
         UsageError: no model, or settings that contradict each other.
     """
+    from memprof.config.settings import Settings, read_settings
     from memprof.errors import UsageError
-    from memprof.simulate.settings import Settings, read_settings
 
     values = read_settings(config_file) if config_file is not None else {}
     values.update({name: value for name, value in given.items() if value is not None})

@@ -82,7 +82,7 @@ def run(out: Path, *, quick: bool = False) -> DemoResult:
 
 def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Questions, out: Path) -> RunResult:
     from memprof.demo.training import train
-    from memprof.integrations.callback import MemProfCallback
+    from memprof.integrations.callback.callback import MemProfCallback
 
     _say(f"\nTraining {scale.steps} steps of {scale.completions} completions: {recipe.title}.")
     board = out / "tensorboard" / recipe.name
@@ -148,10 +148,10 @@ def _board(folder: Path) -> list[Any]:
 
 
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
-    from memprof.analysis import analyze
-    from memprof.reports.document import document_of
-    from memprof.reports.html import write_html
-    from memprof.reports.terminal import print_document
+    from memprof.advice.advised import analyze
+    from memprof.reports.document.build import document_of
+    from memprof.reports.html.page import write_html
+    from memprof.reports.terminal.report import print_document
     from memprof.snapshot import load_snapshot
 
     analysis = analyze(load_snapshot(snapshot))

@@ -1,6 +1,6 @@
 """``memory_budget``: the lean trainer's settings chosen by simulation, held against the first step, corrected once.
 
-The run is simulated in another process (:mod:`memprof.simulate.apart`), so that nothing of it, random numbers
+The run is simulated in another process (:mod:`memprof.plan.subprocess_runner`), so that nothing of it, random numbers
 included, is touched here. Rank 0 chooses for all.
 """
 
@@ -15,10 +15,10 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
-from memprof.record.phases import ACTIVE
-from memprof.simulate.ladder import CHOSEN, Choice, choose, describe, sentences
-from memprof.simulate.settings import Settings
+from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
+from memprof.recording.phases import ACTIVE
 from memprof.units import format_gib, parse_size
 from memprof.vocabulary import Phase
 
@@ -68,11 +68,11 @@ def budget_bytes(budget: str, device: torch.device) -> int:
 
 
 def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
-    from memprof.simulate.apart import Apart
+    from memprof.plan.subprocess_runner import runner
 
     settings, notes = settings_of(trainer)
     fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
-    with Apart(str(total) if settings.device == "cuda" else None) as process:
+    with runner(str(total) if settings.device == "cuda" else None, workers=1) as process:
         return choose(settings, total, process.run, fixed), notes
 
 
@@ -89,10 +89,10 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
         UsageError: a combination that cannot be simulated.
         InputError: the model's config cannot be kept where the other process reads it.
     """
-    from memprof.integrations.facts import plain_config
+    from memprof.config.from_recording import Likeness, place_model
+    from memprof.config.from_trainer import script_settings
     from memprof.plan.cache import cache_folder
-    from memprof.simulate.like import Likeness, place_model
-    from memprof.simulate.script_settings import script_settings
+    from memprof.recording.run_facts import plain_config
 
     notes: list[str] = []
     base = trainer._base_model(trainer.model)
@@ -115,7 +115,7 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
 
 
 def _longest_prompt(trainer: Any, notes: list[str]) -> int:
-    from memprof.simulate.script_settings import prompt_tokens
+    from memprof.config.from_trainer import prompt_tokens
 
     try:
         prompts = heapq.nlargest(_LONGEST, trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))

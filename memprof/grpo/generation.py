@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.defaults import device_kind
+from memprof.grpo.config import device_kind
 
 __all__ = ["cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
 

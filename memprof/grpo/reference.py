@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.groups import Piece
-from memprof.grpo.head import add_lean_head
-from memprof.grpo.layers import decoder_layers
-from memprof.grpo.scoring import blank, score_piece, write
-from memprof.grpo.split import pieces_of
-from memprof.grpo.trim import Row, row_inputs
+from memprof.grpo.loss.head import add_lean_head
+from memprof.grpo.step.groups import Piece, pieces_of
+from memprof.grpo.step.scoring import blank, score_piece, write
+from memprof.grpo.step.trim import Row, row_inputs
+from memprof.grpo.techniques.layers import decoder_layers
 
 __all__ = ["HostReference", "load_reference"]
 

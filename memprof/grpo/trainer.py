@@ -14,19 +14,18 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 
 from memprof.grpo.budget import keep_within_budget
-from memprof.grpo.checkpointing import apply_checkpointing
-from memprof.grpo.config import LeanGRPOConfig
-from memprof.grpo.defaults import checkpointing_of, tile_of
+from memprof.grpo.config import LeanGRPOConfig, checkpointing_of, tile_of
 from memprof.grpo.generation import sequences_together
-from memprof.grpo.head import Head, add_lean_head
-from memprof.grpo.layers import counts_padding
+from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.reference import HostReference, load_reference
-from memprof.grpo.schemes import scheme_of
-from memprof.grpo.scoring import score_without_graph
-from memprof.grpo.steps import PiecewiseStep
+from memprof.grpo.step.pieces import PiecewiseStep
+from memprof.grpo.step.schemes import scheme_of
+from memprof.grpo.step.scoring import score_without_graph
+from memprof.grpo.step.trim import Row, rows_of
 from memprof.grpo.support import check_supported, reference_place, whole_batch_reason
-from memprof.grpo.tiled_mlp import apply_tiled_mlp
-from memprof.grpo.trim import Row, rows_of
+from memprof.grpo.techniques.checkpointing import apply_checkpointing
+from memprof.grpo.techniques.layers import counts_padding
+from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
 from memprof.grpo.weights import choose_weights, rounded_optimizer
 
 __all__ = ["LeanGRPOTrainer"]

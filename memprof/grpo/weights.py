@@ -67,12 +67,12 @@ def trains_in_bf16(model: Any) -> bool:
 def rounded_optimizer(trainer: Any, kind: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The optimizer transformers chose, or one with stochastic rounding where bf16 weights would lose its updates.
 
-    torch's AdamW becomes :class:`~memprof.grpo.rounding.StochasticAdamW` (same state, so checkpoints fit both),
-    torchao's 8-bit and 4-bit AdamW round when told to. For others a warning says what is lost.
+    torch's AdamW becomes :class:`~memprof.grpo.techniques.rounding.StochasticAdamW` (same state, so checkpoints fit
+    both), torchao's 8-bit and 4-bit AdamW round when told to. For others a warning says what is lost.
     """
     import torch
 
-    from memprof.grpo.rounding import StochasticAdamW
+    from memprof.grpo.techniques.rounding import StochasticAdamW
 
     if trainer.args.stochastic_rounding == "never" or not trains_in_bf16(trainer.model):
         return kind, keywords

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from memprof.frame_paths import frame_path
 
 __all__ = ["Frame", "makes_logits", "own_frame", "phase_of"]
 
 Frame = tuple[str, int, str]
 
-# Innermost frames decide: the first of these that one of them matches. (part of the path, part of the function, phase)
+# Innermost frames decide: the first of these that one of them matches. (start of the path below the import
+# root, part of the function, phase)
 _SIGNS = (
     ("torch/optim/", "", "optimizer_step"),
     ("bitsandbytes/optim/", "", "optimizer_step"),
     ("", "clip_grad_norm", "optimizer_step"),
-    ("/vllm/", "", "generate"),
-    ("/sglang/", "", "generate"),
-    ("generation/utils.py", "", "generate"),
-    ("cache_utils.py", "", "generate"),
+    ("vllm/", "", "generate"),
+    ("sglang/", "", "generate"),
+    ("transformers/generation/", "", "generate"),
+    ("transformers/cache_utils.py", "", "generate"),
     ("torch/autograd/graph.py", "", "backward"),
     ("", "backward", "backward"),
     ("", "_calculate_rewards", "reward"),
@@ -29,7 +33,7 @@ _SIGNS = (
     ("torch/nn/modules/module.py", "_apply", "load"),
     ("torch/nn/modules/module.py", "", "forward"),
 )
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>", "\\site-packages\\")
+_STANDARD = re.compile(r"(?i)(?:.*[/\\])?lib(?:64)?[/\\]python\d[^/\\]*[/\\]|<frozen|<string>")
 _VOCABULARY = ("logits", "lm_head", "logps", "log_softmax", "cross_entropy", "entropy", "chunked")
 
 
@@ -39,8 +43,9 @@ def phase_of(frames: Sequence[Frame]) -> str | None:
     scoring = any("_generate_and_score" in f for f in functions)
     if scoring and any("_get_per_token_logps" in f for f in functions):
         return "old_logprobs"
-    for path_part, function_part, phase in _SIGNS:
-        if any(path_part in path and function_part in function for path, _, function in frames):
+    seen = [(frame_path(path), function) for path, _, function in frames]
+    for start, part, phase in _SIGNS:
+        if any((not start or (f.rooted and f.path.startswith(start))) and part in function for f, function in seen):
             return phase
     return None
 
@@ -53,6 +58,6 @@ def makes_logits(frames: Sequence[Frame]) -> bool:
 def own_frame(frames: Sequence[Frame]) -> str | None:
     """The innermost frame outside installed libraries, as ``file:line function``."""
     for path, line, function in reversed(frames):
-        if not any(part in path.replace("\\", "/") or part in path for part in _LIBRARIES):
+        if not frame_path(path).rooted and not _STANDARD.match(path):
             return f"{path}:{line} {function}"
     return None

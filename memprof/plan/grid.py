@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.simulate.settings import CHOICES, Settings
+from memprof.config.settings import CHOICES, Settings
 
 __all__ = ["METHODS", "Method", "methods_for"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 
 __all__ = ["Shape", "rough", "shape_of"]
 

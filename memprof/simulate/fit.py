@@ -6,21 +6,26 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.config.expected_error import MARGIN, room_bytes
+from memprof.config.gpus import Gpu, find_gpu
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.gpus import Gpu
-from memprof.simulate.host import host_use
+from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
 
 if TYPE_CHECKING:
-    from memprof.analysis import Analysis
-    from memprof.simulate.settings import Settings
+    from memprof.analysis.analysis import Analysis
 
-__all__ = ["MARGIN", "HostNeed", "Outcome", "PhaseNeed", "Verdict", "evaluate", "judge", "room_bytes"]
-
-# Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by about one
-# percent on the captures they were compared on (docs/accuracy.md); this is three times that.
-MARGIN = 0.03
-
+__all__ = [
+    "HostNeed",
+    "Outcome",
+    "PhaseNeed",
+    "Verdict",
+    "evaluate",
+    "judge",
+    "run_row",
+    "summary_of",
+]
 
 @dataclass(frozen=True)
 class PhaseNeed:
@@ -122,11 +127,6 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
 
 
-def room_bytes(gpu: Gpu) -> int:
-    """What torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
-    return int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
-
-
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
     """The same for anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
     raw = run(None)
@@ -166,7 +166,7 @@ def _host_need(raw: dict[str, Any]) -> HostNeed:
 def _analyse(raw: dict[str, Any]) -> Analysis:
     import copy
 
-    from memprof.analysis import analyze
+    from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw
 
     # Reading consumes the lists of the dict it is given; the events themselves are shared.
@@ -197,10 +197,49 @@ def _verdict(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Verd
 
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:
     """What each phase needs, in the order in which the phases begin."""
-    from memprof.curves import phase_maxima
+    from memprof.analysis.curves import phase_maxima
 
     room = room_bytes(gpu)
     return tuple(
         PhaseNeed(phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved <= room)
         for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()
     )
+
+
+def run_row(settings: dict[str, Any], gpu: str | None) -> dict[str, Any]:
+    """Simulate settings given as plain data (so that a worker process can) and return a row of plain data."""
+    values = {**settings, "lora_target_modules": tuple(settings["lora_target_modules"])}
+    card = find_gpu(gpu) if gpu is not None else None
+    return summary_of(evaluate(Settings(**values), card))
+
+
+def summary_of(outcome: Outcome) -> dict[str, Any]:
+    """Peaks by phase, the largest category, the verdict and the host's share; sizes in bytes."""
+    analysis = outcome.analysis
+    categories = analysis.peak.categories
+    phases: dict[str, int] = {}
+    alive: dict[str, dict[str, int]] = {}
+    for breakdown in analysis.phases:
+        if breakdown.allocated_bytes > phases.get(breakdown.phase, -1):
+            phases[breakdown.phase] = breakdown.allocated_bytes
+            alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
+    host = outcome.raw["memprof"]["host"]
+    device_peak = analysis.device_peak
+    return {
+        "peak_bytes": analysis.peak.allocated_bytes,
+        "peak_phase": analysis.peak.phase,
+        "device_peak_bytes": _device_bytes(outcome.verdict, device_peak),
+        "host_bytes": int(host["pinned_bytes"] + host["managed_bytes"]),
+        "largest_category": max(categories, key=lambda name: categories[name]),
+        "categories": {name: size for name, size in categories.items() if size},
+        "phases": phases,
+        "phase_categories": alive,
+        "verdict": outcome.verdict.to_dict() if outcome.verdict is not None else None,
+        "fits": outcome.verdict.fits if outcome.verdict is not None else None,
+    }
+
+
+def _device_bytes(verdict: Verdict | None, device_peak: Any) -> int | None:
+    if verdict is not None:
+        return verdict.needed_bytes
+    return device_peak.reserved_bytes if device_peak is not None else None

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
-from memprof.simulate.settings import Settings
 
 __all__ = ["LengthReport", "Lengths", "Point", "lengths_of_steps", "read_lengths", "study"]
 
@@ -172,7 +172,7 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
     Args:
         settings: the run; its ``completion_length`` is the maximum and the worst case.
         lengths: the distribution.
-        execute: simulates settings and returns their rows (:func:`memprof.simulate.result.summary_of`).
+        execute: simulates settings and returns their rows (:func:`memprof.simulate.fit.summary_of`).
         known: rows by completion length that are executed already; the worst case should be there.
     """
     batch = settings.per_device_train_batch_size * settings.generation_steps

@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memprof.allocator import CachingAllocator, OutOfMemory
-from memprof.allocator_settings import parse_settings
+from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.settings import parse_settings
+from memprof.config.expected_error import expected_error
+from memprof.config.gpus import Gpu, workspace_bytes
+from memprof.config.settings import Settings
 from memprof.errors import InputError
-from memprof.record.protocol import DeviceInfo
-from memprof.simulate.accuracy import expected_error
-from memprof.simulate.gpus import Gpu, workspace_bytes
-from memprof.simulate.settings import Settings
+from memprof.recording.recorder import DeviceInfo
 
 if TYPE_CHECKING:
-    from memprof.simulate.session import FakeSession
+    from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["model_facts", "simulate", "simulate_settings"]
 
@@ -55,11 +55,11 @@ def simulate(
     Raises:
         UsageError: ``alloc_conf`` is malformed.
     """
-    from memprof.simulate.fakes import fake_world
-    from memprof.simulate.plain_heap import PlainHeap
-    from memprof.simulate.recorder import FakeRecorder
-    from memprof.simulate.session import FakeSession
-    from memprof.simulate.tracking import Tracking
+    from memprof.simulate.recorder.plain_heap import PlainHeap
+    from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.recorder.session import FakeSession
+    from memprof.simulate.world.fakes import fake_world
+    from memprof.simulate.world.tracking import Tracking
 
     cuda = device == "cuda"
     heap = CachingAllocator(parse_settings(alloc_conf), capacity) if cuda else PlainHeap()
@@ -138,9 +138,9 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    from memprof.simulate.models import load_config
-    from memprof.simulate.sharded import fake_group
-    from memprof.simulate.trl_recipe import run_trl, selected_of
+    from memprof.simulate.sharding.fsdp2 import fake_group
+    from memprof.simulate.trainer.build import run_trl, selected_of
+    from memprof.simulate.trainer.models import load_config
 
     config = load_config(settings.model)
     with contextlib.ExitStack() as stack:

@@ -38,7 +38,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "non_torch_bytes": _INT,
     "overhead": (dict,),
     "notes": (list,),
-    # Of simulated runs; memprof.prediction checks what is in them.
+    "own_folders": (list,),
+    # Of simulated runs; memprof.analysis.prediction checks what is in them.
     "expected_error": (dict,),
     "fit": (dict,),
     "lengths": (dict,),
@@ -74,6 +75,7 @@ _ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last kind holds for all that fol
     "holders": ((int,), (int,), (str,)),
     "samples": ((int,), _WHOLE),
     "switches": ((int,), (str,), _WHOLE),
+    "own_folders": ((str,), (str,)),
 }
 _FIELDS: dict[str, dict[str, _Kinds]] = {
     "versions": {"torch": _TEXT, "memprof": _TEXT, "python": _TEXT},

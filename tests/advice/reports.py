@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 from memprof.vocabulary import Category
 from tests.reports.sample import sample
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from memprof.reports.json import validate
 
-from memprof.simulate.settings import Settings
+from memprof.config.settings import Settings
 from tests.advice.reports import GIB, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)

@@ -8,9 +8,9 @@ import pytest
 
 from memprof.advice.combine import combine
 from memprof.advice.evaluate import evaluate_advice
-from memprof.advice.model import Run, Sizes
+from memprof.advice.recorded_run import Run, Sizes
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
 
 SIZES = Sizes.of(MODEL)
@@ -28,8 +28,8 @@ class Reckoned:
         return [self._row(s) for s in wanted]
 
     def _row(self, s: Settings) -> dict[str, Any]:
-        from memprof.simulate.fit import MARGIN
-        from memprof.simulate.gpus import find_gpu
+        from memprof.config.expected_error import MARGIN
+        from memprof.config.gpus import find_gpu
 
         count = SIZES.parameters
         wide = 4 if s.dtype == "float32" else 2

@@ -9,11 +9,11 @@ import pytest
 from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
 from memprof.advice.estimate import entry, estimate, run_of
-from memprof.advice.model import Sizes
-from memprof.advice.moments import held as kept_for_backward
-from memprof.advice.moments import kept_by_a_layer, moments
-from memprof.simulate.catalogue import find_config
-from memprof.simulate.settings import Settings
+from memprof.advice.recorded_run import Sizes
+from memprof.advice.training_moments import held as kept_for_backward
+from memprof.advice.training_moments import kept_by_a_layer, moments
+from memprof.config.catalogue import find_config
+from memprof.config.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)

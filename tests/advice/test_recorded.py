@@ -48,7 +48,7 @@ def _peak(settings: Any) -> int:
 def test_advice_comes_true(recorded: tuple[Path, dict[str, Any]]) -> None:
     from memprof.advice.candidates import candidates_for
     from memprof.advice.estimate import run_of
-    from memprof.simulate.like import place_model, settings_like
+    from memprof.config.from_recording import place_model, settings_like
 
     folder, report = recorded
     likeness = settings_like(report["source"])
@@ -80,7 +80,7 @@ def test_the_command_puts_measured_and_simulated_side_by_side(
     recorded: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from click.testing import CliRunner
-    from memprof.reports.comparison import build_comparison
+    from memprof.reports.document.comparison import build_comparison
     from memprof.reports.json import validate
 
     from memprof.cli import main

@@ -11,7 +11,7 @@ from typing import Any
 from memprof.attribution import Attribution, attribute
 from memprof.attribution.rules import RuleSet
 from memprof.snapshot import Snapshot, snapshot_from_raw
-from memprof.timeline import Timeline, build_timeline
+from memprof.timeline.timeline import Timeline, build_timeline
 from memprof.vocabulary import Category
 from tests.synthetic import Raw, SnapshotBuilder, frame
 

@@ -71,7 +71,7 @@ def test_annotations_place_what_has_no_stack() -> None:
     ]
     from memprof.attribution import attribute
     from memprof.snapshot import snapshot_from_raw
-    from memprof.timeline import build_timeline
+    from memprof.timeline.timeline import build_timeline
 
     snapshot = snapshot_from_raw(raw)
     assert [s.phase for s in attribute(snapshot, build_timeline(snapshot)).track.spans] == ["other", "optimizer_step"]

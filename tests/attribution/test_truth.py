@@ -9,7 +9,7 @@ import pytest
 from benchmarks.score_truth import Case, score_case
 from memprof.attribution import attribute
 from memprof.snapshot import load_snapshot
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import Category
 
 LABELLED = ["r2_full_bf16_tied.normal", "r2_full_bf16_tied.after_load", "r7_nano_loop.normal"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import doc_tables
-from memprof.simulate.catalogue import find_config
+from memprof.config.catalogue import find_config
 
 PAGES = doc_tables.PAGES
 

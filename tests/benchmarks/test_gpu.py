@@ -23,11 +23,11 @@ from benchmarks.gpu import checks, real_run
 from benchmarks.gpu.bare import without_key
 from benchmarks.gpu.cases import SIMULATED, TRUTH, Case, shrunk
 from benchmarks.gpu.run import device
-from memprof.cli.simulate import command as simulate
+from memprof.cli.commands.simulate import command as simulate
 from memprof.cli.simulation_options import settings_of
+from memprof.config.settings import Settings, read_settings
 from memprof.errors import UnsafePickle
-from memprof.simulate.settings import Settings, read_settings
-from memprof.simulate.trl_recipe import adapter_of
+from memprof.simulate.trainer.build import adapter_of
 from memprof.snapshot import save_snapshot
 from memprof.snapshot.unpickle import read_plain
 

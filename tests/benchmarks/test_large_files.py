@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.large_files import measure, replay
 from memprof.snapshot import snapshot_from_raw
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 from tests.snapshot.programs import Program, programs
 
 

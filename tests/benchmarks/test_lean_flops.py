@@ -82,8 +82,8 @@ def test_a_shared_prompt_is_computed_once(model: str) -> None:
 
 def test_micro_batches_passed_over_change_no_peak(model: str) -> None:
     from memprof import analyze
+    from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.settings import Settings
     from memprof.snapshot.reader import snapshot_from_raw
 
     tuned = case(model, lora_r=4, per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=4)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from memprof.analysis.counters import CountersFile
 from memprof.cli import main
-from memprof.counters import CountersFile
 
 MIB = 2**20
 

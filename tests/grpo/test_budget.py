@@ -15,7 +15,7 @@ import torch
 from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, settings_of
-from memprof.simulate.ladder import Choice
+from memprof.plan.ladder import Choice
 from tests.grpo.trainers import build, saved_llama, tiny_llama
 
 MIB = 2**20
@@ -60,7 +60,7 @@ def test_a_budget_that_is_no_size_is_refused_first(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run with a generous budget, simulated for real in its own process, trained one recorded step."""
-    from memprof.integrations.callback import MemProfCallback
+    from memprof.integrations.callback.callback import MemProfCallback
 
     folder = tmp_path_factory.mktemp("budget")
     with pytest.MonkeyPatch.context() as patch:

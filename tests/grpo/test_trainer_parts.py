@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 from memprof.grpo.generation import cache_bytes
-from memprof.grpo.rounding import StochasticAdamW, round_to_bf16
-from memprof.grpo.split import pieces_of
+from memprof.grpo.step.groups import pieces_of
+from memprof.grpo.step.trim import Row, row_inputs, rows_of
 from memprof.grpo.support import reference_place
-from memprof.grpo.trim import Row, row_inputs, rows_of
+from memprof.grpo.techniques.rounding import StochasticAdamW, round_to_bf16
 from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
 from tests.test_imports import HEAVY, loaded_after
 
@@ -134,9 +134,9 @@ def test_prompts_hold_what_is_planned_for(adapters: bool, tile: int | None) -> N
     from peft import LoraConfig, get_peft_model
 
     from memprof.grpo.generation import prompt_bytes
-    from memprof.grpo.tiled_mlp import apply_tiled_mlp
-    from memprof.simulate.models import build_model
+    from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
     from memprof.simulate.run import simulate
+    from memprof.simulate.trainer.models import build_model
 
     config = tiny_llama(hidden_size=64, intermediate_size=224, num_hidden_layers=3).config
     held: dict[int, int] = {}
@@ -163,7 +163,7 @@ def test_prompts_hold_what_is_planned_for(adapters: bool, tile: int | None) -> N
 def test_tiles_come_with_automatic_checkpointing_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from memprof.grpo.defaults import TILE_TOKENS, tile_of
+    from memprof.grpo.config import TILE_TOKENS, tile_of
 
     def tile(kind: str, tiled: int | None = None, on: bool = True, length: int = TILE_TOKENS + 1) -> int | None:
         given = {"tiled_mlp": tiled, "checkpointing": kind, "gradient_checkpointing": on}

@@ -78,10 +78,10 @@ def one_step(
 
 def chosen_for_all(folder: Path) -> dict[str, Any]:
     """What a memory budget leads to on this rank where rank 0 chooses, and where it finds nothing."""
+    from memprof.config.settings import Settings
     from memprof.errors import DoesNotFit, UsageError
     from memprof.grpo import budget
-    from memprof.simulate.ladder import Choice
-    from memprof.simulate.settings import Settings
+    from memprof.plan.ladder import Choice
 
     settings = Settings(
         "HuggingFaceTB/SmolLM2-135M",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from memprof.record.phases import ACTIVE
+from memprof.recording.phases import ACTIVE
 
 
 @pytest.fixture(scope="session")

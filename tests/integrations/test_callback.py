@@ -16,9 +16,9 @@ import transformers
 
 from memprof import MemProfCallback
 from memprof.errors import UsageError
-from memprof.record import phase
+from memprof.recording import phase
 from memprof.snapshot import load_snapshot
-from memprof.timeline import Timeline, build_timeline
+from memprof.timeline.timeline import Timeline, build_timeline
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import grpo, length_reward, outcome, plain, rewards_varied
 
@@ -385,15 +385,15 @@ def test_running_out_of_memory_is_told(model: Path, tmp_path: Path) -> None:
 
 
 SEAMS = {
-    "starting": ("memprof.record.session.Session.start", None),
-    "a phase": ("memprof.record.phases.PhaseLog.enter", None),
-    "gradients": ("memprof.record.owners.OwnerBook.claim_gradients", None),
-    "an operation": ("memprof.record.region.Region.now", "tensor trace"),
-    "a cache": ("memprof.record.owners.OwnerBook.claim", None),
-    "writing": ("memprof.record.session.Session.write", None),
-    "facts": ("memprof.integrations.run.collect_facts", None),
-    "the step": ("memprof.integrations.run.TrainingRun.step_begin", None),
-    "the end": ("memprof.integrations.run.TrainingRun.end", None),
+    "starting": ("memprof.recording.session.Session.start", None),
+    "a phase": ("memprof.recording.phases.PhaseLog.enter", None),
+    "gradients": ("memprof.recording.owners.OwnerBook.claim_gradients", None),
+    "an operation": ("memprof.recording.training_regions.Region.now", "tensor trace"),
+    "a cache": ("memprof.recording.owners.OwnerBook.claim", None),
+    "writing": ("memprof.recording.session.Session.write", None),
+    "facts": ("memprof.integrations.callback.run.collect_facts", None),
+    "the step": ("memprof.integrations.callback.run.TrainingRun.step_begin", None),
+    "the end": ("memprof.integrations.callback.run.TrainingRun.end", None),
 }
 
 
@@ -425,7 +425,7 @@ def test_a_mistake_of_ours_costs_one_warning_and_nothing_else(
 def test_a_mistake_at_the_very_end_is_told_too(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memprof.record.session.Session.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("memprof.recording.session.Session.write", lambda *_: 1 / 0)
     trainer = plain(model, tmp_path / "a", [quiet(tmp_path / "r")], max_steps=2)  # written after the last step
     with pytest.warns(UserWarning, match="training goes on"):
         trainer.train()
@@ -489,7 +489,7 @@ def test_the_table_the_json_and_the_page(model: Path, tmp_path: Path, capsys: py
 def test_a_report_that_fails_costs_one_warning(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memprof.integrations.output._analyse", lambda *_: 1 / 0)
+    monkeypatch.setattr("memprof.integrations.callback.output._analyse", lambda *_: 1 / 0)
     callback = MemProfCallback(tmp_path / "r")
     trainer = plain(model, tmp_path / "a", [callback])
     with pytest.warns(UserWarning, match="memprof report"):

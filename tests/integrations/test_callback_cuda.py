@@ -1,4 +1,4 @@
-"""The callback's way with CUDA's ring, driven by a stand-in for the allocator (``tests/record/fake_cuda.py``).
+"""The callback's way with CUDA's ring, driven by a stand-in for the allocator (``tests/recording/fake_cuda.py``).
 
 The trainer and its steps are real and run on the CPU; what a step holds on "the device" is said by the test.
 """
@@ -14,12 +14,12 @@ import torch
 from transformers import TrainerCallback
 
 from memprof import MemProfCallback, load_snapshot
-from memprof.record.cuda_history import CudaHistory
-from memprof.record.protocol import DeviceInfo
-from memprof.timeline import build_timeline
+from memprof.recording.cuda.history import CudaHistory
+from memprof.recording.recorder import DeviceInfo
+from memprof.timeline.timeline import build_timeline
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import plain
-from tests.record.fake_cuda import Allocator
+from tests.recording.fake_cuda import Allocator
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -33,7 +33,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
             torch.device("cuda", 0), backend=fake, max_entries=options["max_entries"], stacks=options["stacks"]
         )
 
-    monkeypatch.setattr("memprof.integrations.sessions.make_recorder", make_recorder)
+    monkeypatch.setattr("memprof.integrations.callback.sessions.make_recorder", make_recorder)
     monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
     yield fake
     assert fake.recording is None, "the history was left on"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.integrations import distributed
-from memprof.integrations.distributed import Gathering
-from memprof.integrations.output import Result, add_report, summarise
-from memprof.integrations.ranks import put_ranks_together
+from memprof.integrations.callback import distributed
+from memprof.integrations.callback.distributed import Gathering
+from memprof.integrations.callback.output import Result, add_report, summarise
+from memprof.integrations.callback.ranks import put_ranks_together
 from memprof.reports.json import validate
 
-from tests.ranks.simulated import rank_report
+from tests.analysis.ranks.simulated import rank_report
 from tests.synthetic import SnapshotBuilder
 
 ROOT = Path(__file__).resolve().parents[2]

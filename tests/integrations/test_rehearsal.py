@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from memprof.integrations.callback import MemProfCallback
-from memprof.integrations.keeping import Kept
+from memprof.integrations.callback.callback import MemProfCallback
+from memprof.integrations.callback.keeping import Kept
 
 from memprof import analyze, load_snapshot
 from tests.integrations.conftest import wrapped

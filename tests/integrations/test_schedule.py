@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from memprof.integrations.schedule import Cycle, Schedule
+from memprof.integrations.callback.schedule import Cycle, Schedule
 
 from memprof.errors import UsageError
 

@@ -6,7 +6,8 @@ import functools
 from typing import Any
 
 import pytest
-from memprof.integrations.seams import Seams
+
+from memprof.compat.seams import Seams
 
 
 class Thing:

@@ -15,13 +15,13 @@ import torch
 from transformers import TrainerCallback
 
 from memprof import MemProfCallback
-from memprof.counters import Counters, read_counters
-from memprof.record.cuda_history import CudaHistory
-from memprof.record.protocol import DeviceInfo
+from memprof.analysis.counters import Counters, read_counters
+from memprof.recording.cuda.history import CudaHistory
+from memprof.recording.recorder import DeviceInfo
 from memprof.units import GIB
 from tests.integrations.conftest import wrapped
 from tests.integrations.runs import grpo, outcome, plain
-from tests.record.fake_cuda import Allocator
+from tests.recording.fake_cuda import Allocator
 
 pytestmark = [
     pytest.mark.trl,
@@ -201,7 +201,7 @@ def test_cuda_counts_every_step(model: Path, tmp_path: Path, monkeypatch: pytest
     def make_recorder(*_: Any, **options: Any) -> CudaHistory:
         return CudaHistory(torch.device("cuda", 0), backend=allocator, max_entries=options["max_entries"])
 
-    monkeypatch.setattr("memprof.integrations.sessions.make_recorder", make_recorder)
+    monkeypatch.setattr("memprof.integrations.callback.sessions.make_recorder", make_recorder)
     monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(0, "cuda", "Pretend", 24 * 10**9))
     trainer = plain(model, tmp_path, [MemProfCallback(report=False, kind="cuda")], max_steps=4)
     allocator.malloc(8192)

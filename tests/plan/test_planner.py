@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner
 from memprof.plan.grid import METHODS, methods_for
-from memprof.plan.words import as_python, as_yaml, markdown, text
-from memprof.simulate.settings import Settings
+from memprof.plan.paste import as_python, as_yaml, markdown, text
 
 GB = 10**9
 
@@ -33,8 +33,8 @@ class _Known:
         return [self._one(s) for s in wanted]
 
     def _one(self, s: Settings) -> dict[str, Any]:
-        from memprof.simulate.fit import MARGIN
-        from memprof.simulate.gpus import find_gpu
+        from memprof.config.expected_error import MARGIN
+        from memprof.config.gpus import find_gpu
 
         fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
         token = 400_000 if s.gradient_checkpointing else 4_000_000
@@ -193,8 +193,8 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
 def test_a_plan_is_drawn(known: list[_Known], tmp_path: Path) -> None:
     import io
 
+    from memprof.reports.html.plan import bars, write_plan
     from memprof.reports.json import validate
-    from memprof.reports.plan import bars, write_plan
 
     plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 64]))
     rows = [replace(row, categories={"weights": GB, "activations": row.peak_bytes - GB}) for row in plan.rows]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from memprof.config.catalogue import find_config
 from memprof.plan.rough import rough, shape_of
-from memprof.simulate.catalogue import find_config
 from tests.simulate.conftest import TINY, settings_for, tiny  # noqa: F401
 from tests.simulate.test_catalogue import PARAMETERS
 
@@ -36,7 +36,7 @@ def test_a_simulation_holds_what_the_formulas_say(
     settings_for: Callable[..., Any],  # noqa: F811
     changes: dict[str, Any],
 ) -> None:
-    from memprof.analysis import analyze
+    from memprof.analysis.analysis import analyze
     from memprof.simulate.run import simulate_settings
     from memprof.snapshot.reader import snapshot_from_raw
 

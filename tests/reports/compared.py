@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from memprof.reports.document import Document, build_document
+from memprof.reports.document.build import Document, build_document
 
-from memprof.diff import Run, badge_of, compare
-from memprof.holdings import holdings_of_report
-from memprof.published import published_columns
+from memprof.analysis.allocation_differences import holdings_of_report
+from memprof.analysis.compare import Run, badge_of, compare
+from memprof.analysis.published import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.reports.sample import HOSTILE, MIB, hostile, sample
 

@@ -77,7 +77,7 @@ def keys_of(data: Any, definition: dict[str, Any]) -> set[str]:
     "name", ["cs336-medium-infer-ctx512-t211", "flexgen-opt-oom-t20", "sd-guidance-legacy-list-t22"]
 )
 def test_real_reports_keep_the_schema_and_say_nothing_it_does_not_name(shared: Path, name: str) -> None:
-    from memprof.analysis import analyze
+    from memprof.analysis.analysis import analyze
 
     analysis = analyze(shared / "snapshots" / f"{name}.pickle")
     report = json.loads(dumps(analysis.to_dict()))

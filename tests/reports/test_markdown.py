@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from memprof.reports.document import build_document
+from memprof.reports.document.build import build_document
+from memprof.reports.document.tables import single_allocations
 from memprof.reports.markdown import code, render_allocations, render_markdown, text
-from memprof.reports.tables import single_allocations
 
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from memprof.reports.document import build_document
-from memprof.reports.tables import single_allocations
-from memprof.reports.terminal import LETTERS, print_document, render, render_allocations, render_terminal
+from memprof.reports.document.build import build_document
+from memprof.reports.document.tables import single_allocations
+from memprof.reports.terminal.report import LETTERS, print_document, render, render_allocations, render_terminal
 
 from memprof.vocabulary import Category
 from tests.reports.sample import hostile, sample

@@ -36,7 +36,7 @@ def settings_for(tiny: str) -> Callable[..., Any]:
     """Settings of a small run of the tiny model."""
 
     def make(**changes: Any) -> Any:
-        from memprof.simulate.settings import Settings
+        from memprof.config.settings import Settings
 
         values: dict[str, Any] = {
             "model": tiny,

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 @pytest.mark.slow
 @pytest.mark.parametrize(("context", "autocast"), [(256, False), (1024, True)])
 def test_peaks_are_within_two_percent_of_the_capture(shared: Path, context: int, autocast: bool) -> None:
-    from memprof.simulate.gpus import find_gpu
+    from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate
 
     seen: dict[str, int] = {}

@@ -22,7 +22,7 @@ LORA = L * R * ((H + H) * 2 + (H + KV) * 2 + (H + F) * 3)  # type: ignore[operat
 
 @lru_cache(maxsize=8)
 def _analysis(settings: Any) -> Any:
-    from memprof.analysis import analyze
+    from memprof.analysis.analysis import analyze
     from memprof.simulate.run import simulate_settings
     from memprof.snapshot.reader import snapshot_from_raw
 

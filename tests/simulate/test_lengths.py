@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 from memprof.simulate.lengths import Lengths, read_lengths, study
-from memprof.simulate.settings import Settings
 
 MIB = 2**20
 SETTINGS = Settings(model="m", per_device_train_batch_size=4, num_generations=4, completion_length=1000)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from memprof.config.settings import Settings, read_settings
 from memprof.errors import UsageError
-from memprof.simulate.settings import Settings, read_settings
 from memprof.vocabulary import Category
 from tests.simulate.conftest import TINY
 from tests.simulate.test_closed_forms import KV, PARAMETERS, ROPE, H, L, V, _analysis, _requested
@@ -42,8 +42,8 @@ def test_offloaded_boundaries_are_the_hosts(settings_for: Callable[..., Any]) ->
 
 
 def test_a_run_that_kills_the_host_does_not_fit(settings_for: Callable[..., Any]) -> None:
+    from memprof.config.gpus import find_gpu
     from memprof.simulate.fit import evaluate, judge
-    from memprof.simulate.gpus import find_gpu
     from memprof.simulate.run import simulate_settings
 
     settings = settings_for(generation="none", gpus=16, per_device_train_batch_size=1, host_memory="16GiB")
@@ -155,7 +155,7 @@ def test_the_option_takes_a_kind_or_none(words: list[str], kind: str | None) -> 
 
 @pytest.mark.parametrize("text", ["0GB", "0", "no such card"])
 def test_a_card_without_memory_or_name_is_refused(text: str) -> None:
-    from memprof.simulate.gpus import find_gpu
+    from memprof.config.gpus import find_gpu
 
     with pytest.raises(UsageError, match="give a size such as 24GB"):
         find_gpu(text)

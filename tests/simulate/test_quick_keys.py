@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from memprof.simulate.fakes import patched  # noqa: E402
-from memprof.simulate.quick_keys import quick_keys  # noqa: E402
+from memprof.simulate.world.fake_cache_keys import quick_keys  # noqa: E402
+from memprof.simulate.world.fakes import patched  # noqa: E402
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:

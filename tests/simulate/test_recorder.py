@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 
 @contextmanager
 def _recording(cuda: bool = True) -> Iterator[Any]:
-    from memprof.allocator import CachingAllocator
-    from memprof.record.protocol import DeviceInfo
-    from memprof.simulate.fakes import fake_world
-    from memprof.simulate.plain_heap import PlainHeap
-    from memprof.simulate.recorder import FakeRecorder
-    from memprof.simulate.tracking import Tracking
+    from memprof.allocator.model import CachingAllocator
+    from memprof.recording.recorder import DeviceInfo
+    from memprof.simulate.recorder.plain_heap import PlainHeap
+    from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.world.fakes import fake_world
+    from memprof.simulate.world.tracking import Tracking
 
     heap = CachingAllocator() if cuda else PlainHeap()
     recorder = FakeRecorder(heap, DeviceInfo(0, "cuda", "test", None), cuda=cuda, stacks=None)
@@ -143,7 +143,7 @@ def test_the_cpu_keeps_its_own_lists() -> None:
 def test_attention_is_the_kernel_cuda_would_choose(
     kind: str, masked: bool, grouped: bool, gqa: bool, wanted: str | None, kernel: str
 ) -> None:
-    from memprof.simulate.attention import sdpa_choice
+    from memprof.simulate.world.attention import sdpa_choice
 
     query = torch.empty(1, 4, 8, 16, dtype=getattr(torch, kind), device="meta")
     key = torch.empty(1, 2 if grouped else 4, 8, 16, dtype=getattr(torch, kind), device="meta")

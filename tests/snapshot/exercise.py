@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from contextlib import suppress
 
-from memprof.allocator_settings import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import MemprofError
 from memprof.snapshot import snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
-from memprof.timeline import build_timeline, history_of, reserved_splitter
+from memprof.timeline.idle_memory import idle_memory
+from memprof.timeline.timeline import build_timeline, history_of
 from tests.snapshot.programs import MIB, Program
 
 
@@ -25,7 +26,7 @@ def everything(data: bytes) -> None:
     for device in snapshot.devices:
         timeline = build_timeline(snapshot, device)
         history_of(snapshot, device)
-        split = reserved_splitter(snapshot, timeline)
+        split = idle_memory(timeline)
         for instant in {0, timeline.peak_instant, timeline.n_events}:
             rows = timeline.alive_at(instant)
             assert timeline.size[rows].sum() == timeline.active[instant]

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from memprof.allocator import CachingAllocator, OutOfMemory
-from memprof.allocator_settings import AllocatorSettings
+from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.settings import AllocatorSettings
 
 MIB = 2**20
 

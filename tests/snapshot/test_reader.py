@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memprof.allocator_settings import AllocatorSettings
+from memprof.allocator.settings import AllocatorSettings
 from memprof.errors import InputError
 from memprof.snapshot import Action, BlockState, Frame, load_snapshot, save_snapshot, snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 from memprof.vocabulary import Kind
 from tests.snapshot.programs import MIB, Program
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from memprof.errors import InputError, UnsafePickle
 from memprof.snapshot import load_snapshot, snapshot_from_raw
 from memprof.snapshot.unpickle import plain_from_bytes
-from memprof.timeline import build_timeline
+from memprof.timeline.timeline import build_timeline
 from tests.snapshot.exercise import survives, valid
 
 HEAD = b"\x80\x04"

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("tensorboard")
 
 from memprof.units import GIB
-from tests.reports.browser import CHROMIUM, chromium
+from tests.reports.html.browser import CHROMIUM, chromium
 from tests.tensorboard.server import get, listing, tensorboard
 
 pytestmark = [

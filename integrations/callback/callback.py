@@ -1,0 +1,219 @@
+"""``MemProfCallback``: put it into a trainer's callbacks, get a page that says where the memory went."""
+
+from __future__ import annotations
+
+import html
+import os
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from memprof.integrations.callback.finder import find_trainer
+from memprof.integrations.callback.options import Options
+from memprof.integrations.callback.output import Result, say, say_oom, summarise
+from memprof.integrations.callback.ranks import put_ranks_together
+from memprof.integrations.callback.run import TrainingRun
+from memprof.integrations.callback.schedule import Schedule
+from memprof.integrations.callback.sessions import load_session, uses_cuda
+from transformers.trainer_callback import TrainerCallback
+
+from memprof.recording.api import switched_off
+from memprof.recording.session import Session
+
+__all__ = ["MemProfCallback"]
+
+
+class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Profiles a TRL ``GRPOTrainer`` or any ``transformers.Trainer``.
+
+    ::
+
+        trainer = GRPOTrainer(..., callbacks=[MemProfCallback()])
+
+    Writes ``step-000002.rank-0.pickle`` (PyTorch's viewers open it), a ``.json`` beside it and ``report.html`` into
+    ``<trainer.args.output_dir>/_memprof/``, and prints one table when training ends, by an exception too. The
+    training itself is not changed: losses and parameters stay the same to the bit, and if memprof fails, training
+    goes on with one warning. ``MEMPROF=0`` in the environment switches everything off.
+
+    Args:
+        output_dir: the folder to write to instead.
+        steps: numbers of the optimizer steps to record, from 1. By default one whole generation cycle after the
+            first optimizer step; on CUDA, where recording never stops, also any later step whose peak is a new
+            record by more than 2%.
+        every: record a cycle at every such step instead.
+        max_entries: how many of the newest trace entries to keep (default: all; on CUDA one million).
+        stacks: ``"python"``, ``"all"`` (C++ frames too; slow to write) or None.
+        report: analyse, write JSON and page, print the table. Without it only snapshots are written.
+        table: print one short table and the page's path when training ends.
+        max_disk: bytes, or a size such as ``"10GB"``, the snapshots of one run may take; the oldest go first.
+        redact: leave paths of this machine out of what is written.
+        kind: ``"cuda"``, ``"trace"`` or ``"auto"``: which recorder.
+        reset_peaks: measure per-phase peaks on CUDA by resetting the allocator's peak counters at phase boundaries
+            (``torch.cuda.max_memory_allocated`` read by your own code then counts from the latest boundary).
+        scalars: log ``memory/...`` in GiB with everything the trainer logs, keep the counters ``memprof watch`` reads,
+            and store the page with W&B, MLflow and Trackio where they are active.
+        capacity: bytes, or a size such as ``"24GB"``, the device is to have: what needs more ends in
+            ``torch.OutOfMemoryError``, so that a smaller device can be tried on a larger one, or on none.
+        rehearse: before the first step, run one at the worst case the configuration allows (the longest prompt,
+            completions of full length, a full batch), and put everything back: what does not fit fails at once.
+
+    Attributes:
+        result: what the last ``train()`` left: ``snapshots``, ``reports``, ``page``, ``table``.
+        stream: where table and page's path are printed, ``"stdout"`` or ``"stderr"``.
+
+    Raises:
+        UsageError: options that cannot be satisfied.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        *,
+        steps: int | Iterable[int] | None = None,
+        every: int | None = None,
+        max_entries: int | None = None,
+        stacks: str | None = "python",
+        report: bool = True,
+        table: bool = True,
+        max_disk: int | str | None = None,
+        redact: bool = False,
+        kind: str = "auto",
+        reset_peaks: bool = True,
+        scalars: bool = True,
+        capacity: int | str | None = None,
+        rehearse: bool = False,
+    ) -> None:
+        chosen = steps if steps is None or isinstance(steps, int) else tuple(steps)
+        self._options = Options.of(
+            max_disk, output_dir, max_entries, stacks, capacity,
+            steps=chosen, every=every, report=report, redact=redact, kind=kind, reset_peaks=reset_peaks,
+            scalars=scalars, rehearse=rehearse,
+        )  # fmt: skip
+        Schedule(chosen, every)  # complains about impossible steps now, not in the middle of a run
+        self._print = table
+        self.result = Result()
+        self._run: TrainingRun | None = None
+        self._state: Any = None
+        self._early: tuple[weakref.ref[Any], Session] | None = None
+        self._warned = False
+
+    stream = "stdout"
+
+    # -- what transformers calls -------------------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
+        if switched_off():
+            return
+        try:
+            trainer = find_trainer(self)
+            if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
+                self._early = (weakref.ref(trainer), load_session(trainer, self._options))
+        except Exception as error:
+            self._failed(error)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if switched_off():
+            return
+        try:
+            self._begin(state)
+        except Exception as error:
+            self._run = None
+            self._failed(error)
+        if self._options.rehearse and (run := self._following(state)) is not None:
+            sentence = run.rehearse(kwargs.get("train_dataloader"))
+            if sentence is not None and run.rank == 0 and self._print:
+                say(sentence, self.stream)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (run := self._following(state)) is not None:
+            try:
+                run.step_begin()
+            except Exception as error:
+                run.fail(error)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (run := self._following(state)) is not None:
+            try:
+                run.step_end()
+            except Exception as error:
+                run.fail(error)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (run := self._following(state)) is not None:
+            with run.finishing():
+                try:
+                    run.end()
+                except Exception as error:
+                    run.fail(error)
+                self._finish()
+
+    # -- our own -----------------------------------------------------------------------------------------------
+
+    def _begin(self, state: Any) -> None:
+        trainer = find_trainer(self, state)
+        if trainer is None:
+            warnings.warn("memprof could not find the trainer it was given to; nothing is recorded.", stacklevel=3)
+            return
+        if self._run is not None:
+            if self._state is not state and not self._run.over:
+                warnings.warn("memprof already follows another training; this one is not recorded.", stacklevel=3)
+                return
+            self._run.end()
+        early = None
+        if self._early is not None:
+            ref, session = self._early
+            self._early = None
+            if ref() is trainer:
+                early = session
+            else:
+                session.stop()
+        self._run = TrainingRun(trainer, self._options, early, self._failed, self._finish)
+        self._state = state
+
+    def _following(self, state: Any) -> TrainingRun | None:
+        return self._run if self._run is not None and state is self._state else None
+
+    def _finish(self, report: bool = True) -> None:
+        """After training, however it ended: reports, one table, and what a run out of memory has to say."""
+        run, self._run, self._state = self._run, None, None
+        if run is None:
+            return
+        self.result = Result(list(run.snapshots))
+        if not run.snapshots or not self._options.report:
+            run.gathering.tell([])
+            return
+        names = ", ".join(str(path) for path in run.snapshots)
+        if not report:
+            say(f"memprof: interrupted again, no report; recorded: {names}", self.stream)
+            run.gathering.tell([])
+            return
+        try:
+            self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+            put_ranks_together(self.result, run.folder, run.gathering, run.failed)
+        except KeyboardInterrupt:
+            say(f"memprof: interrupted, no report; recorded: {names}", self.stream)
+            return
+        run.attach(self.result.page)
+        if run.rank == 0 and self._print:
+            if self.result.table:
+                say(self.result.table, self.stream)
+            if self.result.page is not None:
+                say(f"memprof: {self.result.page}", self.stream)
+        say_oom(self.result)
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"memprof failed and stopped watching ({error!r}); training goes on.", stacklevel=3)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the table, and a link to the page."""
+        if not self.result.snapshots:
+            return "<p>memprof: nothing recorded yet.</p>"
+        link = ""
+        if self.result.page is not None:
+            path = html.escape(self.result.page.as_posix(), quote=True)
+            link = f'<p><a href="{path}">{path}</a></p>'
+        return f"<pre>{html.escape(self.result.table)}</pre>{link}"

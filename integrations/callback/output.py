@@ -1,0 +1,152 @@
+"""From recorded snapshots to what a person reads: JSON beside each, one page, one table.
+
+Everything here runs after the recording, needs other parts of memprof, and must never end a training run: whatever
+goes wrong becomes one warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_whole"]
+
+# What `memprof run` prints when the script is over, below its traceback; None: at once.
+LATER: list[str] | None = None
+
+
+@dataclass
+class Result:
+    """What a run left behind: snapshots in the order they were taken, their reports, and the page."""
+
+    snapshots: list[Path] = field(default_factory=list)
+    reports: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    page: Path | None = None
+    table: str = ""
+    drawn: Path | None = None  # whose document this is
+    document: Any = field(default=None, repr=False)
+
+    @property
+    def highest(self) -> Path | None:
+        """The snapshot to show of those that were analysed: one that ends out of memory, else the highest peak."""
+        return max(self.reports, key=lambda p: (self._tells_of_oom(p), _peak(self.reports[p])), default=None)
+
+    def _tells_of_oom(self, path: Path) -> bool:
+        return self.reports[path]["oom"] is not None
+
+
+def summarise(snapshots: list[Path], folder: Path, page: bool = True, done: Result | None = None) -> Result:
+    """Analyse each snapshot, write its JSON, and the page of the one with the highest peak.
+
+    Never raises; a warning says what could not be done. ``done`` holds what :func:`add_report` did before.
+    """
+    result = done or Result()
+    result.snapshots = list(snapshots)
+    try:
+        _analyse(result, folder, page)
+    except Exception as error:
+        warnings.warn(
+            f"memprof recorded {', '.join(p.name for p in snapshots)} but could not report on it ({error!r});"
+            " try `memprof report` on the file.",
+            stacklevel=2,
+        )
+    return result
+
+
+def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
+    """Delete the oldest snapshots, with their JSON, until the rest fits ``max_bytes``; the newest always stays."""
+    kept = [p for p in snapshots if p.exists()]
+    if max_bytes is None:
+        return kept
+    while len(kept) > 1 and sum(p.stat().st_size for p in kept) > max_bytes:
+        oldest = kept.pop(0)
+        oldest.unlink(missing_ok=True)
+        oldest.with_suffix(".json").unlink(missing_ok=True)
+    return kept
+
+
+def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> dict[str, Any]:
+    """Analyse one snapshot and write its JSON; table and page too if no other has a higher peak.
+
+    Raises:
+        MemprofError, OSError: the snapshot cannot be analysed, or a file not written.
+    """
+    from memprof.advice.advised import analyze
+    from memprof.snapshot import load_snapshot
+
+    analysis = analyze(load_snapshot(path))
+    result.reports[path] = report = analysis.to_dict()
+    write_whole(path.with_suffix(".json"), json.dumps(report, indent=1))
+    if result.highest == path:
+        _render(result, folder / "report.html" if page else None, analysis)
+        result.drawn = path
+    return report
+
+
+def _analyse(result: Result, folder: Path, page: bool) -> None:
+    for path in result.snapshots:
+        if path not in result.reports:
+            add_report(result, path, folder, page)
+
+
+def _render(result: Result, page: Path | None, analysis: Any) -> None:
+    from memprof.reports.document.build import document_of
+    from memprof.reports.terminal import report as terminal
+
+    result.document = document = document_of(analysis)
+    result.table = terminal.render(document)
+    if page is not None:
+        from memprof.reports.html.page import write_html
+
+        write_html(document, page)
+        result.page = page
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, complete or not at all."""
+    unfinished = path.with_name(path.name + f".{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _peak(report: dict[str, Any]) -> int:
+    return int(report["peak"]["allocated_bytes"])
+
+
+def say(text: str, stream: str = "stdout") -> None:
+    """Print for the person who runs the training."""
+    with suppress(OSError, ValueError):  # a full disk, a closed terminal
+        print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+
+def say_oom(result: Result) -> None:
+    """Ten lines on stderr where the newest recording ended out of memory."""
+    from memprof.oom_message import oom_lines
+
+    newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
+    if newest is None or result.reports[newest]["oom"] is None:
+        return
+    try:
+        lines = oom_lines(result.reports[newest], str(result.page or newest))
+    except Exception as error:
+        warnings.warn(f"memprof could not say where memory ran out ({error!r}); see {newest}.", stacklevel=2)
+        return
+    if LATER is None:
+        say("\n".join(lines), "stderr")
+    else:
+        LATER.append("\n".join(lines))
+
+
+def say_later() -> None:
+    """Print what was kept for the end of a script."""
+    while LATER:
+        say(LATER.pop(0), "stderr")

@@ -1,0 +1,223 @@
+"""One step at the worst case a configuration allows, before the first: what would run out of memory late does so now.
+
+Every prompt is the longest of the dataset, every completion has its full length, the batch is full, gradients of
+earlier micro-batches and the optimizer's state are there. Then everything is put back (:mod:`keeping`): the run that
+follows is the run that would have been, to the bit.
+
+Functions that score completions are not called (they may count, log, or cost money): they are stood in for. Reward
+*models* run, because they hold memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from memprof.integrations.callback.keeping import Kept
+
+from memprof.recording.owners import unwrap_optimizer
+
+__all__ = ["Rehearsal", "ran_out_of_memory", "refusal"]
+
+# Examples looked at where a dataset has no end or cannot be asked for its length.
+_MOST_STREAMED = 1024
+_MOST_TOKENIZED = 64
+_DATA = ("train_dataset", "eval_dataset", "callback_handler", "model", "model_wrapped", "ref_model", "accelerator")
+
+
+def refusal(trainer: Any) -> str | None:
+    """Why this trainer's step cannot be rehearsed; None where it can."""
+    engine = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    if engine in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
+        return f"{engine} keeps weights and optimizer where they cannot be put back"
+    if not isinstance(unwrap_optimizer(trainer.optimizer), torch.optim.Optimizer):
+        return "its optimizer is not one of torch's kind"
+    return None
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what a rehearsal is there to find."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The batch that is rehearsed: how many sequences, and the tokens of the longest example."""
+
+    batch: Any
+    sequences: int
+    tokens: int
+
+
+class Rehearsal:
+    """Runs the step and puts everything back.
+
+    Args:
+        trainer: a ``transformers.Trainer``, TRL's included, at ``on_train_begin``.
+        dataloader: its prepared training dataloader.
+        step_ended: called after each optimizer step.
+    """
+
+    def __init__(self, trainer: Any, dataloader: Any, step_ended: Callable[[], None]) -> None:
+        self._trainer = trainer
+        self._step_ended = step_ended
+        self._optimizer = unwrap_optimizer(trainer.optimizer)
+        self._micro_batches = min(2, int(trainer.args.gradient_accumulation_steps))
+        accelerator = trainer.accelerator
+        scaler = getattr(accelerator, "scaler", None)
+        objects = [trainer, trainer.state, trainer.control, accelerator, accelerator.gradient_state, trainer.optimizer]
+        if (settings := getattr(trainer, "generation_config", None)) is not None:
+            objects.append(settings)
+        wrapped = tuple(n for n, v in vars(trainer).items() if hasattr(v, "__wrapped__"))
+        self._kept = Kept(
+            trainer.model, self._optimizer, objects, [scaler] if scaler is not None else [], (*_DATA, *wrapped)
+        )
+        self.worst = _worst_batch(trainer, dataloader)
+
+    @property
+    def sentence(self) -> str:
+        """What was rehearsed, in words."""
+        trainer = self._trainer
+        lengths = f"{self.worst.tokens}"
+        if (completion := getattr(trainer, "max_completion_length", None)) is not None:
+            lengths += f" + {completion}"
+        return f"{self.worst.sequences} sequences of {lengths} tokens"
+
+    def run(self) -> None:
+        """The step.
+
+        Raises:
+            BaseException: whatever the step raises; nothing is put back yet.
+        """
+        trainer = self._trainer
+        model = trainer.model_wrapped
+        trainer.current_gradient_accumulation_steps = int(trainer.args.gradient_accumulation_steps)
+        with _full_length(trainer), _quiet_rewards(trainer):
+            self._make_optimizer_state()
+            state = trainer.accelerator.gradient_state
+            for i in range(self._micro_batches):
+                last = i == self._micro_batches - 1
+                state._set_sync_gradients(last)
+                alone = functools.partial(trainer.accelerator.no_sync, model=model)
+                with contextlib.nullcontext() if last else alone():
+                    trainer.training_step(model, self.worst.batch, None)
+            self._clip(model)
+            trainer.optimizer.step()
+            model.zero_grad()
+            self._step_ended()
+
+    def restore(self) -> None:
+        """Everything as it was before; on CUDA the allocator's cache is given back too."""
+        self._kept.restore()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _make_optimizer_state(self) -> None:
+        """A step with gradients of zero: later steps have the state from their beginning."""
+        if self._optimizer.state:
+            return
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self, model: Any) -> None:
+        norm = self._trainer.args.max_grad_norm
+        if norm is not None and norm > 0:
+            self._trainer.accelerator.clip_grad_norm_(model.parameters(), norm)
+
+
+def _worst_batch(trainer: Any, dataloader: Any) -> Worst:
+    size = int(trainer._train_batch_size) * int(getattr(trainer.args, "steps_per_generation", None) or 1)
+    example, tokens = _longest(trainer, dataloader.dataset)
+    return Worst(dataloader.collate_fn([dict(example) for _ in range(size)]), size, tokens)
+
+
+def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:
+    """The example with the most tokens, and how many: of all, or of the first thousand of a stream."""
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        examples: Iterator[Any] = (dataset[i] for i in range(len(dataset)))
+    else:
+        examples = islice(iter(dataset), _MOST_STREAMED)
+    best: list[tuple[int, int, Any]] = []
+    for i, example in enumerate(examples):
+        best.append((_characters(example), -i, example))
+        if len(best) > 8 * _MOST_TOKENIZED:
+            best = sorted(best, key=lambda row: row[:2])[-_MOST_TOKENIZED:]
+    if not best:
+        raise ValueError("the training dataset is empty")
+    longest = sorted(best, key=lambda row: row[:2])[-_MOST_TOKENIZED:]
+    counted = [(_tokens(trainer, example), i, example) for _, i, example in longest]
+    tokens, _, example = max(counted, key=lambda row: row[:2])
+    return example, tokens
+
+
+def _characters(example: Any) -> int:
+    """A measure by which longer examples come first, without a tokenizer."""
+    if not isinstance(example, Mapping):
+        return 0
+    if "input_ids" in example:
+        return len(example["input_ids"])
+    if "prompt" in example:
+        return len(str(example["prompt"]))
+    return sum(len(v) for v in example.values() if isinstance(v, (str, list)))
+
+
+def _tokens(trainer: Any, example: Any) -> int:
+    if not isinstance(example, Mapping):
+        return 0
+    if "input_ids" in example:
+        return len(example["input_ids"])
+    prompt = example.get("prompt")
+    tokenizer = getattr(trainer, "processing_class", None)
+    if prompt is None or tokenizer is None:
+        return _characters(example)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if not isinstance(prompt, str):
+        prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return len(tokenizer(prompt)["input_ids"])
+
+
+@contextlib.contextmanager
+def _full_length(trainer: Any) -> Iterator[None]:
+    """Generation goes on to the last token it may."""
+    longest = getattr(trainer, "max_completion_length", None)
+    settings = getattr(trainer, "generation_config", None)
+    if longest is not None and settings is not None:
+        settings.min_new_tokens = longest  # its own attributes are kept and put back with the rest
+    engine = getattr(getattr(trainer, "vllm_generation", None), "generation_kwargs", None)
+    engine = engine if isinstance(engine, dict) else {}
+    before = dict(engine)
+    if longest is not None:
+        engine.update(min_tokens=longest, ignore_eos=True)
+    try:
+        yield
+    finally:
+        engine.clear()
+        engine.update(before)
+
+
+@contextlib.contextmanager
+def _quiet_rewards(trainer: Any) -> Iterator[None]:
+    functions = getattr(trainer, "reward_funcs", None)
+    if not isinstance(functions, list):
+        yield
+        return
+    own = list(functions)
+    functions[:] = [f if hasattr(f, "parameters") else _stand_in for f in own]
+    try:
+        yield
+    finally:
+        functions[:] = own
+
+
+def _stand_in(completions: list[Any], **_: Any) -> list[float]:
+    """Rewards that differ, so that advantages are not zero."""
+    return [float(i % 2) for i in range(len(completions))]

@@ -1,0 +1,1 @@
+"""Memory in the trackers a trainer reports to."""

@@ -1,0 +1,245 @@
+"""Memory beside loss and reward: what every step counts, in the trainer's own logs and in the counters file.
+
+Costs counters only: reads of the allocator's statistics and of ``/proc``, and one short line a step in
+``_memprof/counters.rank-N.jsonl``. The values go into the very dict the trainer logs, before any reporter sees it, so
+TensorBoard, W&B and the others show them as ``train/memory/...``, in GiB. ``docs/tensorboard.md`` lists the names.
+
+Ranks do not talk to each other for this (a collective more could hang a run): each writes its line when a step ends,
+before the trainer gathers the loss, and the main process reads the others' files when it logs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memprof.integrations.trackers.reporters import Reporters
+
+from memprof.analysis.counters import CountersFile, read_counters
+from memprof.compat.seams import Seams
+from memprof.recording.session import Session
+from memprof.recording.system.host import pinned_bytes, rss_bytes
+from memprof.units import GIB
+
+__all__ = ["Tracking"]
+
+# A row's sizes that are highest values: over several steps the highest counts, of the others the newest.
+_PEAKS = ("peak_allocated", "peak_reserved")
+_STATES = ("allocated", "reserved", "inactive_split", "cached", "non_torch", "host_rss", "host_rss_peak", "host_pinned")
+# More ranks than this get their maximum and imbalance only.
+_MAX_RANKS = 64
+_TAIL = 64 * 2**10
+
+
+class Tracking:
+    """Follows the steps of one ``train()``.
+
+    Args:
+        trainer: the trainer; its ``log`` is wrapped through ``seams``.
+        folder: where the counters file goes.
+        about: facts for the file's first line.
+        on_device: whether an allocator counts (CUDA); otherwise only the host's figures are known between recordings.
+        before_end: called when the trainer writes its closing summary, while its trackers still listen.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        seams: Seams,
+        folder: Path,
+        about: Mapping[str, Any],
+        on_device: bool,
+        before_end: Callable[[], None],
+    ) -> None:
+        self.reporters = Reporters(trainer)
+        self._trainer_state = trainer.state
+        self._on_device = on_device
+        self._rank = int(getattr(trainer.accelerator, "process_index", 0))
+        self._world = int(getattr(trainer.accelerator, "num_processes", 1))
+        self._main = bool(trainer.state.is_world_process_zero)
+        self._before_end = before_end
+        self._seen: tuple[weakref.ref[Session], int] | None = None  # whose counters, and how many of them
+        self._phases: dict[str, int] = {}
+        self._since_log: dict[str, int] = {}
+        self._phases_since_log: dict[str, int] = {}
+        self._logged_step = int(trainer.state.global_step)
+        self._file = self._opened(folder, {**about, "world_size": self._world, "max_steps": trainer.state.max_steps})
+        self._folder = folder
+        seams.wrap(trainer, "log", self._enter_log)
+        self._quietly(self.reporters.lay_out, on_device)
+
+    # -- events of the run -------------------------------------------------------------------------------------
+
+    def follow(self, session: Session) -> None:
+        """A session that ran before the first step: what it counted so far belongs to no step."""
+        self._phases_of(session)
+        session.peaks_since_last()
+
+    def collect(self, session: Session | None) -> None:
+        """Take over the peaks of phases that ended; asked once more before a session stops."""
+        if session is not None:
+            for phase, peak in self._phases_of(session).items():
+                self._phases[phase] = max(peak, self._phases.get(phase, 0))
+
+    def step_end(self, step: int, session: Session | None, recorded: bool) -> None:
+        """The optimizer has stepped: count, and write the line."""
+        self.collect(session)
+        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "recorded": recorded}
+        row |= _host(self._on_device)
+        row |= self._peaks(session)
+        row["phases"], self._phases = self._phases, {}
+        for name in _PEAKS:
+            if row.get(name) is not None:
+                self._since_log[name] = max(row[name], self._since_log.get(name, 0))
+        self._since_log |= {name: row[name] for name in _STATES if row.get(name) is not None}
+        for phase, peak in row["phases"].items():
+            self._phases_since_log[phase] = max(peak, self._phases_since_log.get(phase, 0))
+        self._append(row)
+
+    def reported(self, trainer: Any, report: Mapping[str, Any]) -> None:
+        """A recording has been analysed: its categories and groups, at its peak."""
+        peak = report["peak"]
+        row = {"step": peak["step"], "phase": peak["phase"], "peak_allocated": peak["allocated_bytes"]}
+        kept = {"categories": _known(peak["categories"]), "groups": _known(peak["groups"])}
+        self._append({**row, "time": round(time.time(), 3), **kept})
+        if self._main:
+            values = {f"category/{c}": n for c, n in kept["categories"].items()}
+            values |= {f"group/{g}": n for g, n in kept["groups"].items()}
+            self._quietly(self.reporters.log, trainer, _scalars(values))
+
+    def end(self, error: bool = False) -> None:
+        """Training is over."""
+        self._append({"ended": time.time(), "step": int(self._trainer_state.global_step), "error": error})
+        self._file = None
+
+    # -- the trainer's log -------------------------------------------------------------------------------------
+
+    def _enter_log(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        logs = args[0] if args else kwargs.get("logs")
+        if not isinstance(logs, dict):
+            return
+        if "train_runtime" in logs:
+            self._before_end()
+        elif "loss" in logs and self._main:
+            logs.update(self._values())
+
+    def _values(self) -> dict[str, float]:
+        """What is logged now: peaks since the log before, states of the last step."""
+        values: dict[str, int] = {**self._since_log}
+        values |= {f"phase/{phase}": peak for phase, peak in self._phases_since_log.items()}
+        self._since_log, self._phases_since_log = {}, {}
+        scalars = _scalars(values)
+        if self._world > 1:
+            scalars |= self._over_ranks(values)
+        self._logged_step = int(self._trainer_state.global_step)
+        return scalars
+
+    def _over_ranks(self, own: Mapping[str, int]) -> dict[str, float]:
+        name = next((n for n in (*_PEAKS[::-1], "host_rss") if n in own), None)
+        if name is None:
+            return {}
+        ranks = {self._rank: own[name], **self._other_ranks(name)}
+        highest, mean = max(ranks.values()), sum(ranks.values()) / len(ranks)
+        # How far the fullest rank stands above the mean of all: 0 where all are alike.
+        found = {f"memory/max/{name}": highest / GIB, f"memory/imbalance/{name}": highest / mean - 1 if mean else 0.0}
+        if len(ranks) <= _MAX_RANKS:
+            found |= {f"memory/rank_{rank}/{name}": n / GIB for rank, n in sorted(ranks.items())}
+        return found
+
+    def _other_ranks(self, name: str) -> dict[int, int]:
+        """The highest (or newest) of each other rank since the log before, of those whose files are in reach."""
+        found = {}
+        for rank in range(self._world):
+            path = self._folder / f"counters.rank-{rank}.jsonl"
+            if rank == self._rank or not path.exists():
+                continue
+            try:
+                steps = read_counters(path, _TAIL).steps
+            except Exception:
+                continue  # another machine's folder, an older file: that rank is not shown
+            sizes = [row[name] for row in steps if row["step"] > self._logged_step and isinstance(row.get(name), int)]
+            if sizes:
+                found[rank] = max(sizes) if name in _PEAKS else sizes[-1]
+        return found
+
+    # -- counting ----------------------------------------------------------------------------------------------
+
+    def _phases_of(self, session: Session) -> dict[str, int]:
+        before = self._seen[1] if self._seen is not None and self._seen[0]() is session else 0
+        rows, count = session.counters_after(before)
+        self._seen = (weakref.ref(session), count)
+        peaks: dict[str, int] = {}
+        for row in reversed(rows):
+            if row["allocated_peak"] is not None:
+                peaks[row["phase"]] = max(row["allocated_peak"], peaks.get(row["phase"], 0))
+        return peaks
+
+    def _peaks(self, session: Session | None) -> dict[str, Any]:
+        if session is None:
+            return {}
+        peaks = session.peaks_since_last()
+        allocated = max([*self._phases.values(), peaks.allocated_peak if peaks and peaks.allocated_peak else 0])
+        found: dict[str, Any] = {"peak_allocated": allocated or None}
+        if self._on_device:
+            found |= {"peak_reserved": peaks.reserved_peak if peaks else None, **session.allocator_state()}
+            found["non_torch"] = session.non_torch_bytes()
+        return found
+
+    # -- never in the way --------------------------------------------------------------------------------------
+
+    def _opened(self, folder: Path, about: Mapping[str, Any]) -> CountersFile | None:
+        try:
+            return CountersFile(folder, self._rank, about)
+        except OSError as error:
+            warnings.warn(f"memprof cannot write its counters to {folder} ({error}).", stacklevel=2)
+            return None
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.append(row)
+        except OSError as error:
+            self._file = None
+            warnings.warn(f"memprof writes no more counters ({error}); training goes on.", stacklevel=2)
+
+    def attach(self, page: Path | None) -> None:
+        """Store the page with the trackers that are active."""
+        if page is not None:
+            self._quietly(self.reporters.attach, page)
+
+    def _quietly(self, call: Callable[..., None], *arguments: Any) -> None:
+        """A tracker's own trouble is not the run's."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            warnings.warn(f"memprof could not hand memory figures to a tracker ({error!r}).", stacklevel=2)
+
+
+def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
+    return {f"memory/{name}": n / GIB for name, n in sizes.items()}
+
+
+def _known(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {name: int(n) for name, n in sizes.items() if n}
+
+
+def _host(on_device: bool) -> dict[str, int | None]:
+    pinned = pinned_bytes() if on_device else None
+    now = rss_bytes() or None
+    return {"host_rss": now, "host_rss_peak": max(_rss_peak() or 0, now or 0) or None, "host_pinned": pinned}
+
+
+def _rss_peak() -> int | None:
+    """The highest resident bytes of this process so far."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(highest) * (1 if sys.platform == "darwin" else 1024)

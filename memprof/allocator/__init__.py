@@ -1,0 +1,1 @@
+"""Model the CUDA caching allocator: its rules (:mod:`.model`) and its settings (:mod:`.settings`)."""

@@ -1,0 +1,545 @@
+"""A model of PyTorch's CUDA caching allocator, in plain Python.
+
+It serves two ends: replaying a recorded trace (which segments would the allocator have asked the
+device for, and how large was each block?) and driving a simulation, where it hands out addresses
+and tells what the device would have seen.
+
+The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.settings`),
+small and large pools per stream and private pool, best fit, splitting, merging, garbage collection,
+releasing cached blocks before an out-of-memory error, and expandable segments. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.allocator.settings import (
+    MIN_BLOCK,
+    SEGMENT_ROUND,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    UNLIMITED,
+    AllocatorSettings,
+)
+from memprof.errors import DoesNotFit, UsageError
+
+__all__ = ["CachingAllocator", "OutOfMemory"]
+
+
+class OutOfMemory(DoesNotFit):
+    """The device has no room left; ``requested`` is what was asked for, ``free`` what the device had."""
+
+    def __init__(self, requested: int, free: int) -> None:
+        super().__init__(f"out of memory: {requested} bytes asked for, {free} bytes free on the device.")
+        self.requested = requested
+        self.free = free
+
+
+class _Block:
+    """A stretch of a segment: in use, free, or (expandable segments) not mapped to memory."""
+
+    __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
+
+    def __init__(self, address: int, size: int, pool: _Pool, segment: _Segment) -> None:
+        self.address = address
+        self.size = size
+        self.requested = 0
+        self.pool = pool
+        self.segment = segment
+        self.free = True
+        self.mapped = True
+        self.born = 0  # the pool's count of searches when the block became free
+        self.prev: _Block | None = None
+        self.next: _Block | None = None
+
+
+class _Segment:
+    """Memory from the device, or the address range of an expandable segment."""
+
+    __slots__ = ("address", "expandable", "first", "page", "size")
+
+    def __init__(self, address: int, size: int, expandable: bool, page: int) -> None:
+        self.address = address
+        self.size = size
+        self.expandable = expandable
+        self.page = page
+        self.first: _Block | None = None
+
+
+class _Pool:
+    """Free blocks of one size class on one stream, best fit first."""
+
+    __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
+
+    def __init__(self, pool: int, stream: int, small: bool) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.small = small
+        self.free: list[tuple[int, int]] = []  # (size, address)
+        self.unmapped: list[int] = []  # addresses
+        self.searches = 0
+
+
+EventCallback = Callable[[str, int, int, int, int], None]
+
+
+@dataclass
+class CachingAllocator:
+    """The allocator of one device.
+
+    ``capacity`` is what the device has for this process (None: no limit). ``on_event`` is called
+    with ``(action, address, bytes, stream, pool)`` for every event torch's history would hold, by
+    torch's action names; an ``oom`` event's address is the device's free bytes.
+
+    ``reserved``, ``active`` (blocks), ``allocated`` (blocks not asked to be freed) and ``requested``
+    are running totals, each with its ``max_``.
+    """
+
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    capacity: int | None = None
+    on_event: EventCallback | None = None
+    base_address: int = 0x7F00_0000_0000
+
+    reserved: int = field(default=0, init=False)
+    active: int = field(default=0, init=False)
+    allocated: int = field(default=0, init=False)
+    requested: int = field(default=0, init=False)
+    max_reserved: int = field(default=0, init=False)
+    max_active: int = field(default=0, init=False)
+    max_allocated: int = field(default=0, init=False)
+    max_requested: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._pools: dict[tuple[int, int, bool], _Pool] = {}
+        self._live: dict[int, _Block] = {}
+        self._free: dict[int, _Block] = {}
+        self._unmapped: dict[int, _Block] = {}
+        self._pending: set[int] = set()
+        self._segments: dict[int, _Segment] = {}
+        self._next_address = self.base_address
+        self._retired: dict[int, list[int]] = {}
+
+    # ------------------------------------------------------------------ what a program does
+
+    def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
+        """A block for ``size`` bytes: its address and its own size.
+
+        Zero bytes take nothing, as in torch: address 0.
+
+        Raises:
+            OutOfMemory: the device is full, after everything cached was given back.
+        """
+        if size < 0:
+            raise UsageError(f"a block cannot have {size} bytes.")
+        if size == 0:
+            return 0, 0
+        need = self.settings.round_size(size)
+        home = self._pool(pool, stream, need <= SMALL_LIMIT)
+        home.searches += 1
+        block = self._best_fit(home, need) or self._grow(home, need, size)
+        self._take(block, need, size)
+        self._emit("alloc", block.address, size, home)
+        return block.address, block.size
+
+    def free(self, address: int) -> None:
+        """Free a block at once: nothing else uses it.
+
+        Raises:
+            UsageError: no block in use has this address.
+        """
+        self.request_free(address)
+        self.complete_free(address)
+
+    def request_free(self, address: int) -> None:
+        """The program lets go of a block; it can be used again after :meth:`complete_free`.
+
+        The two differ for blocks that another stream still reads (``record_stream``).
+        """
+        block = self._live.get(address)
+        if block is None or address in self._pending:
+            raise UsageError(f"no block in use has the address {address:#x}.")
+        self._pending.add(address)
+        self.allocated -= block.size
+        self._emit("free_requested", address, block.requested, block.pool)
+
+    def complete_free(self, address: int) -> None:
+        """A block asked to be freed is free."""
+        if address not in self._pending:
+            raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
+        self._pending.discard(address)
+        block = self._live.pop(address)
+        self.active -= block.size
+        self.requested -= block.requested
+        self._emit("free_completed", address, block.requested, block.pool)
+        block.requested = 0
+        self._release_to_pool(block)
+
+    def empty_cache(self) -> None:
+        """Give back every segment, and every page of an expandable one, that nothing uses."""
+        self._release_cached()
+
+    # ------------------------------------------------------------------ the final state
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Segments and blocks as torch's snapshot has them, by address; block frames are empty."""
+        out: list[dict[str, Any]] = []
+        for segment in sorted(self._segments.values(), key=lambda s: s.address):
+            run: list[_Block] = []
+            block = segment.first
+            while block is not None:
+                if block.mapped:
+                    run.append(block)
+                if run and (not block.mapped or block.next is None):
+                    out.append(self._segment_record(segment, run))
+                    run = []
+                block = block.next
+        return out
+
+    def _segment_record(self, segment: _Segment, run: list[_Block]) -> dict[str, Any]:
+        pool = run[0].pool
+        blocks = [
+            {
+                "address": b.address,
+                "size": b.size,
+                "requested_size": b.requested,
+                "state": self._state(b),
+                "frames": [],
+            }
+            for b in run
+        ]
+        used = [b for b in run if not b.free]
+        return {
+            "device": 0,
+            "address": run[0].address,
+            "total_size": sum(b.size for b in run),
+            "allocated_size": sum(b.size for b in used if b.address not in self._pending),
+            "active_size": sum(b.size for b in used),
+            "requested_size": sum(b.requested for b in used),
+            "stream": pool.stream,
+            "segment_type": "small" if pool.small else "large",
+            "segment_pool_id": (0, pool.pool),
+            "is_expandable": segment.expandable,
+            "frames": [],
+            "blocks": blocks,
+        }
+
+    def _state(self, block: _Block) -> str:
+        if block.free:
+            return "inactive"
+        return "active_pending_free" if block.address in self._pending else "active_allocated"
+
+    # ------------------------------------------------------------------ searching
+
+    def _pool(self, pool: int, stream: int, small: bool) -> _Pool:
+        key = (pool, stream, small)
+        home = self._pools.get(key)
+        if home is None:
+            home = self._pools[key] = _Pool(pool, stream, small)
+        return home
+
+    def _best_fit(self, home: _Pool, need: int) -> _Block | None:
+        """The smallest free block that is large enough, or none: only that one block is considered."""
+        free = home.free
+        index = bisect_left(free, (need, 0))
+        if index == len(free):
+            return None
+        block = self._free[free[index][1]]
+        if block.segment.expandable:
+            # What such a block can grow to counts: prefer one that leaves the open end alone.
+            while index + 1 < len(free) and (block.prev is not None or block.next is not None):
+                other = self._free[free[index + 1][1]]
+                if _room(other) >= _room(block):
+                    break
+                index, block = index + 1, other
+        limit = self.settings.max_split_size
+        if need < limit <= block.size:
+            return None
+        if need >= limit and block.size >= need + self.settings.max_non_split_rounding:
+            return None
+        del free[index]
+        del self._free[block.address]
+        return block
+
+    def _take(self, block: _Block, need: int, size: int) -> None:
+        """Mark a block that has left its pool as used, giving back what can be split off."""
+        rest = block.size - need
+        if self._splits(block, need, rest):
+            self._insert(self._cut(block, block.address + need))
+        block.free = False
+        block.requested = size
+        self._live[block.address] = block
+        self.active += block.size
+        self.allocated += block.size
+        self.requested += size
+        self.max_active = max(self.max_active, self.active)
+        self.max_allocated = max(self.max_allocated, self.allocated)
+        self.max_requested = max(self.max_requested, self.requested)
+
+    def _splits(self, block: _Block, need: int, rest: int) -> bool:
+        if block.pool.small or self.settings.expandable_segments:
+            return rest >= MIN_BLOCK
+        return need < self.settings.max_split_size and rest > SMALL_LIMIT
+
+    def _insert(self, block: _Block) -> None:
+        block.free = True
+        block.born = block.pool.searches
+        insort(block.pool.free, (block.size, block.address))
+        self._free[block.address] = block
+
+    def _remove(self, block: _Block) -> None:
+        free = block.pool.free
+        del free[bisect_left(free, (block.size, block.address))]
+        del self._free[block.address]
+
+    def _release_to_pool(self, block: _Block) -> None:
+        """Merge a block with its free neighbours and put it back into its pool."""
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and neighbour.free and neighbour.mapped:
+                self._remove(neighbour)
+                self._absorb(block, neighbour)
+        self._insert(block)
+
+    def _absorb(self, block: _Block, neighbour: _Block) -> None:
+        """Make ``neighbour``, which is in no pool, a part of ``block``."""
+        if block.prev is neighbour:
+            block.address = neighbour.address
+            block.prev = neighbour.prev
+            if block.prev is not None:
+                block.prev.next = block
+        else:
+            block.next = neighbour.next
+            if block.next is not None:
+                block.next.prev = block
+        block.size += neighbour.size
+        if block.segment.first is neighbour:
+            block.segment.first = block
+
+    # ------------------------------------------------------------------ memory from the device
+
+    def _grow(self, home: _Pool, need: int, size: int) -> _Block:
+        """A free block from new memory, after giving back cached memory where the device is full."""
+        if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
+            self._collect_garbage()
+        block = self._device_alloc(home, need)
+        if block is None and self._release_available(home, need):
+            block = self._device_alloc(home, need)
+        if block is None:
+            self._release_cached()
+            block = self._device_alloc(home, need)
+        if block is None:
+            free = self._device_free()
+            if self.on_event is not None:
+                self.on_event("oom", free, size, home.stream, home.pool)
+            raise OutOfMemory(size, free)
+        return block
+
+    def _device_free(self) -> int:
+        return UNLIMITED if self.capacity is None else max(self.capacity - self.reserved, 0)
+
+    def _device_alloc(self, home: _Pool, need: int) -> _Block | None:
+        if self.settings.expandable_segments:
+            return self._expand(home, need)
+        size = self.settings.segment_size(need)
+        if size > self._device_free():
+            return None
+        segment = _Segment(self._address_for(size), size, False, size)
+        block = segment.first = _Block(segment.address, size, home, segment)
+        self._segments[segment.address] = segment
+        self._reserve(size)
+        self._emit("segment_alloc", segment.address, size, home)
+        return block
+
+    def _reserve(self, size: int) -> None:
+        self.reserved += size
+        self.max_reserved = max(self.max_reserved, self.reserved)
+
+    def _address_for(self, size: int) -> int:
+        """Where the device puts a segment: a range of that size it got back, else fresh addresses.
+
+        The driver's own choice cannot be known; it decides ties between free blocks only.
+        """
+        returned = self._retired.get(size)
+        if returned:
+            return returned.pop()
+        address = self._next_address
+        self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
+        return address
+
+    def _release_segment(self, block: _Block) -> None:
+        self._remove(block)
+        del self._segments[block.segment.address]
+        self._retired.setdefault(block.size, []).append(block.address)
+        self.reserved -= block.size
+        self._emit("segment_free", block.address, block.size, block.pool)
+
+    def _release_available(self, home: _Pool, need: int) -> bool:
+        """With a split limit: give back one large enough oversize block, else the largest until enough."""
+        limit = self.settings.max_split_size
+        if limit == UNLIMITED:
+            return False
+        wanted = max(need, limit)
+        index = bisect_left(home.free, (wanted, 0))
+        if index < len(home.free):
+            block = self._free[home.free[index][1]]
+            if not block.segment.expandable:
+                self._release_segment(block)
+                return True
+        released = 0
+        for size, address in reversed(home.free[:index]):
+            if released >= wanted or size < limit:
+                break
+            block = self._free[address]
+            if not block.segment.expandable:
+                released += size
+                self._release_segment(block)
+        return released >= wanted
+
+    def _release_cached(self) -> None:
+        """Give back every segment without a block in use, large pools first, as torch does."""
+        default = [p for p in self._pools.values() if p.pool == 0]  # a private pool keeps its memory while it lives
+        for home in sorted(default, key=lambda p: (p.small, p.stream)):
+            expandable: list[_Block] = []
+            for _, address in list(home.free):
+                block = self._free[address]
+                if block.segment.expandable:
+                    expandable.append(block)
+                elif block.prev is None and block.next is None:
+                    self._release_segment(block)
+            for block in expandable:
+                self._unmap(block)
+
+    def _collect_garbage(self) -> None:
+        """Above the threshold, give back the unsplit large blocks that have been free the longest."""
+        assert self.capacity is not None
+        limit = int(self.capacity * self.settings.garbage_collection_threshold)
+        target = self.reserved - limit
+        if target <= 0:
+            return
+        pools = [p for p in self._pools.values() if p.pool == 0 and not p.small]
+        cached = [self._free[address] for p in pools for _, address in p.free]
+        candidates = [b for b in cached if b.prev is None and b.next is None and not b.segment.expandable]
+        age = {b.address: b.pool.searches - b.born for b in candidates}
+        total, reclaimed, freed = sum(age.values()), 0, True
+        while reclaimed < target and freed and candidates:
+            threshold, freed = total / len(candidates), False
+            for block in list(candidates):
+                if age[block.address] >= threshold:
+                    freed = True
+                    reclaimed += block.size
+                    total -= age[block.address]
+                    candidates.remove(block)
+                    self._release_segment(block)
+
+    # ------------------------------------------------------------------ expandable segments
+
+    def _expand(self, home: _Pool, need: int) -> _Block | None:
+        """Map pages so that a free block of ``need`` bytes exists; it is returned out of its pool."""
+        block = self._expandable_candidate(home, need)
+        mapped = block if block.mapped else self._map(block, need)
+        while mapped is not None and mapped.size < need:
+            tail = mapped.next
+            assert tail is not None
+            mapped = self._map(tail, need - mapped.size)
+        if mapped is not None:
+            self._remove(mapped)
+        return mapped
+
+    def _expandable_candidate(self, home: _Pool, need: int) -> _Block:
+        """The lowest unmapped block, with the free one before it, that has room; else a new range."""
+        for address in home.unmapped:
+            block = self._unmapped[address]
+            if block.prev is not None and block.prev.free:
+                block = block.prev
+            if _free_run(block, need):
+                return block
+        device = self.capacity if self.capacity is not None else 80 * 2**30
+        page = SMALL_SEGMENT if home.small else self.settings.large_segment_size
+        size = -(-max(device * 9 // 8, need) // page) * page
+        segment = _Segment(self._next_address, size, True, page)
+        self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
+        block = segment.first = _Block(segment.address, size, home, segment)
+        self._segments[segment.address] = segment
+        self._add_unmapped(block)
+        return block
+
+    def _add_unmapped(self, block: _Block) -> None:
+        block.mapped = False
+        block.free = True
+        insort(block.pool.unmapped, block.address)
+        self._unmapped[block.address] = block
+
+    def _drop_unmapped(self, block: _Block) -> None:
+        block.pool.unmapped.remove(block.address)
+        del self._unmapped[block.address]
+
+    def _map(self, block: _Block, size: int) -> _Block | None:
+        """Back the beginning of an unmapped block with whole pages; the free block it becomes part of."""
+        page = block.segment.page
+        mapped = min(-(-size // page) * page, block.size)
+        if mapped > self._device_free():
+            return None
+        self._drop_unmapped(block)
+        if mapped < block.size:
+            self._add_unmapped(self._cut(block, block.address + mapped))
+        block.mapped = True
+        self._reserve(mapped)
+        self._emit("segment_map", block.address, mapped, block.pool)
+        self._release_to_pool(block)
+        return block
+
+    def _unmap(self, block: _Block) -> None:
+        """Give back the whole pages inside a free block."""
+        segment, page = block.segment, block.segment.page
+        begin = segment.address + -(-(block.address - segment.address) // page) * page
+        end = segment.address + (block.address + block.size - segment.address) // page * page
+        if begin >= end:
+            return
+        self._remove(block)
+        if block.address < begin:  # the part before the pages keeps its memory
+            block, head = self._cut(block, begin), block
+            self._insert(head)
+        if end < block.address + block.size:
+            self._insert(self._cut(block, end))
+        self.reserved -= end - begin
+        self._emit("segment_unmap", begin, end - begin, block.pool)
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.mapped:
+                self._drop_unmapped(neighbour)
+                self._absorb(block, neighbour)
+        if block.prev is None and block.next is None:
+            del self._segments[segment.address]
+        else:
+            self._add_unmapped(block)
+
+    def _cut(self, block: _Block, at: int) -> _Block:
+        """Divide a block that is in no pool; its second part, in no pool either, is returned."""
+        tail = _Block(at, block.address + block.size - at, block.pool, block.segment)
+        tail.prev, tail.next = block, block.next
+        if block.next is not None:
+            block.next.prev = tail
+        block.next, block.size = tail, at - block.address
+        return tail
+
+    def _emit(self, action: str, address: int, size: int, home: _Pool) -> None:
+        if self.on_event is not None:
+            self.on_event(action, address, size, home.stream, home.pool)
+
+
+def _room(block: _Block) -> int:
+    """What a block of an expandable segment can become without moving: itself and the unmapped rest."""
+    rest = block.next
+    return block.size + (rest.size if rest is not None and not rest.mapped else 0)
+
+
+def _free_run(block: _Block, need: int) -> bool:
+    """Whether a block and the free or unmapped ones behind it hold ``need`` bytes."""
+    total, at = 0, block
+    while total < need:
+        total += at.size
+        if at.next is None or not at.next.free:
+            break
+        at = at.next
+    return total >= need

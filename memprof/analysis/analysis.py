@@ -1,0 +1,64 @@
+"""Analyse a snapshot: the one entry point that renderers and users call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.analysis.report import report_dict
+from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
+from memprof.attribution import Attribution, attribute
+from memprof.snapshot import Snapshot
+from memprof.timeline.timeline import Timeline, build_timeline
+
+if TYPE_CHECKING:
+    from memprof.attribution.rules import RuleSet
+
+__all__ = ["Advisor", "Analysis", "DevicePeak", "ReservedGrowth", "analyze"]
+
+#: Reads a report without advice, and returns its ``advice`` entries.
+Advisor = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+
+
+class Analysis(Views):
+    """Views of a snapshot's device, and its report. ``advisor`` fills the report's ``advice``."""
+
+    def __init__(
+        self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution, advisor: Advisor | None = None
+    ) -> None:
+        super().__init__(snapshot, timeline, attribution)
+        self._advisor = advisor
+
+    def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
+        """The report, schema ``memprof.report/1``. ``allocations=None`` lists every one alive at the peak."""
+        report = report_dict(self, allocations)
+        if self._advisor is not None:
+            report["advice"] = self._advisor(report)
+        return report
+
+
+def analyze(
+    snapshot: Snapshot | str | Path,
+    device: int | None = None,
+    rules: RuleSet | None = None,
+    advisor: Advisor | None = None,
+) -> Analysis:
+    """Attribute every byte of a snapshot (or of the file at a path).
+
+    Args:
+        snapshot: what :func:`memprof.load_snapshot` returned, or a path to load.
+        device: index of the device; default: the one with the highest peak.
+        rules: stack rules to use instead of the shipped ones.
+        advisor: fills the report's ``advice``. ``memprof.analyze`` hands in the estimates of :mod:`memprof.advice`.
+
+    Raises:
+        InputError: the file cannot be used.
+        UsageError: the snapshot holds nothing of ``device``.
+    """
+    if not isinstance(snapshot, Snapshot):
+        from memprof.snapshot import load_snapshot
+
+        snapshot = load_snapshot(snapshot)
+    timeline = build_timeline(snapshot, device)
+    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor)

@@ -1,0 +1,182 @@
+"""What the bytes alive at one instant are for, and the proof that nothing was lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from memprof.attribution.result import Attribution, PhaseSpan
+from memprof.snapshot.model import I64
+from memprof.timeline.timeline import Timeline
+from memprof.vocabulary import GROUP_OF, Category, Evidence, Group, Phase
+
+__all__ = ["Breakdown"]
+
+_CATEGORIES = list(Category)
+_EVIDENCE = list(Evidence)
+_PHASES = list(Phase)
+
+
+class Breakdown:
+    """The composition of memory at one instant. All figures are bytes of blocks unless named otherwise.
+
+    The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
+    ``span`` is the phase this is the peak of, ``None`` for the peak of the run.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        attribution: Attribution,
+        instant: int,
+        *,
+        span: PhaseSpan | None = None,
+        split: Callable[[int], dict[str, int]] | None = None,
+        unmapped_bytes: int = 0,
+    ) -> None:
+        self._timeline, self._attribution, self._split = timeline, attribution, split
+        self.instant = instant
+        self.span = span
+        self.unmapped_bytes = unmapped_bytes
+
+    def __repr__(self) -> str:
+        return f"Breakdown({self.phase}, step={self.step}, active_bytes={self.active_bytes:,})"
+
+    @cached_property
+    def rows(self) -> I64:
+        """Rows of the timeline alive at this instant."""
+        return self._timeline.alive_at(self.instant)
+
+    @property
+    def time_us(self) -> int:
+        """Microseconds, on the snapshot's own clock."""
+        return self._timeline.time_us(self.instant)
+
+    @property
+    def phase(self) -> str:
+        """The phase at this instant: the span's, else that of the event that led here."""
+        if self.span is not None:
+            return self.span.phase
+        track = self._attribution.track
+        if not len(track.phase):
+            return str(Phase.OTHER)
+        return str(_PHASES[track.phase[max(self.instant - 1, 0)]])
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer step, ``None`` where it cannot be known."""
+        if self.span is not None:
+            return self.span.step
+        track = self._attribution.track
+        step = int(track.step[max(self.instant - 1, 0)]) if len(track.step) else -1
+        return None if step < 0 else step
+
+    @property
+    def active_bytes(self) -> int:
+        """Blocks whose free has not completed: the categories' sum."""
+        return int(self._timeline.active[self.instant])
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Blocks the program holds, as ``torch.cuda.memory_allocated`` counts."""
+        return int(self._timeline.allocated[self.instant])
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Bytes of segments; ``None`` for a tensor trace, which has no allocator."""
+        reserved = self._timeline.reserved
+        return None if reserved is None else int(reserved[self.instant])
+
+    @property
+    def pending_free_bytes(self) -> int:
+        """Freed by the program, waiting for a stream: active − allocated."""
+        return self.active_bytes - self.allocated_bytes
+
+    @cached_property
+    def requested_bytes(self) -> int:
+        """What the program asked for, of the blocks it holds."""
+        held = self.rows[self._timeline.release_event[self.rows] >= self.instant]
+        return int(self._timeline.requested[held].sum())
+
+    @property
+    def rounding_bytes(self) -> int:
+        """What the allocator's block sizes add: allocated − requested."""
+        return self.allocated_bytes - self.requested_bytes
+
+    def _by(self, codes: np.ndarray, n_codes: int, sizes: I64) -> I64:
+        totals = np.zeros(n_codes, dtype=np.int64)
+        np.add.at(totals, codes[self.rows], sizes[self.rows])
+        return totals
+
+    @cached_property
+    def categories(self) -> dict[str, int]:
+        """Bytes per category; every category is present."""
+        totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.size)
+        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
+
+    @cached_property
+    def categories_requested(self) -> dict[str, int]:
+        """Requested bytes per category."""
+        totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.requested)
+        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
+
+    @cached_property
+    def details(self) -> dict[str, dict[str, int]]:
+        """Bytes per sub-id of each category that has any."""
+        attribution = self._attribution
+        n_details = len(attribution.details)
+        codes = attribution.category.astype(np.int64) * n_details + attribution.detail
+        totals = self._by(codes, n_details * len(_CATEGORIES), self._timeline.size)
+        found: dict[str, dict[str, int]] = {}
+        for code in np.flatnonzero(totals):
+            category, detail = divmod(int(code), n_details)
+            if detail:
+                found.setdefault(str(_CATEGORIES[category]), {})[attribution.details[detail]] = int(totals[code])
+        return found
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """Bytes per row of the published table; ``total`` is their sum."""
+        groups = {str(group): 0 for group in Group}
+        for category in _CATEGORIES:
+            groups[str(GROUP_OF[category])] += self.categories[str(category)]
+        groups[str(Group.TOTAL)] = sum(groups.values())
+        return groups
+
+    @cached_property
+    def evidence(self) -> dict[str, int]:
+        """Bytes per kind of evidence; every kind is present."""
+        totals = self._by(self._attribution.evidence, len(_EVIDENCE), self._timeline.size)
+        return {str(e): int(totals[i]) for i, e in enumerate(_EVIDENCE)}
+
+    @cached_property
+    def reserved_split(self) -> dict[str, int]:
+        """Reserved − active: ``cached``, ``inactive_split`` and ``private_pools`` bytes."""
+        empty = {"cached": 0, "inactive_split": 0, "private_pools": 0}
+        if self._split is None or self.reserved_bytes is None:
+            return empty
+        return empty | self._split(self.instant)
+
+    def self_check(self) -> None:
+        """Prove that every byte is accounted for.
+
+        Raises:
+            AssertionError: a total does not add up; the message says which, and by how much.
+        """
+        checks = {
+            "categories": (sum(self.categories.values()), self.active_bytes),
+            "groups": (self.groups[str(Group.TOTAL)], self.active_bytes),
+            "evidence": (sum(self.evidence.values()), self.active_bytes),
+            "requested + rounding": (self.requested_bytes + self.rounding_bytes, self.allocated_bytes),
+            "live blocks": (int(self._timeline.size[self.rows].sum()), self.active_bytes),
+        }
+        for category, parts in self.details.items():
+            total = sum(parts.values())
+            checks[f"details of {category}"] = (min(total, self.categories[category]), total)
+        if self.reserved_bytes is not None:
+            checks["reserved"] = (self.active_bytes + sum(self.reserved_split.values()), self.reserved_bytes)
+        wrong = [f"{name}: {got:,} against {want:,} bytes" for name, (got, want) in checks.items() if got != want]
+        if wrong:
+            raise AssertionError(f"does not add up at instant {self.instant}: " + "; ".join(wrong))

@@ -1,0 +1,418 @@
+"""Runs side by side: schema ``memprof.compare/1``, documented in ``docs/report-json.md``.
+
+Every figure is one of a run's report, or the difference or quotient of two. The first run is what the others are
+compared with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.analysis.allocation_differences import Holdings, surplus
+from memprof.errors import InputError, UsageError
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group
+
+__all__ = [
+    "Run",
+    "badge_of",
+    "compare",
+    "distinct",
+    "over_limit",
+    "short_names",
+]
+
+Figures = list[int | None]
+
+_MAX_ALLOCATIONS = 20
+
+# Settings that memory depends on come first in a list of differences.
+_MATTERS = (
+    "model", "model_name_or_path", "_name_or_path", "dtype", "torch_dtype", "attn_implementation", "trainer", "recipe",
+    "use_peft", "lora_r", "lora_target_modules", "load_in_4bit", "load_in_8bit", "bf16", "fp16",
+    "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
+    "max_prompt_length", "max_completion_length", "prompt_length", "completion_length", "gradient_checkpointing",
+    "beta", "loss_type", "optim", "use_liger_kernel", "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization",
+    "fsdp", "deepspeed", "world_size", "memory_budget",
+)  # fmt: skip
+
+_HOST = {
+    "pinned_bytes": "Host: pinned",
+    "managed_bytes": "Host: managed",
+    "rss_bytes": "Host: resident",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One column: a run's report, or rows that were published without one.
+
+    Args:
+        label: the column's heading.
+        badge: ``measured``, ``simulated`` or ``published``.
+        report: ``memprof.report/1``; ``None`` for published rows.
+        published: what :func:`memprof.analysis.published.published_columns` gives; ``None`` for a run.
+        held: the blocks at its peak, where they are known.
+    """
+
+    label: str
+    badge: str
+    report: dict[str, Any] | None = None
+    published: dict[str, Any] | None = None
+    held: Holdings | None = None
+
+
+def badge_of(report: Mapping[str, Any]) -> str:
+    """``simulated`` or ``measured``."""
+    return "simulated" if report["source"]["kind"] == "simulated" else "measured"
+
+
+def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str, Any]:
+    """Runs side by side, as plain data (``memprof.compare/1``); sizes in bytes.
+
+    Args:
+        runs: two or more, the first the one the others are compared with.
+        capacity_bytes: a device's memory to hold them against; default: the runs' own, where they agree.
+
+    Raises:
+        UsageError: fewer than two runs.
+        InputError: a report whose categories do not add up to its total.
+    """
+    if len(runs) < 2:
+        raise UsageError("comparing takes two runs or more.")
+    for run in runs:
+        _check(run)
+    return {
+        "schema": "memprof.compare/1",
+        "runs": [_run(run) for run in runs],
+        "rows": _rows(runs),
+        "beside": _beside(runs),
+        "capacity": _capacity(runs, capacity_bytes),
+        "config_diff": _config_diff(runs),
+        "allocations_only_in": _only_in(runs),
+        "notes": _notes(runs),
+    }
+
+
+def over_limit(comparison: Mapping[str, Any], percent: float) -> list[str]:
+    """Sentences naming each later run whose allocated peak exceeds the first's by more than ``percent`` percent.
+
+    Raises:
+        UsageError: the first run is published rows, which are no peak.
+    """
+    runs = comparison["runs"]
+    if runs[0]["report"] is None:
+        raise UsageError("--fail-above compares peaks, and the first column is a published sum; put a run first.")
+    base = runs[0]["report"]["peak"]["allocated_bytes"]
+    found = []
+    for run in runs[1:]:
+        if run["report"] is None:
+            continue
+        peak = run["report"]["peak"]["allocated_bytes"]
+        if peak * 100 > base * (100 + percent):
+            more = f"{100 * (peak - base) / base:.2f} %" if base else "from nothing"
+            found.append(
+                f"the allocated peak of {run['label']} is {peak} bytes, {more} above the {base} of {runs[0]['label']}"
+            )
+    return found
+
+
+def _check(run: Run) -> None:
+    if run.report is None:
+        return
+    peak = run.report["peak"]
+    parts = sum(peak["categories"].values())
+    if parts != peak["active_bytes"]:
+        raise InputError(
+            f"{run.label}: the report's categories come to {parts} bytes and its total to {peak['active_bytes']}; "
+            "it was changed by hand or written by something else than memprof."
+        )
+
+
+def _run(run: Run) -> dict[str, Any]:
+    entry: dict[str, Any] = {"label": run.label, "badge": run.badge, "report": run.report}
+    if run.published is not None:
+        entry["published"] = run.published
+    return entry
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    rows = []
+    for group in Group:
+        children = [] if group is Group.TOTAL else _categories(runs, group)
+        row = _row(str(group), GROUP_LABELS[group], _group_peaks(runs, group), _group_own(runs, group))
+        rows.append({**row, "categories": children})
+    return rows
+
+
+def _row(identifier: str, label: str, at_peak: Figures, own_peak: Figures) -> dict[str, Any]:
+    return {"id": identifier, "label": label, "at_peak": at_peak, "own_peak": own_peak, **_change(at_peak)}
+
+
+def _change(figures: Figures) -> dict[str, Any]:
+    """Each figure against the first: difference in bytes, and ratio where there is something to divide by."""
+    first = figures[0]
+    return {
+        "difference": [None, *[None if f is None or first is None else f - first for f in figures[1:]]],
+        "ratio": [None, *[None if f is None or not first else f / first for f in figures[1:]]],
+    }
+
+
+def _group_peaks(runs: Sequence[Run], group: Group) -> Figures:
+    return [_group_peak(run, group) for run in runs]
+
+
+def _group_peak(run: Run, group: Group) -> int | None:
+    """Recomputed from the categories; published rows are what was published, and what was not is not known."""
+    if run.report is None:
+        published: int | None = (run.published or {}).get("groups", {}).get(str(group))
+        return published
+    categories = run.report["peak"]["categories"]
+    if group is Group.TOTAL:
+        return int(run.report["peak"]["active_bytes"])
+    return int(sum(categories.get(str(c), 0) for c in _members(group)))
+
+
+def _group_own(runs: Sequence[Run], group: Group) -> Figures:
+    return [_one_group_own(run, group) for run in runs]
+
+
+def _one_group_own(run: Run, group: Group) -> int | None:
+    if run.report is None:
+        # A published component is its own worst; the sum of such is nobody's peak.
+        return None if group is Group.TOTAL else _group_peak(run, group)
+    known: int | None = (run.report.get("group_own_peaks") or {}).get(str(group))
+    if known is not None:
+        return known
+    if group is Group.TOTAL:
+        return int(run.report["peak"]["active_bytes"])
+    held = [n for c in _members(group) if (n := run.report["own_peaks"].get(str(c), 0))]
+    return sum(held) if len(held) < 2 else None
+
+
+def _members(group: Group) -> list[Category]:
+    return [category for category, of in GROUP_OF.items() if of is group]
+
+
+def _categories(runs: Sequence[Run], group: Group) -> list[dict[str, Any]]:
+    rows = []
+    for category in _members(group):
+        at_peak: Figures = [_of(run, "categories", category) for run in runs]
+        own: Figures = [None if run.report is None else run.report["own_peaks"].get(str(category), 0) for run in runs]
+        if any(at_peak) or any(own):
+            row = _row(str(category), CATEGORY_LABELS[category], at_peak, own)
+            rows.append({**row, "details": _details(runs, category)})
+    return sorted(rows, key=lambda row: -max(n or 0 for n in row["at_peak"]))
+
+
+def _of(run: Run, key: str, category: Category) -> int | None:
+    return None if run.report is None else int(run.report["peak"][key].get(str(category), 0))
+
+
+def _details(runs: Sequence[Run], category: Category) -> list[dict[str, Any]]:
+    """Sub-ids and what no sub-id covers; only at the peak, where they are counted."""
+    per_run = [{} if r.report is None else r.report["peak"]["details"].get(str(category), {}) for r in runs]
+    names = list(dict.fromkeys(name for details in per_run for name, n in details.items() if n))
+    rows = []
+    for name in names:
+        figures: Figures = [
+            None if run.report is None else details.get(name, 0) for run, details in zip(runs, per_run, strict=True)
+        ]
+        rows.append({"id": name, "label": name.replace("_", " "), "at_peak": figures, **_change(figures)})
+    if rows:
+        rest: Figures = [
+            None if run.report is None else (_of(run, "categories", category) or 0) - sum(details.values())
+            for run, details in zip(runs, per_run, strict=True)
+        ]
+        if any(rest):
+            rows.append({"id": "", "label": "not broken down", "at_peak": rest, **_change(rest)})
+    return rows
+
+
+# ---- beside the sum --------------------------------------------------------------------------------------------------
+
+
+def _beside(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Device peak and host memory: below the total and never in it. Rows nobody knows are left out."""
+    lines: list[tuple[str, str, Figures]] = [
+        ("device_peak", "Device peak", [_device_peak(run) for run in runs]),
+        ("reserved", "of which reserved by torch", [_device(run, "reserved_bytes") for run in runs]),
+        ("non_torch", "of which outside torch", [_device(run, "non_torch_bytes") for run in runs]),
+    ]
+    lines += [(key, label, [_host(run, key) for run in runs]) for key, label in _HOST.items()]
+    return [
+        {"id": identifier, "label": label, "values": figures, **_change(figures)}
+        for identifier, label, figures in lines
+        if any(n is not None for n in figures)
+    ]
+
+
+def _device(run: Run, key: str) -> int | None:
+    value: int | None = None if run.report is None else (run.report["device_peak"] or {}).get(key)
+    return value
+
+
+def _device_peak(run: Run) -> int | None:
+    reserved = _device(run, "reserved_bytes")
+    return None if reserved is None else reserved + (_device(run, "non_torch_bytes") or 0)
+
+
+def _host(run: Run, key: str) -> int | None:
+    value: object = None if run.report is None else (run.report.get("host") or {}).get(key)
+    return value if isinstance(value, int) else None
+
+
+def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
+    """Who fits: by the device peak where there is one, by the total otherwise."""
+    own = {run.report["source"]["device_total_bytes"] for run in runs if run.report and _device_peak(run) is not None}
+    own.discard(None)
+    capacity = asked if asked is not None else own.pop() if len(own) == 1 else None
+    if capacity is None:
+        return None
+    needs: list[int] = []
+    basis = []
+    for run in runs:
+        device = _device_peak(run)
+        needs.append(device if device is not None else _group_peak(run, Group.TOTAL) or 0)
+        basis.append("device_peak" if device is not None else "total")
+    return {
+        "bytes": capacity,
+        "from": "device" if asked is None else "option",
+        "needs": needs,
+        "basis": basis,
+        "left": [capacity - need for need in needs],
+        "fits": [need <= capacity for need in needs],
+    }
+
+
+# ---- configuration ---------------------------------------------------------------------------------------------------
+
+
+def _config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Settings that differ, those that memory depends on first; then what else differs about the runs.
+
+    ``null`` is a setting that is not there. Runs without a configuration, published rows among them, take no part.
+    """
+    configs = [(run.report or {}).get("source", {}).get("config") for run in runs]
+    known = [config for config in configs if config]
+    keys = sorted({key for config in known for key in config})
+    first = [k for k in _MATTERS if k in keys]
+    settings = [*first, *[k for k in keys if k not in first]]
+    found = [
+        {"setting": key, "of": "config", "matters": key in _MATTERS, "values": [(c or {}).get(key) for c in configs]}
+        for key in settings
+        if _differ(config.get(key) for config in known)
+    ]
+    return found + [line for line in _circumstances(runs) if _differ(v for v in line["values"] if v is not None)]
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    held = list(values)
+    return any(value != held[0] for value in held[1:])
+
+
+def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Where and how each run was recorded."""
+    sources = [(run.report or {}).get("source", {}) for run in runs]
+    versions = [source.get("versions") or {} for source in sources]
+    names = sorted({name for found in versions for name in found} - {"torch"})
+    lines = [
+        {"setting": key, "of": "source", "matters": False, "values": [source.get(key) for source in sources]}
+        for key in ("kind", "device_name", "torch", "history", "world_size")
+    ]
+    lines += [
+        {"setting": name, "of": "versions", "matters": False, "values": [found.get(name) for found in versions]}
+        for name in names
+    ]
+    return lines
+
+
+# ---- allocations -----------------------------------------------------------------------------------------------------
+
+
+def _only_in(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For the first run and each other one: the blocks one holds at its peak and the other does not."""
+    pairs = [(0, i) for i in range(1, len(runs)) if runs[0].held and runs[i].held]
+    return [entry for a, b in pairs for entry in (_surplus(runs, b, a), _surplus(runs, a, b))]
+
+
+def _surplus(runs: Sequence[Run], here: int, there: int) -> dict[str, Any]:
+    one, other = runs[here].held, runs[there].held
+    assert one is not None
+    assert other is not None
+    found = surplus(one, other)
+    keys = ("category", "detail", "name", "phase", "stack")
+    listed = [
+        {
+            "bytes": s.bytes,
+            "each_bytes": s.each_bytes,
+            "count_in": s.count_in,
+            "count_not_in": s.count_not_in,
+            **{key: s.example[key] for key in keys if key in s.example},
+        }
+        for s in found[:_MAX_ALLOCATIONS]
+    ]
+    return {
+        "in": here,
+        "not_in": there,
+        "bytes": sum(s.bytes for s in found),
+        "above_bytes": max(one.cutoff, other.cutoff),
+        "allocations": listed,
+    }
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    notes = []
+    for run in runs:
+        for note in (run.published or {}).get("notes", []):
+            notes.append(f"{run.label}: {note}")
+    silent = [run.label for run in runs if run.report is not None and not run.report["source"]["config"]]
+    if silent:
+        verb = "carries" if len(silent) == 1 else "carry"
+        notes.append(f"{', '.join(silent)} {verb} no configuration, so what was set differently is not known.")
+    kinds = {run.report["source"]["kind"] for run in runs if run.report is not None}
+    if "trace" in kinds and len(kinds) > 1:
+        notes.append(
+            "A tensor trace counts requested bytes; the other runs count the blocks an allocator hands out for them."
+        )
+    return list(dict.fromkeys(notes))
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Each path's own name without its endings, or the parts that differ where the names are alike."""
+    names = [_bare(path) for path in paths]
+    return [
+        name if names.count(name) == 1 else _longer(path, paths, name) for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _bare(path: Path) -> str:
+    """The name without what only says how the file is written."""
+    name = re.sub(r"(?i)\.gz$", "", path.name)
+    return re.sub(r"(?i)\.(?:pickle|pkl|json)$", "", name) or path.name
+
+
+def _longer(path: Path, paths: Sequence[Path], name: str) -> str:
+    """The last folder in which ``path`` differs from the others of its name, then its name."""
+    rivals = [other for other in paths if other != path and _bare(other) == name]
+    for folder in path.parents:
+        depth = len(path.parts) - len(folder.parts) - 1
+        others = {other.parents[depth].name for other in rivals if depth < len(other.parents)}
+        if folder.name and others != {folder.name}:
+            return f"{folder.name}/{name}"
+    return path.name
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """The same labels, repeats numbered: ``run``, ``run (2)``."""
+    found: list[str] = []
+    for label in labels:
+        n = sum(1 for i, other in enumerate(labels[: len(found)]) if other == label)
+        found.append(label if not n else f"{label} ({n + 1})")
+    return found

@@ -1,0 +1,163 @@
+"""Bytes per category over the instants of a timeline, one category at a time.
+
+A million events and eighteen categories would be 144 MB of curves; each is made, read and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.attribution.result import Attribution, PhaseSpan
+from memprof.snapshot.model import I64
+from memprof.timeline.timeline import Timeline
+from memprof.vocabulary import GROUP_OF, Category, Group, Phase
+
+__all__ = [
+    "build_series",
+    "category_curve",
+    "group_peaks",
+    "highest_allocated",
+    "own_peaks",
+    "phase_maxima",
+    "phase_peak_instants",
+    "sample_categories",
+]
+
+CATEGORIES = list(Category)
+
+
+def category_curve(timeline: Timeline, rows: NDArray[np.bool_]) -> I64:
+    """Active bytes of the chosen rows at every instant (``n_events + 1`` entries)."""
+    delta = np.zeros(timeline.n_events + 1, dtype=np.int64)
+    ghost = rows & (timeline.alloc_event < 0)
+    delta[0] = timeline.size[ghost].sum()
+    born = rows & (timeline.alloc_event >= 0)
+    # An event begins or ends at most one allocation, so plain assignment adds nothing twice.
+    delta[timeline.alloc_event[born] + 1] += timeline.size[born]
+    died = rows & (timeline.free_event < timeline.n_events)
+    delta[timeline.free_event[died] + 1] -= timeline.size[died]
+    return np.cumsum(delta)
+
+
+def _curves(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[Category, I64]]:
+    present = np.bincount(attribution.category, minlength=len(CATEGORIES))
+    for code, category in enumerate(CATEGORIES):
+        if present[code]:
+            yield category, category_curve(timeline, attribution.category == code)
+
+
+def own_peaks(timeline: Timeline, attribution: Attribution) -> dict[Category, tuple[int, int]]:
+    """For each category that occurs: its highest bytes over the run, and the first such instant."""
+    peaks = {}
+    for category, curve in _curves(timeline, attribution):
+        instant = int(np.argmax(curve))
+        peaks[category] = (int(curve[instant]), instant)
+    return peaks
+
+
+def group_peaks(timeline: Timeline, attribution: Attribution) -> dict[Group, int]:
+    """The highest bytes of each group over the run: of its sum, not the sum of its members' peaks."""
+    group_of_code = np.array([GROUP_OF[c].code for c in CATEGORIES], dtype=np.uint8)
+    groups = group_of_code[attribution.category]
+    return {
+        group: int(category_curve(timeline, groups == group.code).max())
+        for group in Group
+        if group is not Group.TOTAL
+    }
+
+
+def sample_categories(timeline: Timeline, attribution: Attribution, instants: I64) -> dict[Category, I64]:
+    """Active bytes of each category that occurs, at the given instants."""
+    return {category: curve[instants] for category, curve in _curves(timeline, attribution)}
+
+
+def phase_peak_instants(timeline: Timeline, attribution: Attribution) -> I64:
+    """For each phase span, the first instant at which the program asked for most.
+
+    By requested bytes, not blocks: where a phase repeats itself, as an optimizer's steps do, rounding
+    alone would choose among its equal peaks. Only states an event of the span led to count (what a phase
+    inherits is its predecessor's doing); a span without events stands where it began.
+    """
+    instants = np.zeros(len(attribution.track.spans), dtype=np.int64)
+    for i, span in enumerate(attribution.track.spans):
+        first = min(span.start_event + 1, span.end_event)
+        instants[i] = first + int(np.argmax(timeline.requested_total[first : span.end_event + 1]))
+    return instants
+
+
+def highest_allocated(timeline: Timeline, span: PhaseSpan) -> int:
+    """The most bytes of blocks the program held in a phase, what it began with included.
+
+    The allocator's own counter, reset when the phase begins, says the same.
+    """
+    return int(timeline.allocated[span.start_event : max(span.end_event, span.start_event) + 1].max())
+
+
+def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tuple[int, int]]:
+    """For each phase, in the order they begin: the highest allocated and the highest reserved bytes during it."""
+    codes = attribution.track.phase
+    found: dict[str, tuple[int, int]] = {}
+    for code in dict.fromkeys(codes.tolist()):
+        during = np.flatnonzero(codes == code) + 1
+        reserved = 0 if timeline.reserved is None else int(timeline.reserved[during].max())
+        found[str(list(Phase)[code])] = (int(timeline.allocated[during].max()), reserved)
+    return found
+
+
+def build_series(timeline: Timeline, attribution: Attribution, max_points: int = 4000) -> dict[str, Any]:
+    """Bytes per category at chosen instants, the same instants for every category.
+
+    Kept: the first, highest, lowest and last state of each bucket of events, every phase's ends and
+    peak, each category's own peak, and the peak itself. About ``max_points`` in all.
+    """
+    instants = _instants(timeline, attribution, max_points)
+    sampled = sample_categories(timeline, attribution, instants)
+    spans = [
+        {
+            "phase": span.phase,
+            "step": span.step,
+            "within": span.within,
+            "start_us": span.start_us,
+            "end_us": span.end_us,
+            "start_point": int(np.searchsorted(instants, span.start_event)),
+            "end_point": int(np.searchsorted(instants, span.end_event)),
+        }
+        for span in attribution.track.spans
+    ]
+    return {
+        "instant": instants.tolist(),
+        "time_us": [timeline.time_us(int(k)) for k in instants],
+        "phase_spans": spans,
+        "categories": {str(category): values.tolist() for category, values in sampled.items()},
+        "reserved": None if timeline.reserved is None else timeline.reserved[instants].tolist(),
+        "peak_point": int(np.searchsorted(instants, timeline.peak_instant)),
+    }
+
+
+def _instants(timeline: Timeline, attribution: Attribution, max_points: int) -> I64:
+    n = timeline.n_events + 1
+    spans = attribution.track.spans
+    forced = [
+        np.array([0, n - 1, timeline.peak_instant], dtype=np.int64),
+        phase_peak_instants(timeline, attribution),
+        np.array([edge for s in spans for edge in (s.start_event, s.end_event)], dtype=np.int64),
+        np.array([instant for _, instant in own_peaks(timeline, attribution).values()], dtype=np.int64),
+    ]
+    if n <= max_points:
+        return np.arange(n, dtype=np.int64)
+    starts = np.unique(np.linspace(0, n, max(max_points // 4, 1), endpoint=False).astype(np.int64))
+    ends = np.append(starts[1:], n)
+    extremes = [
+        first + pick
+        for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        for pick in _extremes(timeline.active[first:end])
+    ]
+    return np.unique(np.concatenate([*forced, np.array(extremes, dtype=np.int64)]))
+
+
+def _extremes(values: I64) -> tuple[int, int, int, int]:
+    return 0, int(np.argmax(values)), int(np.argmin(values)), len(values) - 1

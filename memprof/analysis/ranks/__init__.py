@@ -1,0 +1,8 @@
+"""The ranks of one distributed run side by side: a few kilobytes of each, put together without torch."""
+
+from __future__ import annotations
+
+from memprof.analysis.ranks.across import across
+from memprof.analysis.ranks.summary import check_summary, rank_summary
+
+__all__ = ["across", "check_summary", "rank_summary"]

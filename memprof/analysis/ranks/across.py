@@ -1,0 +1,176 @@
+"""The ranks compared: which holds most, by how much, in which phase, of what, and on which node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from memprof.analysis.ranks.reasons import usual_reason
+from memprof.vocabulary import Category, Phase
+
+__all__ = ["across"]
+
+Summary = Mapping[str, Any]
+
+# What differs by less than this part of the median rank's peak is not worth a word.
+_WORTH = 0.01
+_MOST_CATEGORIES = 3
+
+
+def across(
+    ranks: Sequence[Summary], world_size: int | None, missing: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """What the ranks' summaries say together (``across_ranks`` of ``memprof.report/1``); sizes in bytes.
+
+    Figures are *active* bytes, whose categories add up, each rank at its own peak; the device's own figures (reserved
+    and what lies outside torch) stand apart. The median is one of the ranks' own values, the lower of two middle ones.
+
+    Args:
+        ranks: one summary each (:func:`memprof.analysis.ranks.rank_summary`), at least one.
+        world_size: how many ranks the run had, where known.
+        missing: ``{"rank", "last_step", "peak_allocated_bytes"}`` of each rank of which there is no recording.
+    """
+    steps = {r["peak"]["step"] for r in ranks}
+    return {
+        "world_size": world_size,
+        "missing": [dict(m) for m in missing],
+        "steps": sorted(s for s in steps if s is not None),
+        "peak": _spread(ranks, lambda r: r["peak"]["active_bytes"]),
+        "device_peak": _spread(ranks, _held),
+        "categories": _categories(ranks),
+        "phases": _phases(ranks),
+        "nodes": _nodes(ranks),
+        "differences": _differences(ranks),
+    }
+
+
+def _held(summary: Summary) -> int | None:
+    """What a rank held of its device at its device peak: reserved, and outside torch where that was measured."""
+    peak = summary["device_peak"]
+    return None if peak["reserved_bytes"] is None else peak["reserved_bytes"] + (peak["non_torch_bytes"] or 0)
+
+
+def _spread(ranks: Sequence[Summary], of: Callable[[Summary], int | None]) -> dict[str, Any] | None:
+    """Highest, lowest, median and mean of a figure, with whose they are; None where no rank knows it."""
+    known = [(n, r["rank"]) for r in ranks if (n := of(r)) is not None]
+    if not known:
+        return None
+    # Of equals the lowest rank is named.
+    highest = max(known, key=lambda k: (k[0], -k[1]))
+    lowest = min(known)
+    total = sum(n for n, _ in known)
+    mean = total / len(known)
+    return {
+        "highest_rank": highest[1],
+        "highest_bytes": highest[0],
+        "lowest_rank": lowest[1],
+        "lowest_bytes": lowest[0],
+        "median_bytes": median_low(n for n, _ in known),
+        "mean_bytes": round(mean),
+        "total_bytes": total,
+        # How far the fullest rank stands above the mean: 0 where all are alike.
+        "imbalance": highest[0] / mean - 1 if mean else 0.0,
+    }
+
+
+def _of(category: str) -> Callable[[Summary], int]:
+    return lambda r: int(r["peak"]["categories"].get(category, 0))
+
+
+def _categories(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
+    rows = []
+    for category in Category:
+        spread = _spread(ranks, _of(category.value))
+        if spread is not None and spread["highest_bytes"]:
+            rows.append({"category": category.value, **spread})
+    return rows
+
+
+def _peak_in(phase: str) -> Callable[[Summary], int | None]:
+    return lambda r: next((p["peak_bytes"] for p in r["phases"] if p["phase"] == phase), None)
+
+
+def _phases(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
+    rows = []
+    for phase in Phase:
+        spread = _spread(ranks, _peak_in(phase.value))
+        if spread is not None:
+            rows.append({"phase": phase.value, **spread})
+    return rows
+
+
+def _nodes(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
+    by_node: dict[str | None, list[Summary]] = {}
+    for summary in ranks:
+        by_node.setdefault(summary.get("node"), []).append(summary)
+    rows = []
+    for node, members in sorted(by_node.items(), key=lambda item: min(r["rank"] for r in item[1])):
+        spread = _spread(members, lambda r: r["peak"]["active_bytes"])
+        rows.append({"node": node, "ranks": sorted(r["rank"] for r in members), **(spread or {})})
+    return rows
+
+
+def _differences(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
+    """What the fullest rank, and rank 0 where it is not the fullest, hold above the median rank in the same phase."""
+    if len(ranks) < 2:
+        return []
+    by_rank = {r["rank"]: r for r in ranks}
+    fullest = max(ranks, key=lambda r: (r["peak"]["active_bytes"], -r["rank"]))
+    chosen = [fullest["rank"], *([0] if fullest["rank"] != 0 and 0 in by_rank else [])]
+    return [row for rank in chosen for row in _above_median(by_rank[rank], ranks)]
+
+
+def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]]:
+    phase = own["peak"]["phase"]
+    # Compared in one phase: a rank that happens to peak elsewhere differs in everything.
+    held = {r["rank"]: _in_phase(r, phase) for r in ranks}
+    known = {rank: parts for rank, parts in held.items() if parts is not None}
+    mine = known.get(own["rank"])
+    if mine is None or len(known) < 2:
+        return []
+    threshold = _WORTH * median_low(sum(parts.values()) for parts in known.values())
+    tokens = [r["tokens"] for r in ranks if isinstance(r.get("tokens"), int)]
+    rows = []
+    for category, n in mine.items():
+        usual = median_low(parts.get(category, 0) for parts in known.values())
+        if n - usual > threshold:
+            reason = usual_reason(category, own["rank"], own, median_low(tokens) if tokens else None)
+            rows.append((n - usual, category, usual, reason))
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    found = [
+        {
+            "rank": own["rank"],
+            "phase": phase,
+            "category": category,
+            "bytes": above,
+            "median_bytes": usual,
+            "reason": why,
+        }
+        for above, category, usual, why in rows[:_MOST_CATEGORIES]
+    ]
+    return found + _outside(own, ranks, threshold)
+
+
+def _in_phase(summary: Summary, phase: str | None) -> Mapping[str, int] | None:
+    if phase == summary["peak"]["phase"]:
+        categories: Mapping[str, int] = summary["peak"]["categories"]
+        return categories
+    return next((p["categories"] for p in summary["phases"] if p["phase"] == phase), None)
+
+
+def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[dict[str, Any]]:
+    known = [n for r in ranks if (n := r["device_peak"]["non_torch_bytes"]) is not None]
+    mine = own["device_peak"]["non_torch_bytes"]
+    if mine is None or len(known) < 2 or mine - (usual := median_low(known)) <= threshold:
+        return []
+    return [
+        {
+            "rank": own["rank"],
+            "phase": own["device_peak"]["phase"],
+            "category": "non_torch",
+            "bytes": mine - usual,
+            "median_bytes": usual,
+            "reason": usual_reason("non_torch", own["rank"], own, None),
+        }
+    ]

@@ -1,0 +1,93 @@
+"""One report of many ranks: the fullest rank's own, with every rank's summary and what they say together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memprof.analysis.ranks.across import across
+from memprof.errors import InputError
+
+__all__ = ["fullest", "merged", "missing_ranks", "world_size_of"]
+
+
+def merged(
+    report: Mapping[str, Any],
+    ranks: Iterable[Mapping[str, Any]],
+    world_size: int | None,
+    missing: Iterable[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """``report`` with ``ranks`` (by number) and ``across_ranks``.
+
+    Args:
+        report: the report of the rank to be shown in full.
+        ranks: a summary of each rank.
+        world_size: how many ranks the run had, where known.
+        missing: see :func:`missing_ranks`.
+
+    Raises:
+        InputError: two summaries of one rank.
+    """
+    entries = sorted((dict(r) for r in ranks), key=lambda r: r["rank"])
+    count = Counter(r["rank"] for r in entries)
+    twice = [rank for rank in count if count[rank] > 1]
+    if twice:
+        raise InputError(
+            f"rank {twice[0]} is there twice: these are not the ranks of one run; put runs side by side with "
+            "`memprof compare`."
+        )
+    return {**report, "ranks": entries, "across_ranks": across(entries, world_size, missing)}
+
+
+def fullest(ranks: Iterable[Mapping[str, Any]]) -> int:
+    """The rank to look at first: one that ran out of memory, else the highest peak; of equals the lowest number."""
+    first = max(ranks, key=lambda r: (r["oom"] is not None, r["peak"]["active_bytes"], -r["rank"]))
+    rank: int = first["rank"]
+    return rank
+
+
+def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
+    """How many ranks the run had by what its recordings claim; None where no recording knows (they all say 1).
+
+    Raises:
+        InputError: recordings of runs of different sizes.
+    """
+    sizes = sorted({n for n in claims if type(n) is int and n > 1})
+    if len(sizes) > 1:
+        raise InputError(
+            f"recordings of a run of {sizes[0]} ranks and of one of {sizes[-1]}: put runs side by side with "
+            "`memprof compare`."
+        )
+    highest = max(present, default=0)
+    return max(sizes[0], highest + 1) if sizes else None
+
+
+def missing_ranks(present: Iterable[int], world_size: int | None, folder: Path | None = None) -> list[dict[str, Any]]:
+    """Ranks of which there is no recording, with the last that their counters file says, where there is one.
+
+    Each is ``{"rank", "last_step", "peak_allocated_bytes"}``, the latter two None where nothing is known.
+    """
+    there = set(present)
+    absent = [rank for rank in range(world_size or 0) if rank not in there]
+    return [{"rank": rank, **_last_counted(rank, folder)} for rank in absent]
+
+
+def _last_counted(rank: int, folder: Path | None) -> dict[str, Any]:
+    unknown = {"last_step": None, "peak_allocated_bytes": None}
+    if folder is None:
+        return unknown
+    from memprof.analysis.counters import read_counters
+
+    for place in (folder, folder / "_memprof"):
+        path = place / f"counters.rank-{rank}.jsonl"
+        if not path.is_file():
+            continue
+        try:
+            steps = read_counters(path).steps
+        except InputError:
+            return unknown
+        peaks = [n for row in steps if type(n := row.get("peak_allocated")) is int]
+        return {"last_step": steps[-1]["step"] if steps else None, "peak_allocated_bytes": max(peaks, default=None)}
+    return unknown

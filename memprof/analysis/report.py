@@ -1,0 +1,233 @@
+"""The report as plain data: schema ``memprof.report/1``, documented in ``docs/report-json.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from memprof.analysis.curves import highest_allocated
+from memprof.analysis.growth import growth
+from memprof.analysis.outside_torch import outside_report, switches_report
+from memprof.vocabulary import Category, Kind
+
+if TYPE_CHECKING:
+    from memprof.analysis.breakdown import Breakdown
+    from memprof.analysis.views import Views
+
+__all__ = ["report_dict"]
+
+_MAX_GROWTH = 50
+_MAX_LEFTOVERS = 10
+_MAX_SEEN = {"batches": 64, "lengths": 256}
+
+
+def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
+    """Say everything about one run but its advice; sizes in bytes, times in microseconds."""
+    extra = analysis.snapshot.extra
+    return {
+        "schema": "memprof.report/1",
+        "source": _source(analysis),
+        "peak": _peak(analysis, allocations),
+        "device_peak": _device_peak(analysis),
+        "max_requested_bytes": analysis.timeline.max_requested,
+        "own_peaks": analysis.own_peaks,
+        "group_own_peaks": analysis.group_own_peaks,
+        "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
+        "host": extra.get("host"),
+        "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
+        "switches": switches_report(extra.get("switches") or []),
+        "oom": _oom(analysis),
+        "growth": _growth(analysis),
+        "advice": [],
+        "ranks": [],
+        "notes": _notes(analysis),
+        **_prediction(extra),
+    }
+
+
+def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What a simulated run says of itself beside its figures: how far off they may be, and whether it fits."""
+    from memprof.analysis.prediction import PARTS, usable
+
+    return {name: part for name in PARTS if (part := usable(name, extra.get(name))) is not None}
+
+
+def _source(analysis: Views) -> dict[str, Any]:
+    snapshot, extra = analysis.snapshot, analysis.snapshot.extra
+    device = extra.get("device") or {}
+    recorded = extra.get("recorded") or {}
+    return {
+        "files": [snapshot.path] if snapshot.path else [],
+        "kind": str(snapshot.kind),
+        "device": analysis.timeline.device,
+        "device_name": device.get("name"),
+        "device_total_bytes": device.get("total_bytes"),
+        "torch": snapshot.torch,
+        "versions": extra.get("versions") or {},
+        "events": analysis.timeline.n_events,
+        "dropped_events": recorded.get("dropped_events") or 0,
+        "history": str(analysis.timeline.history),
+        "phases_known_by": analysis.attribution.track.source,
+        "devices": snapshot.devices,
+        "rank": extra.get("rank", 0),
+        "world_size": extra.get("world_size", 1),
+        "node": extra.get("node"),
+        "config": extra.get("config"),
+        "setup": _setup(extra.get("setup")),
+        "alloc_conf": _alloc_conf(snapshot.settings),
+    }
+
+
+def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a simulation needs; of the lengths seen only the latest, since a long run's are many."""
+    if setup is None:
+        return None
+    latest = {name: setup[name][-most:] for name, most in _MAX_SEEN.items() if isinstance(setup.get(name), list)}
+    return {**setup, **latest}
+
+
+def _alloc_conf(settings: dict[str, Any]) -> str | None:
+    """The allocator's settings as the environment gave them; None where the file says nothing of them."""
+    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
+    return text if isinstance(text, str) else None
+
+
+def _composition(breakdown: Breakdown) -> dict[str, Any]:
+    split = breakdown.reserved_split
+    return {
+        "allocated_bytes": breakdown.allocated_bytes,
+        "active_bytes": breakdown.active_bytes,
+        "requested_bytes": breakdown.requested_bytes,
+        "reserved_bytes": breakdown.reserved_bytes,
+        "time_us": breakdown.time_us,
+        "step": breakdown.step,
+        "phase": breakdown.phase,
+        "categories": breakdown.categories,
+        "categories_requested": breakdown.categories_requested,
+        "details": breakdown.details,
+        "groups": breakdown.groups,
+        "evidence": breakdown.evidence,
+        "rounding_bytes": breakdown.rounding_bytes,
+        "pending_free_bytes": breakdown.pending_free_bytes,
+        "cached_bytes": split["cached"],
+        "inactive_split_bytes": split["inactive_split"],
+        "private_pool_bytes": split["private_pools"],
+        "unmapped_bytes": breakdown.unmapped_bytes,
+    }
+
+
+def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
+    return {
+        **_composition(analysis.peak),
+        "non_torch_bytes": analysis.snapshot.extra.get("non_torch_bytes"),
+        "allocations": analysis.explain("peak", top=allocations),
+    }
+
+
+def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
+    span = breakdown.span
+    assert span is not None, "every entry of Analysis.phases is a phase's peak"
+    return {
+        "phase": span.phase,
+        "step": span.step,
+        "within": span.within,
+        "start_us": span.start_us,
+        "end_us": span.end_us,
+        "peak_bytes": breakdown.active_bytes,
+        "peak_allocated_bytes": highest_allocated(analysis.timeline, span),
+        "peak_reserved_bytes": breakdown.reserved_bytes,
+        "peak_time_us": breakdown.time_us,
+        "categories": {category: n for category, n in breakdown.categories.items() if n},
+    }
+
+
+def _device_peak(analysis: Views) -> dict[str, Any]:
+    peak = analysis.device_peak
+    if peak is None:
+        empty = ("reserved_bytes", "non_torch_bytes", "time_us", "step", "phase")
+        return {**dict.fromkeys(empty), "grown_by": []}
+    stacks = analysis.snapshot.stacks
+    grown = [
+        {"bytes": g.bytes, "phase": g.phase, "stack": [str(frame) for frame in stacks.of(g.stack)]}
+        for g in peak.grown_by[:_MAX_GROWTH]
+    ]
+    # The long tail stays in the sum, folded by phase.
+    tail: dict[str, int] = {}
+    for rest in peak.grown_by[_MAX_GROWTH:]:
+        tail[rest.phase] = tail.get(rest.phase, 0) + rest.bytes
+    grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
+    return {
+        "reserved_bytes": peak.reserved_bytes,
+        "non_torch_bytes": peak.non_torch_bytes,
+        "time_us": peak.time_us,
+        "step": peak.step,
+        "phase": peak.phase,
+        "grown_by": grown,
+    }
+
+
+def _oom(analysis: Views) -> dict[str, Any] | None:
+    recorded = analysis.snapshot.extra.get("oom")
+    line = analysis.timeline
+    if not len(line.oom_events):
+        return recorded if recorded is None else {**recorded, **_held_at(analysis, recorded.get("time_us"))}
+    event = int(line.oom_events[-1])
+    trace = analysis.snapshot.traces[line.device]
+    at = analysis.breakdown(event + 1)
+    split = at.reserved_split
+    requested, free = int(trace.size[event]), int(trace.address[event])
+    return {
+        "requested_bytes": requested,
+        "device_free_bytes": free,
+        # What is free on the device and idle in torch's segments, were it all in one piece.
+        "fits_defragmented": requested <= free + sum(split.values()),
+        "phase": at.phase,
+        "step": at.step,
+        "stack": [str(frame) for frame in analysis.snapshot.stacks.of(int(trace.stack[event]))],
+        "time_us": at.time_us,
+        "allocated_bytes": at.allocated_bytes,
+        "categories": {category: n for category, n in at.categories.items() if n},
+        "cached_bytes": split["cached"],
+        "inactive_split_bytes": split["inactive_split"],
+    }
+
+
+def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
+    """What was held when an allocation failed that left no event of its own (a tensor trace's)."""
+    if time_us is None or not analysis.timeline.n_events:
+        return {}
+    at = analysis.breakdown(analysis.timeline.instant_at(time_us))
+    held = {category: n for category, n in at.categories.items() if n}
+    return {"allocated_bytes": at.allocated_bytes, "categories": held}
+
+
+def _growth(analysis: Views) -> dict[str, Any]:
+    tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
+    found = growth(analysis.timeline, analysis.attribution, tokens)
+    stacks, categories = analysis.snapshot.stacks, list(Category)
+    return {
+        "steps": [asdict(step) for step in found.steps],
+        "end_bytes_per_step": found.end_slope,
+        "peak_bytes_per_token": found.peak_per_token,
+        "explained_by_tokens": found.explained,
+        "left_behind": [
+            {
+                "bytes": leftover.bytes,
+                "bytes_per_step": leftover.bytes_per_step,
+                "steps": leftover.steps,
+                "category": str(categories[leftover.category]),
+                "held_by": sorted({who for row in leftover.rows for who in analysis.holders.get(row, [])}),
+                "stack": [str(frame) for frame in stacks.of(leftover.stack)],
+            }
+            for leftover in found.leftovers[:_MAX_LEFTOVERS]
+        ],
+    }
+
+
+def _notes(analysis: Views) -> list[str]:
+    notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
+    if analysis.snapshot.kind is Kind.TRACE:
+        notes.append("A tensor trace knows no allocator: allocated, active and requested bytes are one figure.")
+    recorded = analysis.snapshot.extra.get("notes")
+    return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))

@@ -1,0 +1,241 @@
+"""Views of one analysed device: peaks, phases, allocations, series. None of them changes the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from memprof.analysis.breakdown import Breakdown
+from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
+from memprof.attribution import Attribution
+from memprof.errors import UsageError
+from memprof.snapshot import Snapshot
+from memprof.snapshot.model import I64
+from memprof.timeline.idle_memory import idle_memory
+from memprof.timeline.timeline import Timeline
+from memprof.vocabulary import Category, Evidence, Group, Phase
+
+__all__ = ["DevicePeak", "ReservedGrowth", "Views"]
+
+_PHASES = list(Phase)
+_CATEGORIES = list(Category)
+_EVIDENCE = list(Evidence)
+
+
+@dataclass(frozen=True)
+class ReservedGrowth:
+    """Bytes by which the device peak was raised in one phase by one stack (interned id, 0 unknown)."""
+
+    bytes: int
+    phase: str
+    stack: int
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The most the device held for this process: reserved plus, where known, what is outside torch.
+
+    ``grown_by`` adds up to ``reserved_bytes``; its first entries are the largest.
+    """
+
+    reserved_bytes: int
+    non_torch_bytes: int | None
+    instant: int
+    time_us: int
+    phase: str
+    step: int | None
+    grown_by: list[ReservedGrowth]
+
+
+class Views:
+    """A snapshot's device, attributed. Views are computed when asked for."""
+
+    def __init__(self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution) -> None:
+        self.snapshot, self.timeline, self.attribution = snapshot, timeline, attribution
+
+    @cached_property
+    def _split(self) -> Callable[[int], dict[str, int]]:
+        return idle_memory(self.timeline)
+
+    def breakdown(self, instant: int) -> Breakdown:
+        """The composition at any instant ``0 <= instant <= timeline.n_events``."""
+        return Breakdown(self.timeline, self.attribution, instant, split=self._split)
+
+    @cached_property
+    def peak(self) -> Breakdown:
+        """The allocated peak."""
+        return self.breakdown(self.timeline.peak_instant)
+
+    @cached_property
+    def phases(self) -> list[Breakdown]:
+        """The peak of every phase span, in order of time."""
+        instants = phase_peak_instants(self.timeline, self.attribution)
+        return [
+            Breakdown(self.timeline, self.attribution, int(instant), span=span, split=self._split)
+            for span, instant in zip(self.attribution.track.spans, instants, strict=True)
+        ]
+
+    @cached_property
+    def own_peaks(self) -> dict[str, int]:
+        """The highest bytes of each category over the run; they need not fall together."""
+        return {str(c): peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
+
+    @cached_property
+    def group_own_peaks(self) -> dict[str, int]:
+        """The highest bytes of each group over the run; ``total`` is the active peak."""
+        peaks = {str(group): peak for group, peak in group_peaks(self.timeline, self.attribution).items()}
+        peaks[str(Group.TOTAL)] = int(self.timeline.active.max())
+        return peaks
+
+    @cached_property
+    def device_peak(self) -> DevicePeak | None:
+        """The device peak; ``None`` for a tensor trace, which reserves nothing."""
+        reserved = self.timeline.reserved
+        if reserved is None:
+            return None
+        instant = int(np.argmax(reserved))
+        here = self.breakdown(instant)
+        return DevicePeak(
+            reserved_bytes=int(reserved[instant]),
+            non_torch_bytes=self.snapshot.extra.get("non_torch_bytes"),
+            instant=instant,
+            time_us=here.time_us,
+            phase=here.phase,
+            step=here.step,
+            grown_by=self._growth(reserved, instant),
+        )
+
+    def _growth(self, reserved: I64, peak: int) -> list[ReservedGrowth]:
+        """Who raised the running maximum of ``reserved`` up to ``peak``, by phase and stack."""
+        highest = np.maximum.accumulate(reserved[: peak + 1])
+        raised = np.diff(highest, prepend=0)
+        bytes_by: dict[tuple[str, int], int] = {}
+        trace = self.snapshot.traces.get(self.timeline.device)
+        for instant in np.flatnonzero(raised):
+            before = instant == 0 or trace is None or not len(trace)
+            phase = Phase.LOAD if before else _PHASES[self.attribution.track.phase[instant - 1]]
+            key = (str(phase), 0 if before or trace is None else int(trace.stack[instant - 1]))
+            bytes_by[key] = bytes_by.get(key, 0) + int(raised[instant])
+        found = [ReservedGrowth(n, phase, stack) for (phase, stack), n in bytes_by.items()]
+        return sorted(found, key=lambda growth: -growth.bytes)
+
+    @cached_property
+    def holders(self) -> dict[int, list[str]]:
+        """What the program held the largest unowned tensors by when the recording ended, by row."""
+        found: dict[int, list[str]] = {}
+        for address, time_us, *held in self.snapshot.extra.get("holders") or []:
+            row = self.timeline.row_at(address, self.timeline.instant_at(time_us))
+            if row is not None:
+                found[row] = held
+        return found
+
+    def allocation(self, row: int) -> dict[str, Any]:
+        """Everything known of one allocation, as it stands in the JSON."""
+        line, found = self.timeline, self.attribution
+        frames = self.snapshot.stacks.of(int(line.stack[row]))
+        died = int(line.died_us[row])
+        step = int(found.step[row])
+        return {
+            "address": int(line.address[row]),
+            "bytes": int(line.size[row]),
+            "requested_bytes": int(line.requested[row]),
+            "category": str(_CATEGORIES[found.category[row]]),
+            "detail": found.details[found.detail[row]] or None,
+            "name": found.names[found.name[row]] or None,
+            "evidence": str(_EVIDENCE[found.evidence[row]]),
+            "rule": found.rules[found.rule[row]] or None,
+            "alternatives": list(found.alternative_sets[found.alternatives[row]]),
+            "phase": str(_PHASES[found.phase[row]]),
+            "step": None if step < 0 else step,
+            "born_us": int(line.born_us[row]) if line.alloc_event[row] >= 0 else None,
+            "died_us": None if died < 0 else died,
+            "retained": bool(found.retained[row]),
+            "held_by": self.holders.get(row, []),
+            "tag": self.snapshot.metadata[line.metadata[row]] or None,
+            "stack": [str(frame) for frame in frames],
+        }
+
+    def instant_of(self, at: str) -> int:
+        """The instant a ``--at`` word names: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
+
+        Raises:
+            UsageError: no such phase in this run, or not a time within the recording.
+        """
+        if at == "peak":
+            return self.timeline.peak_instant
+        if at == "device-peak":
+            peak = self.device_peak
+            if peak is None:
+                raise UsageError("a tensor trace reserves no device memory, so it has no device peak; use --at peak.")
+            return peak.instant
+        if at.startswith("phase:"):
+            return self._phase_instant(at.removeprefix("phase:"))
+        if not at.isdecimal():
+            raise UsageError(f"--at {at!r}: give peak, device-peak, phase:NAME or a time in microseconds.")
+        return self._time_instant(int(at))
+
+    def _phase_instant(self, phase: str) -> int:
+        found = [b for b in self.phases if b.phase == phase]
+        if not found:
+            seen = ", ".join(sorted({b.phase for b in self.phases})) or "none"
+            raise UsageError(f"no phase {phase!r} in this run; phases seen: {seen}.")
+        return max(found, key=lambda b: int(self.timeline.requested_total[b.instant])).instant
+
+    def _time_instant(self, time_us: int) -> int:
+        times = self.timeline.event_us
+        if not len(times) or not times[0] <= time_us <= times[-1]:
+            span = f"{times[0]} to {times[-1]}" if len(times) else "without events"
+            raise UsageError(f"--at {time_us} lies outside the recording ({span} µs).")
+        return self.timeline.instant_at(time_us)
+
+    def explain(
+        self, at: str = "peak", category: str | None = None, top: int | None = None, address: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Allocations alive at an instant, largest first (see :meth:`instant_of`, :meth:`allocation`).
+
+        ``address`` picks the block that contains it; ``top`` limits the number.
+        """
+        line = self.timeline
+        rows = line.alive_at(self.instant_of(at))
+        if category is not None:
+            rows = rows[self.attribution.category[rows] == _code_of(category)]
+        if address is not None:
+            rows = rows[(line.address[rows] <= address) & (address < line.address[rows] + line.size[rows])]
+        return [self.allocation(int(row)) for row in self._largest(rows, top)]
+
+    def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
+        """The ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
+
+        Of every phase the ``spans`` stretches with the highest peaks are looked at.
+        """
+        by_phase: dict[str, list[Breakdown]] = {}
+        for breakdown in self.phases:
+            by_phase.setdefault(breakdown.phase, []).append(breakdown)
+        found: set[int] = set()
+        for stretches in by_phase.values():
+            for breakdown in sorted(stretches, key=lambda b: -b.active_bytes)[:spans]:
+                found.update(int(row) for row in self._largest(breakdown.rows, each))
+        found.difference_update(int(row) for row in self.peak.rows)
+        rows = np.array(sorted(found), dtype=np.int64)
+        return [self.allocation(int(row)) for row in self._largest(rows, None)]
+
+    def _largest(self, rows: I64, top: int | None) -> I64:
+        order = np.argsort(-self.timeline.size[rows], kind="stable")
+        return rows[order[:top]]
+
+    def series(self, max_points: int = 4000) -> dict[str, Any]:
+        """The stacked timeline, thinned (see :mod:`memprof.analysis.curves`)."""
+        from memprof.analysis.curves import build_series
+
+        return build_series(self.timeline, self.attribution, max_points)
+
+
+def _code_of(category: str) -> int:
+    try:
+        return Category(category).code
+    except ValueError:
+        raise UsageError(f"no category {category!r}; there are: {', '.join(Category)}.") from None

@@ -1,0 +1,124 @@
+"""Recorded owners: tensors that the recorder knew by identity."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from memprof.attribution.facts import Bools, Draft, Facts, codes_of
+from memprof.vocabulary import Category, Evidence, Phase
+
+__all__ = [
+    "apply_owners",
+    "apply_tags",
+]
+
+RULE = "recorded.owner"
+_CATEGORIES = {c.value: c for c in Category}
+
+
+def apply_owners(facts: Facts, draft: Draft) -> None:
+    """Give every allocation that a recorded owner points into the owner's category, for its whole life.
+
+    An owner says that at ``time_us`` the storage at ``address`` was known to be of a category; where
+    several speak of one allocation the latest wins (a buffer that became a parameter is a parameter).
+    """
+    owners = [o for o in facts.snapshot.extra.get("owners") or [] if _valid(o)]
+    if not owners:
+        return
+    t = facts.timeline
+    address = np.array([o[0] for o in owners], np.int64)
+    instant = np.searchsorted(t.event_us, np.array([o[1] for o in owners], np.int64), side="right")
+    rows = _rows_at(facts, address, instant)
+    for i in np.argsort(-instant, kind="stable"):
+        row, owner = rows[i], owners[i]
+        if row < 0 or draft.category[row] >= 0:
+            continue
+        draft.fill(rows[i : i + 1], _CATEGORIES[owner[2]], Evidence.OWNER, RULE, _text(owner, 3))
+        draft.name[row] = draft.intern(draft.names, _text(owner, 4))
+
+
+def _valid(owner: Any) -> bool:
+    return (
+        isinstance(owner, (list, tuple))
+        and len(owner) >= 3
+        and isinstance(owner[0], int)
+        and isinstance(owner[1], int)
+        and owner[2] in _CATEGORIES
+    )
+
+
+def _text(owner: Any, index: int) -> str:
+    return str(owner[index]) if len(owner) > index and owner[index] else ""
+
+
+def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
+    """The row alive at each instant whose range holds the address, -1 for none."""
+    t = facts.timeline
+    order = np.lexsort((t.alloc_event, t.address))
+    keys = np.unique(t.address[order])
+    first = np.searchsorted(t.address[order], keys)
+    last = np.searchsorted(t.address[order], keys, side="right")
+    out = np.full(len(address), -1, np.int64)
+    slot = np.searchsorted(keys, address)
+    exact = (slot < len(keys)) & (keys[np.minimum(slot, len(keys) - 1)] == address) if len(keys) else np.zeros(0, bool)
+    for i in range(len(address)):
+        if exact[i]:
+            lives = order[first[slot[i]] : last[slot[i]]]
+            k = int(np.searchsorted(t.alloc_event[lives], instant[i])) - 1
+            if k >= 0 and t.free_event[lives[k]] >= instant[i]:
+                out[i] = lives[k]
+                continue
+        alive = t.alive_at(int(instant[i]))
+        inside = alive[(t.address[alive] <= address[i]) & (address[i] < t.address[alive] + t.size[alive])]
+        if len(inside):
+            out[i] = inside[0]
+    return out
+
+
+_WHOLE_NUMBERS = ("int64", "int32", "int16", "uint8", "int8", "bool")
+_LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
+_MODEL_BYTES = 1 << 12
+
+
+def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
+    """Decide rows by their tag; those whose tag leaves the question open stay open."""
+    if not facts.tags.present:
+        return
+    said = facts.tags.category[facts.timeline.metadata]
+    for category in Category:
+        draft.fill(said == category.code, category, Evidence.METADATA, "tag.category")
+    region = {
+        name: _equal(facts, "region", name)
+        for name in ("forward", "no_grad", "recompute", "backward", "optimizer", "outside")
+    }
+    inside = region["forward"] | region["no_grad"] | region["recompute"]
+    whole = np.isin(np.array(facts.tags.column("dtype")), _WHOLE_NUMBERS)[facts.timeline.metadata]
+    _casts(facts, draft, inside, parameters)
+    # Cached keys and values also come out of modules: in generation lifetimes decide first.
+    generating = facts.phase == Phase.GENERATE.code
+    fill = draft.fill
+    fill(whole & ~region["optimizer"] & ~inside, Category.INPUTS, Evidence.METADATA, "tag.whole-numbers")
+    fill(region["recompute"], Category.ACTIVATIONS, Evidence.METADATA, "tag.recompute", "recomputed")
+    fill(inside & ~generating, Category.ACTIVATIONS, Evidence.METADATA, "tag.module-forward")
+    fill(region["backward"], Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.backward", "scratch")
+    brief = (facts.death == facts.phase) & ~facts.survivor
+    fill(region["optimizer"] & brief, Category.TEMPORARIES, Evidence.METADATA, "tag.optimizer")
+    fill(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, Evidence.METADATA, "tag.loss")
+
+
+def _equal(facts: Facts, key: str, value: str) -> Bools:
+    return np.array([v == value for v in facts.tags.column(key)], bool)[facts.timeline.metadata]
+
+
+def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) -> None:
+    """A conversion inside a module whose matrix has a parameter's extent in another dtype."""
+    copies = np.array(["_to_copy" in op for op in facts.tags.column("op")], bool)[facts.timeline.metadata]
+    other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)
+    flat = facts.tags.rank[facts.timeline.metadata] <= 2
+    rows = copies & inside & flat & np.isin(facts.size, other) & (facts.size >= _MODEL_BYTES)
+    draft.fill(
+        rows, Category.WEIGHT_CASTS, Evidence.SHAPE, "tag.cast-of-parameter", alternatives=(Category.ACTIVATIONS,)
+    )

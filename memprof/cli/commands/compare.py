@@ -1,0 +1,250 @@
+"""``memprof compare``: runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.options import (
+    analysed,
+    device_option,
+    emit,
+    format_option,
+    json_option,
+    redact_option,
+    rules_option,
+    save_json,
+    working,
+)
+from memprof.errors import AboveLimit, InputError, UsageError
+
+if TYPE_CHECKING:
+    from memprof.analysis.compare import Run
+    from memprof.reports.document.model import Document
+
+__all__ = ["command"]
+
+
+# Fewer than in a page of one run: several timelines share a page.
+_EXACT_EVENTS = 100_000
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One run as it was read; ``label`` is empty where the file brings none, ``document`` has its timeline."""
+
+    path: Path
+    label: str
+    run: Run
+    document: Document | None
+
+
+@click.command(name="compare", short_help="Put runs side by side: the published table's rows, and what differs.")
+@click.argument("inputs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="A B...")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
+)
+@click.option(
+    "--label", "labels", multiple=True, metavar="TEXT", help="A run's heading; once for each, in their order."
+)
+@click.option("--capacity", metavar="SIZE", help="A device's memory, such as 24GB: who fits.")
+@click.option(
+    "--published", metavar="unsloth-2025", help="Add a published table's columns: unsloth-2025 (Unsloth against TRL)."
+)
+@click.option(
+    "--fail-above", metavar="PERCENT",
+    help="Exit with 1 if a later run's allocated peak exceeds the first's by more than this, such as 2%.",
+)  # fmt: skip
+@device_option
+@format_option
+@json_option
+@rules_option
+@redact_option
+def command(
+    inputs: tuple[Path, ...],
+    output: Path | None,
+    labels: tuple[str, ...],
+    capacity: str | None,
+    published: str | None,
+    fail_above: str | None,
+    device: int | None,
+    style: str,
+    json_file: Path | None,
+    rules: Path | None,
+    redact: bool,
+) -> None:
+    """Put runs side by side; the first is what the others are compared with.
+
+    Each of A B... is a snapshot, a report's JSON (memprof report --json), a simulation, or a comparison's JSON, whose
+    runs are taken one by one. One file is enough beside --published.
+    """
+    from memprof.analysis.compare import compare, over_limit
+
+    to_stdout = json_file is not None and str(json_file) == "-"
+    if to_stdout and style == "markdown":
+        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+    size, limit = _capacity(capacity), _percent(fail_above)
+    columns = [c for path in inputs for c in _read(path, device, rules, redact, output is not None)]
+    columns += _published(published)
+    answer = compare(_labelled(columns, labels, redact), size)
+    if redact:
+        from memprof.redact import redact as redacted
+
+        answer["allocations_only_in"] = redacted(answer["allocations_only_in"])
+    failures = over_limit(answer, limit) if limit is not None else []
+    _write(answer, [c.document for c in columns], None if to_stdout else json_file, output)
+    _print(answer, "json" if to_stdout else style)
+    if failures:
+        raise AboveLimit(f"more than {fail_above} above: {'; '.join(failures)}.")
+
+
+def _capacity(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from memprof.units import parse_size
+
+    size = parse_size(text)
+    if not size:
+        raise UsageError(f"--capacity {text}: no device has no memory.")
+    return size
+
+
+def _percent(text: str | None) -> float | None:
+    if text is None:
+        return None
+    number = text.strip().removesuffix("%").strip()
+    if not number.replace(".", "", 1).isdecimal():
+        raise UsageError(f"--fail-above {text!r} is no percentage; write it like 2%.")
+    return float(number)
+
+
+def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
+    from memprof.analysis.report_files import read_memprof_json
+
+    data = read_memprof_json(path)
+    if data is None:
+        return [_snapshot(path, device, rules, redact, page)]
+    schema = data["schema"]
+    if schema == "memprof.report/1":
+        return [_report(path, "", data, redact)]
+    if schema == "memprof.compare/1":
+        return _comparison(path, data, redact)
+    raise InputError(
+        f"{path}: {schema!r:.60} cannot be compared; give snapshots, memprof.report/1 or memprof.compare/1."
+    )
+
+
+def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> _Column:
+    from memprof.analysis.allocation_differences import holdings_of_analysis
+    from memprof.analysis.compare import Run, badge_of
+
+    analysis = analysed(path, device, rules)
+    report = analysis.to_dict()
+    if redact:
+        from memprof.redact import redact as redacted
+
+        report = redacted(report)
+    document = None
+    if page:
+        from memprof.reports.document.build import document_of
+
+        document = document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
+    return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
+
+
+def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Column:
+    from memprof.analysis.allocation_differences import holdings_of_report
+    from memprof.analysis.compare import Run, badge_of
+    from memprof.reports.json import validate
+
+    try:
+        validate(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if redact:
+        from memprof.redact import redact as redacted
+
+        data = redacted(data)
+    return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
+
+
+def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]:
+    from memprof.analysis.compare import Run
+    from memprof.reports.json import validate
+
+    try:
+        validate(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return [
+        _report(path, run["label"], run["report"], redact)
+        if run["report"] is not None
+        else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
+        for run in data["runs"]
+    ]
+
+
+def _published(name: str | None) -> list[_Column]:
+    if name is None:
+        return []
+    from memprof.analysis.compare import Run
+    from memprof.analysis.published import published_columns
+
+    return [
+        _Column(Path(), rows["label"], Run("", "published", published=rows), None) for rows in published_columns(name)
+    ]
+
+
+def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[Run]:
+    """The runs under their headings: the user's, the file's own, or what tells their paths apart."""
+    from dataclasses import replace
+
+    from memprof.analysis.compare import distinct, short_names
+
+    own = [c for c in columns if c.run.published is None]
+    if labels and len(labels) != len(own):
+        raise UsageError(f"{len(labels)} times --label for {len(own)} runs; give one for each or none.")
+    paths = short_names([c.path for c in columns])
+    if redact:
+        from memprof.redact import redact_text
+
+        paths = [redact_text(path) for path in paths]
+    given = iter(labels)
+    heads = [
+        next(given) if labels and c.run.published is None else c.label or path
+        for c, path in zip(columns, paths, strict=True)
+    ]
+    return [replace(c.run, label=head) for c, head in zip(columns, distinct(heads), strict=True)]
+
+
+def _write(answer: dict[str, Any], documents: list[Document | None], data: Path | None, page: Path | None) -> None:
+    save_json(answer, data)
+    if page is not None:
+        from memprof.reports.document.comparison import build_comparison
+        from memprof.reports.html.page import write_comparison
+
+        with working("Writing the page"):
+            write_comparison(build_comparison(answer, documents), page)
+        click.echo(f"Page: {page}", err=True)
+
+
+def _print(answer: dict[str, Any], style: str) -> None:
+    if style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(answer))
+        return
+    from memprof.reports.document.comparison import build_comparison
+
+    comparison = build_comparison(answer)
+    if style == "markdown":
+        from memprof.reports.markdown import render_comparison
+
+        emit(render_comparison(comparison))
+        return
+    from memprof.reports.terminal.compare import print_comparison
+
+    print_comparison(comparison)

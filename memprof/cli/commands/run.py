@@ -1,0 +1,111 @@
+"""``memprof run``: any training script with the callback attached, no code changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.errors import UsageError
+from memprof.units import parse_size
+
+__all__ = ["command"]
+
+
+class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """``2`` or ``2,10,500``."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and int(part) for part in parts):
+            self.fail(f"{value!r} are no steps; write them like 2,10 (counted from 1).", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+@click.command(
+    name="run",
+    short_help="Run a training script with memprof attached.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Where snapshots, JSON and page go; default: <trainer's output_dir>/_memprof, without a trainer ./_memprof.",
+)  # fmt: skip
+@click.option(
+    "--steps", type=_Steps(), metavar="N,...", help="Optimizer steps to record; default: one generation cycle."
+)
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
+@click.option("--capacity", metavar="SIZE", help="Pretend the device has SIZE: what needs more runs out of memory.")
+@click.option(
+    "--rehearse", is_flag=True, help="With a trainer: first one step at the worst case, then everything put back."
+)
+@click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Trace entries to keep, newest first.")
+@click.option(
+    "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,
+    help="Whose frames are recorded; all: C++ too.",
+)  # fmt: skip
+@click.option(
+    "--kind", type=click.Choice(["auto", "cuda", "trace"]), default="auto", show_default=True, help="Which recorder."
+)
+@click.option("--max-disk", metavar="SIZE", help="Most the snapshots may take; the oldest go first.")
+@click.option("--redact", is_flag=True, help="Leave this machine's paths out of what is written.")
+@click.option("--no-report", is_flag=True, help="Write snapshots only.")
+@click.option("--no-table", is_flag=True, help="Print no table at the end.")
+@click.option("--no-scalars", is_flag=True, help="Log no memory/... beside the loss, keep no counters.")
+@click.option("--no-reset-peaks", is_flag=True, help="Leave CUDA's peak counters to the script.")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: Any) -> Callable[[], None]:
+    """Run SCRIPT with ARGS under memprof; nothing in it is changed.
+
+    Every transformers.Trainer (TRL's are) gets a MemProfCallback. Without one, the first two steps of the loop are
+    recorded, with its forwards, backwards and optimizer steps as phases. Exit code, signals, standard input and
+    tracebacks are the script's own; the table goes to standard error. MEMPROF=0 runs it alone.
+
+    Under a launcher: torchrun --nproc_per_node 2 -m memprof run train.py, or
+    accelerate launch -m memprof run train.py.
+    """
+    options = _options(given)
+    from memprof.recording.api import switched_off
+    from memprof.watch.run import Attachment
+    from memprof.watch.script import Script
+
+    target = Script(script, arguments, is_module)
+    target.check()
+    if switched_off():
+        return lambda: target.run(lambda: None, lambda _: None)
+    attachment = Attachment(options)
+    return lambda: target.run(attachment.begin, attachment.end)
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The callback's options.
+
+    Raises:
+        UsageError: a size that is none, now and not when the model is loaded.
+    """
+    if given["steps"] and given["every"]:
+        raise UsageError("--steps and --every exclude each other; give one.")
+    sizes = {name: None if given[name] is None else parse_size(given[name]) for name in ("capacity", "max_disk")}
+    if sizes["capacity"] == 0:
+        raise UsageError("--capacity 0 leaves room for nothing; write a size such as 24GB.")
+    return {
+        "output_dir": given["out"],
+        "steps": given["steps"],
+        "every": given["every"],
+        "max_entries": given["max_entries"],
+        "stacks": None if given["stacks"] == "none" else given["stacks"],
+        "kind": given["kind"],
+        "redact": given["redact"],
+        "rehearse": given["rehearse"],
+        "report": not given["no_report"],
+        "table": not given["no_table"],
+        "scalars": not given["no_scalars"],
+        "reset_peaks": not given["no_reset_peaks"],
+        **sizes,
+    }

@@ -1,0 +1,202 @@
+"""``memprof simulate --like RUN --set NAME=VALUE``: a recorded run, simulated as it was and with something changed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.inputs import GivenRun, read_run
+from memprof.cli.options import emit, end_with_verdict, save_json, working
+from memprof.cli.simulation_options import check_sharding
+from memprof.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from memprof.config.gpus import Gpu
+    from memprof.config.settings import Settings
+    from memprof.simulate.fit import Outcome
+
+__all__ = ["changes_of", "simulate_like"]
+
+
+def simulate_like(
+    like: Path,
+    changes: dict[str, Any],
+    gpu: str | None,
+    output: Path | None,
+    style: str,
+    json_file: Path | None,
+) -> None:
+    """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side.
+
+    Ends the process with 4 where ``gpu`` is given and the changed run does not fit it.
+    """
+    from memprof.config.from_recording import place_model, ran_on, settings_like
+    from memprof.config.gpus import Gpu, find_gpu
+    from memprof.plan.cache import cache_folder
+
+    card = find_gpu(gpu) if gpu is not None else None
+    given = read_run(like)
+    try:
+        likeness = settings_like(given.report["source"])
+    except InputError as error:
+        raise InputError(f"{given.path}: {error}.") from None
+    settings = place_model(likeness, cache_folder() / "models")
+    changed = _changed(settings, changes)
+    if card is not None and changed.device == "cpu":
+        raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
+    same = changed == settings
+    here = ran_on(given.report["source"], settings)
+    its_own = Gpu(f"{here} B", int(here), _GENERATION) if here is not None else None
+    unchanged = None
+    if given.report["source"]["kind"] != "simulated" or same:
+        unchanged = _evaluated("as it was", settings, card, its_own)
+    outcome = unchanged if same else _evaluated(_named(changes), changed, card, its_own)
+    assert outcome is not None
+    answer, documents = _compared(given, unchanged, None if same else outcome, changes, output)
+    answer |= _unchanged(given, unchanged, likeness.assumed)
+    answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
+    _write(answer, documents, outcome, output)
+    to_stdout = json_file is not None and str(json_file) == "-"
+    save_json(answer, None if to_stdout else json_file)
+    _print(answer, "json" if to_stdout else style)
+    end_with_verdict(outcome.verdict)
+
+
+def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Settings by name, from ``--set`` and from the command's other options; ``--set`` wins.
+
+    Raises:
+        UsageError: a name is no setting.
+    """
+    from memprof.cli.commands.plan import value_of
+    from memprof.config.settings import _ALIASES, Settings
+
+    known = [f.name for f in fields(Settings)]
+    found = {name: value for name, value in options.items() if value is not None}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        name = _ALIASES.get(name, name)
+        if not equals or name not in known:
+            near = get_close_matches(name, known, 3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise UsageError(f"--set {text!r}: write NAME=VALUE with the name of a setting{hint}.")
+        found[name] = (
+            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
+        )
+    if isinstance(targets := found.get("lora_target_modules"), str):
+        found["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
+    return found
+
+
+# Settings for which "none" means that there is none of it.
+_OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
+
+
+def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
+    try:
+        changed = settings.with_(**changes)
+    except TypeError as error:
+        raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
+    check_sharding(changed, changes)
+    return changed
+
+
+_GENERATION = (9, 0)  # what is assumed where no card is named
+
+
+def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
+    """On the card that is asked about; else on the one that ran, where the simulation has to know it."""
+    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.run import simulate_settings
+
+    with working(f"Simulating the run {what}"):
+        if card is None and its_own is not None:
+            return judge(lambda room: simulate_settings(settings, gpu=its_own, capacity=room), None)
+        return evaluate(settings, card)
+
+
+def _named(changes: dict[str, Any]) -> str:
+    return "with " + ", ".join(f"{name}={_plain(value)}" for name, value in changes.items())
+
+
+def _plain(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _compared(
+    given: GivenRun,
+    unchanged: Outcome | None,
+    changed: Outcome | None,
+    changes: dict[str, Any],
+    output: Path | None,
+) -> tuple[dict[str, Any], list[Any]]:
+    """``memprof.compare/1`` of what was recorded and what was simulated, and each run's document."""
+    from memprof.analysis.allocation_differences import holdings_of_analysis, holdings_of_report
+    from memprof.analysis.compare import Run, badge_of, compare
+
+    page = output is not None and output.suffix == ".html"
+    held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
+    word = badge_of(given.report)
+    runs = [Run(word if word == "measured" else "as it was", word, given.report, held=held)]
+    documents = [_document(given.analysis, page)]
+    for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
+        if outcome is None:
+            continue
+        analysis = outcome.analysis
+        runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        documents.append(_document(analysis, page))
+    return compare(runs), documents
+
+
+def _document(analysis: Any, page: bool) -> Any:
+    if analysis is None or not page:
+        return None
+    from memprof.reports.document.build import document_of
+
+    return document_of(analysis, exact=100_000)
+
+
+def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> dict[str, Any]:
+    """How far off the simulator is on the run that was measured; of a simulation, nothing."""
+    if unchanged is None or given.report["source"]["kind"] == "simulated":
+        return {}
+    return {
+        "unchanged": {
+            "measured_bytes": int(given.report["peak"]["allocated_bytes"]),
+            "simulated_bytes": unchanged.analysis.peak.allocated_bytes,
+            "assumed": list(assumed),
+        }
+    }
+
+
+def _write(answer: dict[str, Any], documents: list[Any], outcome: Outcome, output: Path | None) -> None:
+    if output is None:
+        return
+    if output.suffix == ".html":
+        from memprof.reports.document.comparison import build_comparison
+        from memprof.reports.html.page import write_comparison
+
+        with working("Writing the page"):
+            write_comparison(build_comparison(answer, documents), output)
+        click.echo(f"Page: {output}", err=True)
+        return
+    from memprof.snapshot import save_snapshot
+
+    save_snapshot(outcome.raw, output)
+    click.echo(f"Snapshot: {output}", err=True)
+
+
+def _print(answer: dict[str, Any], style: str) -> None:
+    from memprof.cli.commands.compare import _print as print_comparison
+
+    if style == "json":
+        from memprof.reports.json import dumps
+
+        emit(dumps(answer))
+        return
+    print_comparison(answer, style)

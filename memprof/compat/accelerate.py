@@ -1,0 +1,61 @@
+"""Declare what memprof uses of accelerate."""
+
+from __future__ import annotations
+
+from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+
+__all__: list[str] = []
+
+_ACCELERATOR = "accelerate.accelerator"
+_STATE = "accelerate.state"
+
+BACKWARD = Target(
+    _ACCELERATOR, "Accelerator.backward", "(self, loss, **kwargs)", how=REPLACED,
+    needed_by=("lean", "simulate"), optional_for=("callback",), consequence="phase backward cannot be marked",
+)  # fmt: skip
+GRADIENT_STATE = Target(
+    _ACCELERATOR, "Accelerator.gradient_state", how=ASSIGNED, needed_by=("lean", "simulate"),
+    optional_for=("callback",), consequence="phase optimizer_step cannot be marked",
+)  # fmt: skip
+SYNC_GRADIENTS = Target(
+    _STATE, "GradientState.sync_gradients", how=ASSIGNED, needed_by=("lean", "simulate"),
+    optional_for=("callback",), consequence="phase optimizer_step cannot be marked",
+)  # fmt: skip
+SET_SYNC_GRADIENTS = Target(
+    _STATE, "GradientState._set_sync_gradients", "(self, sync_gradients)", needed_by=("lean", "rehearse")
+)
+GATHER = Target(_ACCELERATOR, "Accelerator.gather", "(self, tensor)", how=REPLACED, needed_by=("lean",))
+GATHER_METRICS = Target(
+    _ACCELERATOR, "Accelerator.gather_for_metrics", "(self, _, **kwargs)", how=REPLACED, needed_by=("lean",)
+)
+REDUCE = Target(
+    _ACCELERATOR, "Accelerator.reduce", "(self, tensor, reduction, scale)", how=REPLACED, needed_by=("lean",)
+)
+UNWRAP = Target(_ACCELERATOR, "Accelerator.unwrap_model", "(self, model)", needed_by=("lean", "simulate"))
+NO_SYNC = Target(_ACCELERATOR, "Accelerator.no_sync", "(self, model)", needed_by=("rehearse",))
+SCALER = Target(_ACCELERATOR, "Accelerator.scaler", how=ASSIGNED, needed_by=("lean", "rehearse"))
+BROADCAST = Target("accelerate.utils", "broadcast_object_list", "(object_list)", needed_by=("budget",))
+CLEAR_CACHE = Target("accelerate.utils.memory", "clear_device_cache", "()", needed_by=("lean",))
+WRAPPED_OPTIMIZER = Target(
+    "accelerate.optimizer", "AcceleratedOptimizer.optimizer", how=ASSIGNED,
+    needed_by=("rehearse", "simulate"), optional_for=("callback", "attach"),
+    consequence="optimizer state cannot be known before the optimizer's first step",
+)  # fmt: skip
+
+# One state a process, which a simulation saves and puts back.
+PARTIAL_STATE = Target(_STATE, "PartialState._shared_state", how=READ, needed_by=("simulate",))
+ACCELERATOR_STATE = Target(_STATE, "AcceleratorState._shared_state", how=READ, needed_by=("simulate",))
+SHARED_GRADIENT_STATE = Target(_STATE, "GradientState._shared_state", how=READ, needed_by=("simulate",))
+
+FSDP_PLUGIN = Target(
+    "accelerate.utils", "FullyShardedDataParallelPlugin",
+    "(*, fsdp_version, reshard_after_forward, auto_wrap_policy, cpu_ram_efficient_loading, **kwargs)",
+    needed_by=("simulate.fsdp2",),
+)  # fmt: skip
+FSDP_PRECISION = Target(
+    "accelerate.utils", "FullyShardedDataParallelPlugin.set_mixed_precision", "(self, mixed_precision)",
+    needed_by=("simulate.fsdp2",),
+)  # fmt: skip
+FSDP_PREPARE = Target(
+    "accelerate.utils.fsdp_utils", "fsdp2_prepare_model", "(accelerator, model)", needed_by=("simulate.fsdp2",)
+)

@@ -1,0 +1,146 @@
+"""Check a feature's targets when it is entered: refuse in one sentence what it needs, note what it can do without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from memprof.compat import accelerate, optional_packages, peft, torch, torch_sharding, transformers, trl
+from memprof.compat.assignments import assigns, names_used
+from memprof.compat.features import FEATURES, targets_for
+from memprof.compat.signatures import fits, parameters_of, shown
+from memprof.compat.targets import ABSENT, ASSIGNED, READ, Target, look_up
+from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
+from memprof.errors import UsageError
+
+__all__ = ["TARGETS", "fault_of", "missing", "require"]
+
+_TABLES = (trl, transformers, accelerate, peft, torch, torch_sharding, optional_packages)
+
+#: Every declared target.
+TARGETS: tuple[Target, ...] = tuple(
+    dict.fromkeys(
+        target
+        for table in _TABLES
+        for value in vars(table).values()
+        for target in (value.values() if isinstance(value, dict) else (value,))
+        if isinstance(target, Target)
+    )
+)
+
+
+def require(feature: str) -> None:
+    """Check all that ``feature`` needs of other packages; call it where the feature is entered.
+
+    Raises:
+        UsageError: a package is not installed or too old, or has no longer what the feature needs of it.
+        KeyError: there is no such feature.
+    """
+    asked = FEATURES[feature]
+    for package, versions in asked.tested.items():
+        if asked.imports or sys.modules.get(package) is not None:
+            _require_version(asked.title, package, versions)
+    names = targets_for(feature)
+    needed = (target for target in TARGETS if names.intersection(target.needed_by))
+    faults = _faults(needed, imports=asked.imports)
+    first = next(faults, None)
+    if first is None:
+        return
+    target, fault = first
+    further = sum(1 for _ in faults)
+    also = f" ({further} more of its kind)" if further else ""
+    tested = asked.tested.get(target.package)
+    before = f"{asked.title} was tested with {spoken(target.package)} {tested}; " if tested else f"{asked.title}: "
+    raise UsageError(f"{before}{fault}{also}.")
+
+
+def missing(feature: str, of: Any = None) -> list[str]:
+    """Notes, one for each optional target of ``feature`` that is not as expected; [] where all are.
+
+    Args:
+        of: the object the feature works on, such as a trainer. Targets of its sisters' classes are left out: a trainer
+            that is no ``GRPOTrainer`` misses none of its methods.
+
+    Raises:
+        KeyError: there is no such feature.
+    """
+    names = targets_for(feature)
+    wanted = (target for target in TARGETS if names.intersection(target.optional_for) and _concerns(target, of))
+    notes = [f"{target.consequence}: {fault}" for target, fault in _faults(wanted, imports=FEATURES[feature].imports)]
+    return [note[:1].upper() + note[1:] for note in dict.fromkeys(notes)]
+
+
+def fault_of(target: Target) -> str | None:
+    """What is wrong with a target, a clause that names it and the installed version; None if it is as declared."""
+    difference = _difference(target)
+    if difference is None:
+        return None
+    return f"{difference} in the {spoken(target.package)} that is installed, {installed(target.package)}"
+
+
+def _difference(target: Target) -> str | None:
+    absent = f"{target.path} is not"
+    if target.how == ASSIGNED:
+        return None if _is_assigned(target) else absent
+    found = target.find()
+    if found is ABSENT:
+        return absent
+    parameters = parameters_of(found) if target.signature is not None and target.how != READ else None
+    if parameters is not None and not fits(str(target.signature), parameters, target.how):
+        return f"{target.path}{target.signature} is {target.name}{shown(parameters)}"
+    if target.used_in:
+        user = look_up(target.module, target.used_in)
+        if user is ABSENT or target.name not in names_used(user):
+            return f"{target.used_in} does not use {target.name}"
+    return None
+
+
+def spoken(package: str) -> str:
+    """A package's name as its authors write it."""
+    return SPOKEN.get(package, package)
+
+
+def _require_version(title: str, package: str, versions: Range) -> None:
+    found = installed(package) if is_installed(package) else None
+    if found is None:
+        raise UsageError(f"{title} needs {spoken(package)}, which is not installed: pip install 'grpo-memprof[trl]'.")
+    if release(found) < release(versions.minimum):
+        raise UsageError(
+            f"{title} needs {spoken(package)} {versions.minimum} or later, and {found} is installed: "
+            f"pip install -U '{package}>={versions.minimum}'."
+        )
+
+
+def _faults(targets: Iterable[Target], *, imports: bool) -> Iterator[tuple[Target, str]]:
+    for target in targets:
+        if _applies(target, imports) and (fault := fault_of(target)) is not None:
+            yield target, fault
+
+
+def _applies(target: Target, imports: bool) -> bool:
+    """Whether there is something to check: packages that are not there are the version check's, or are optional."""
+    if not (is_installed(target.package) if imports else target.is_loaded):
+        return False
+    if target.build != "cuda":
+        return True
+    version: Any = look_up("torch", "version")
+    return bool(getattr(version, "cuda", None) or getattr(version, "hip", None))
+
+
+def _concerns(target: Target, of: Any) -> bool:
+    """Whether a target's class is another family's than ``of``'s, or one ``of`` is an instance of."""
+    if of is None or not target.is_loaded:
+        return True
+    owner = look_up(target.module, target.owner)
+    if not isinstance(owner, type) or isinstance(of, owner):
+        return True
+    return not (set(owner.__mro__) & set(type(of).__mro__)) - {object}
+
+
+def _is_assigned(target: Target) -> bool:
+    holders = [(target.module, target.owner)]
+    holders += [(module, path) for module, _, path in (place.partition(":") for place in target.assigned_in)]
+    names = [target.name, *(path.rpartition(".")[2] for path in target.or_else)]
+    found = [holder for module, path in holders if (holder := look_up(module, path)) is not ABSENT]
+    return any(assigns(holder, name) for holder in found for name in names)

@@ -1,0 +1,63 @@
+"""Name the features that use other packages' private names, and what each is checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memprof.compat.versions import EXECUTING, WATCHING, Range
+
+__all__ = ["FEATURES", "Feature", "targets_for"]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something a user enters.
+
+    Attributes:
+        title: the subject of its refusal: "The lean trainer".
+        tested: packages it needs and the versions it was tested with.
+        includes: features whose targets are its targets too.
+        imports: whether checking may import packages. What watches a run looks only at what the run has imported.
+    """
+
+    title: str
+    tested: Mapping[str, Range]
+    includes: tuple[str, ...] = ()
+    imports: bool = True
+
+
+_TORCH = {"torch": WATCHING["torch"]}
+
+FEATURES: dict[str, Feature] = {
+    "lean": Feature("The lean trainer", EXECUTING),
+    "simulate": Feature("The simulator", EXECUTING),
+    "simulate.lean": Feature("The simulator of the lean trainer", EXECUTING, ("simulate", "lean")),
+    "simulate.fsdp2": Feature("The simulator of FSDP2", EXECUTING, ("simulate",)),
+    "simulate.tp": Feature("The simulator of tensor parallelism", EXECUTING, ("simulate",)),
+    "simulate.zero": Feature("The simulator of ZeRO", EXECUTING, ("simulate",)),
+    "simulate.selective": Feature("The simulator of selective checkpointing", EXECUTING, ("simulate",)),
+    "simulate.offloaded": Feature("The simulator of offloaded checkpointing", EXECUTING, ("simulate",)),
+    "simulate.liger": Feature("The simulator of Liger's loss", EXECUTING, ("simulate",)),
+    "plan": Feature("memprof plan", EXECUTING, ("simulate",)),
+    "budget": Feature("memory_budget", EXECUTING, ("lean", "simulate")),
+    "script": Feature("memprof simulate --script", EXECUTING, ("simulate",)),
+    "callback": Feature("The callback", WATCHING, imports=False),
+    "rehearse": Feature("The rehearsal", WATCHING, ("callback",), imports=False),
+    "run": Feature("memprof run", WATCHING, ("callback",), imports=False),
+    "attach": Feature("memprof.attach", _TORCH, imports=False),
+    "record.cuda": Feature("The CUDA recorder", _TORCH, imports=False),
+    "record.trace": Feature("The tensor trace", _TORCH, imports=False),
+}
+
+
+def targets_for(feature: str) -> frozenset[str]:
+    """The feature's name and those of all it includes.
+
+    Raises:
+        KeyError: there is no such feature.
+    """
+    found = {feature}
+    for other in FEATURES[feature].includes:
+        found |= targets_for(other)
+    return frozenset(found)

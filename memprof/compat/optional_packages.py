@@ -1,0 +1,65 @@
+"""Declare what memprof uses of packages that a run may do without, and of Python itself."""
+
+from __future__ import annotations
+
+from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+
+__all__ = ["ZERO_ATTRIBUTES", "ZERO_TARGETS"]
+
+_ZERO12 = "deepspeed.runtime.zero.stage_1_and_2"
+_ZERO3 = "deepspeed.runtime.zero.stage3"
+_BF16 = "deepspeed.runtime.bf16_optimizer"
+_WATCHED = ("callback", "run", "attach")
+
+# -- Python ----------------------------------------------------------------------------------------------------------
+
+MODULE_DETAILS = Target("runpy", "_get_module_details", "(mod_name)", needed_by=("run",))
+MAIN_DETAILS = Target("runpy", "_get_main_module_details", "()", needed_by=("run",))
+
+# -- hubs, for a script that is simulated ----------------------------------------------------------------------------
+
+HUB_OFFLINE = Target("huggingface_hub.constants", "HF_HUB_OFFLINE", how=READ, needed_by=("script",))
+DATA_OFFLINE = Target("datasets.config", "HF_HUB_OFFLINE", how=READ, needed_by=("script",))
+LOAD_DATASET = Target("datasets", "load_dataset", "(*args, **kwargs)", how=REPLACED, needed_by=("script",))
+LOAD_FROM_DISK = Target("datasets", "load_from_disk", "(*args, **kwargs)", how=REPLACED, needed_by=("script",))
+
+# -- DeepSpeed -------------------------------------------------------------------------------------------------------
+
+#: Attribute of a ZeRO optimizer -> its class. Stages 1 and 2, stage 3, the bf16 optimizer.
+ZERO_ATTRIBUTES = {
+    "bit16_groups_flat": (_ZERO12, "DeepSpeedZeroOptimizer"),
+    "bf16_groups_flat": (_BF16, "BF16_Optimizer"),
+    "fp16_partitioned_groups_flat": (_ZERO3, "DeepSpeedZeroOptimizer_Stage3"),
+    "param_buffer_of_bit16_for_cpu_offload_groups": (_ZERO12, "DeepSpeedZeroOptimizer"),
+    "single_partition_of_fp32_groups": (_ZERO12, "DeepSpeedZeroOptimizer"),
+    "fp32_partitioned_groups_flat": (_ZERO3, "DeepSpeedZeroOptimizer_Stage3"),
+    "fp32_groups_flat_partition": (_BF16, "BF16_Optimizer"),
+    "averaged_gradients": (_ZERO12, "DeepSpeedZeroOptimizer"),
+    "grad_partitions_flat_buffer": (_ZERO3, "DeepSpeedZeroOptimizer_Stage3"),
+    "fp32_groups_gradients_flat": (_BF16, "BF16_Optimizer"),
+    "ipg_buckets": (_ZERO12, "DeepSpeedZeroOptimizer"),
+}
+#: Stage 3's gradient bucket, of older releases, by its mangled name.
+ZERO_OLDER_BUCKETS = ("ipg_buffer", "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer")
+
+#: One for each attribute; DeepSpeed's tensors are known by these names and by nothing else.
+ZERO_TARGETS = {
+    name: Target(
+        module, f"{kind}.{name}", how=ASSIGNED, optional_for=_WATCHED,
+        or_else=tuple(f"{kind}.{older}" for older in ZERO_OLDER_BUCKETS if name == "ipg_buckets"),
+        consequence="what DeepSpeed's ZeRO holds cannot all be told apart",
+    )
+    for name, (module, kind) in ZERO_ATTRIBUTES.items()
+}  # fmt: skip
+
+# -- others ----------------------------------------------------------------------------------------------------------
+
+LIGER_LOSS = Target(
+    "liger_kernel.chunked_loss", "LigerFusedLinearGRPOLoss",
+    "(*, beta, compiled, use_ref_model, loss_type, max_completion_length, temperature, **kwargs)",
+    needed_by=("simulate.liger",),
+)  # fmt: skip
+QUANT_STATE = Target(
+    "bitsandbytes.functional", "QuantState", how=READ, optional_for=_WATCHED,
+    consequence="scales and code books of 4-bit weights cannot be known",
+)  # fmt: skip

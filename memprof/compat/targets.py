@@ -1,0 +1,134 @@
+"""Declare one name of another package that memprof uses, and find it in what is installed.
+
+The tables beside this file (``trl.py``, ``transformers.py``, ``torch.py`` ...) are made of :class:`Target` and import
+none of the packages they are about: a target's module is imported when the target is looked up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ABSENT", "ASSIGNED", "CALLED", "READ", "REPLACED", "Missing", "Target"]
+
+#: What :meth:`Target.find` returns for a name that is not there.
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__": lambda self: False})()
+
+#: How a name is used. ``CALLED``: our call must bind. ``REPLACED``: by a function of ours, or overridden in a subclass,
+#: which must take whatever the package passes. ``READ``: it must be there. ``ASSIGNED``: an attribute of instances,
+#: which no class shows; see :mod:`memprof.compat.assignments`.
+CALLED, REPLACED, READ, ASSIGNED = "called", "replaced", "read", "assigned"
+
+
+class Missing(AttributeError):
+    """A target that is not in the installed package was asked for; the message says which."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One name of another package.
+
+    Attributes:
+        module: where it is imported from, dotted.
+        path: the name inside the module, dotted: ``"GRPOTrainer._compute_loss"``.
+        signature: the arguments we pass or receive, ``"(self, model, inputs)"``; None where nothing is called, or where
+            the package does not say (C functions). Rules: :mod:`memprof.compat.signatures`.
+        how: ``CALLED``, ``REPLACED``, ``READ`` or ``ASSIGNED``.
+        needed_by: features that are refused without it.
+        optional_for: features that work without it, with a note.
+        consequence: what those cannot do then, a clause: "phase generate cannot be marked".
+        or_else: other paths that serve as well, newest first (``"module:path"`` in another module).
+        used_in: function of the same module that must still name it: replacing what nobody calls changes nothing.
+        assigned_in: with ``ASSIGNED``, further classes (``"module:Class"``) whose code may assign it.
+        build: "cuda" for what only torch's CUDA and ROCm builds have.
+    """
+
+    module: str
+    path: str
+    signature: str | None = None
+    how: str = CALLED
+    needed_by: tuple[str, ...] = ()
+    optional_for: tuple[str, ...] = ()
+    consequence: str = ""
+    or_else: tuple[str, ...] = ()
+    used_in: str = ""
+    assigned_in: tuple[str, ...] = ()
+    build: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: the attribute's own name."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def owner(self) -> str:
+        """The path of the class or module the attribute belongs to; empty for the module itself."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def package(self) -> str:
+        """The package that is installed or not."""
+        return self.module.partition(".")[0]
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Module and path of the name, then of what serves in its stead."""
+        found = [(self.module, self.path)]
+        for place in self.or_else:
+            module, colon, path = place.partition(":")
+            found.append((module, path) if colon else (self.module, place))
+        return found
+
+    def find(self) -> Any:
+        """The thing itself, or what serves in its stead; ``ABSENT`` where neither is there."""
+        return next((found for module, path in self.places if (found := look_up(module, path)) is not ABSENT), ABSENT)
+
+    def get(self) -> Any:
+        """The thing itself. Look it up when a feature is entered, not inside its loops.
+
+        Raises:
+            Missing: it is not there; ``require()`` of a feature says so before, in a sentence.
+        """
+        found = self.find()
+        if found is ABSENT:
+            raise Missing(f"{self.path} is not in {self.module}")
+        return found
+
+    def place(self) -> tuple[Any, str]:
+        """The object that holds the name, a class or a module, and the name: what a replacement is written to.
+
+        Raises:
+            Missing: it is not there.
+        """
+        for module, path in self.places:
+            if look_up(module, path) is not ABSENT:
+                owner, _, name = path.rpartition(".")
+                return (look_up(module, owner) if owner else importlib.import_module(module)), name
+        raise Missing(f"{self.path} is not in {self.module}")
+
+    def of(self, instance: Any, default: Any = None) -> Any:
+        """The attribute of an object; ``default`` where it has none."""
+        return getattr(instance, self.name, default)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the module, or one that serves in its stead, has been imported by somebody."""
+        return any(module in sys.modules for module, _ in self.places)
+
+
+def look_up(module: str, path: str) -> Any:
+    """``path`` inside ``module``, which is imported; ``ABSENT`` where either is not there."""
+    try:
+        found = importlib.import_module(module)
+        for part in _parts(path):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, RuntimeError):  # transformers' lazy modules raise RuntimeError
+        return ABSENT
+    return found
+
+
+def _parts(path: str) -> Iterator[str]:
+    return iter(path.split(".")) if path else iter(())

@@ -1,0 +1,169 @@
+"""Declare what memprof uses of torch beside its documented names."""
+
+from __future__ import annotations
+
+from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+
+__all__: list[str] = []
+
+_MEMORY = "torch.cuda.memory"
+_DISPATCH = "torch.utils._python_dispatch"
+_FAKE = "torch._subclasses.fake_tensor"
+_LEAN, _SIMULATED, _TRACE, _CUDA = ("lean",), ("simulate",), ("record.trace",), ("record.cuda",)
+_TRACED = ("record.trace", "simulate")
+_WATCHED = ("callback", "run", "attach")
+
+# -- CUDA's memory history -------------------------------------------------------------------------------------------
+
+HISTORY = Target(
+    _MEMORY, "_record_memory_history", "(enabled, *, context, stacks, max_entries, **kwargs)", needed_by=_CUDA
+)
+SNAPSHOT = Target(_MEMORY, "_snapshot", "()", needed_by=_CUDA)
+SEGMENTS = Target(
+    _MEMORY, "memory_snapshot", "(*, include_traces)", optional_for=_CUDA,
+    consequence="block sizes in use cannot be asked for without the whole history",
+)  # fmt: skip
+HISTORY_ENABLED = Target("torch._C", "_cuda_isHistoryEnabled", needed_by=_CUDA, build="cuda")
+OOM_OBSERVER = Target(
+    "torch._C", "_cuda_attach_out_of_memory_observer", optional_for=_CUDA, build="cuda",
+    consequence="an out-of-memory error that is caught inside the program cannot be seen",
+)  # fmt: skip
+TAG = Target(
+    _MEMORY, "_set_memory_metadata", "(metadata)", optional_for=_CUDA,
+    consequence="allocations carry no phase of their own, and phases are known by time alone",
+)  # fmt: skip
+CURRENT_TAG = Target(
+    _MEMORY, "_get_memory_metadata", "()", optional_for=_CUDA,
+    consequence="allocations carry no phase of their own, and phases are known by time alone",
+)  # fmt: skip
+PINNED = Target(
+    "torch.cuda", "host_memory_stats", "()", optional_for=_CUDA, consequence="pinned host memory cannot be counted"
+)
+
+# -- dispatch modes and stacks ---------------------------------------------------------------------------------------
+
+DISPATCH_MODE = Target(_DISPATCH, "TorchDispatchMode", how=READ, needed_by=_TRACED)
+MODE_STACK = Target(_DISPATCH, "_get_current_dispatch_mode_stack", "()", needed_by=("record.trace", "script"))
+POP_MODE = Target(_DISPATCH, "_pop_mode", "()", needed_by=_TRACE)
+PUSH_MODE = Target(_DISPATCH, "_push_mode", "(mode)", needed_by=_TRACE)
+NO_MODES = Target(_DISPATCH, "_disable_current_modes", "()", needed_by=("script",))
+PLAIN_DISPATCH = Target("torch._C", "_disabled_torch_dispatch_impl", needed_by=_TRACED)
+GATHER_STACK = Target("torch._C", "_profiler.gather_traceback", needed_by=_TRACED)
+SYMBOLIZE = Target("torch._C", "_profiler.symbolize_tracebacks", needed_by=_TRACED)
+GRAPH_TASK = Target("torch._C", "_current_graph_task_id", needed_by=("record.trace", "simulate", "attach"))
+SKIP_COMPILER = Target(
+    "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", or_else=("_dynamo.eval_frame.skip_code",),
+    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
+)  # fmt: skip
+FRAME_ACTION = Target(
+    "torch._C", "_dynamo.eval_frame._FrameAction", how=READ, or_else=("_dynamo.eval_frame.skip_code",),
+    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
+)  # fmt: skip
+FRAME_STRATEGY = Target(
+    "torch._C", "_dynamo.eval_frame._FrameExecStrategy", how=READ, or_else=("_dynamo.eval_frame.skip_code",),
+    optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
+)  # fmt: skip
+STORAGE_KEY = Target("torch", "UntypedStorage._cdata", how=READ, needed_by=("record.trace", "record.cuda", "simulate"))
+STORAGE_RESIZE = Target("torch", "UntypedStorage.resize_", "(self, size)", how=REPLACED, needed_by=_TRACED)
+OPERATOR_SCHEMA = Target("torch", "ops.aten.add.Tensor._schema", how=READ, needed_by=_TRACED)
+
+# -- hooks -----------------------------------------------------------------------------------------------------------
+
+BEFORE_FORWARD = Target(
+    "torch.nn.modules.module", "register_module_forward_pre_hook", "(hook)", needed_by=("record.trace", "run")
+)
+AFTER_FORWARD = Target(
+    "torch.nn.modules.module", "register_module_forward_hook", "(hook, *, always_call)",
+    needed_by=("record.trace", "run"),
+)  # fmt: skip
+BEFORE_STEP = Target(
+    "torch.optim.optimizer", "register_optimizer_step_pre_hook", "(hook)", needed_by=(*_WATCHED, *_TRACED)
+)
+AFTER_STEP = Target(
+    "torch.optim.optimizer", "register_optimizer_step_post_hook", "(hook)", needed_by=(*_WATCHED, *_TRACED)
+)
+BACKWARD = Target(
+    "torch.autograd", "backward", "(*args, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    optional_for=("run", "attach"), consequence="phase backward cannot be marked",
+)  # fmt: skip
+CLIP = Target(
+    "torch.nn.utils.clip_grad", "clip_grad_norm_", "(*args, **kwargs)", how=REPLACED, optional_for=("run",),
+    consequence="gradient clipping cannot be counted to optimizer_step",
+)  # fmt: skip
+IS_COMPILING = Target("torch.compiler", "is_compiling", "()", needed_by=_WATCHED)
+
+# -- the fake world --------------------------------------------------------------------------------------------------
+
+FAKE_TENSOR = Target(_FAKE, "FakeTensor", how=READ, needed_by=("simulate", "lean"))
+FAKE_CONSTANT = Target(_FAKE, "FakeTensor.constant", how=ASSIGNED, needed_by=_SIMULATED)
+FAKE_DEVICE = Target(_FAKE, "FakeTensor.fake_device", how=ASSIGNED, needed_by=_SIMULATED)
+FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed_by=_SIMULATED)
+FAKE_KEYS = Target(
+    _FAKE, "FakeTensorMode._prep_args_for_hash", "(self, result, args, state, id_hashed_objects)", how=REPLACED,
+    optional_for=_SIMULATED, consequence="the simulator takes about a quarter longer",
+)  # fmt: skip
+FAKE_SYMBOLIC = Target(
+    "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED,
+    consequence="the simulator takes about a quarter longer",
+)  # fmt: skip
+NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
+NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
+UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
+MODULE_APPLY = Target("torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED)
+MODULE_PARAMETERS = Target("torch.nn", "Module._parameters", how=ASSIGNED, needed_by=_SIMULATED)
+MODULE_BUFFERS = Target("torch.nn", "Module._buffers", how=ASSIGNED, needed_by=_SIMULATED)
+MODULE_TO = Target("torch.nn", "Module.to", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))
+MODULE_CUDA = Target("torch.nn", "Module.cuda", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))
+PARSE_TO = Target("torch._C", "_nn._parse_to", needed_by=("script",))
+INFERENCE_MODE = Target("torch", "inference_mode", "(mode)", needed_by=_SIMULATED)
+ENGINE = Target("torch.autograd.graph", "_engine_run_backward", how=READ, needed_by=_SIMULATED)
+SAVED_HOOKS = Target("torch.autograd.graph", "saved_tensors_hooks", "(pack_hook, unpack_hook)", needed_by=_SIMULATED)
+SAVE_ON_CPU = Target(
+    "torch.autograd.graph", "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",)
+)
+STORAGE_USES = Target("torch._C", "_storage_Use_Count", needed_by=_SIMULATED)
+TENSOR_USES = Target("torch", "Tensor._use_count", how=READ, needed_by=_SIMULATED)
+FOREACH_DEVICES = Target(
+    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED
+)
+FOREACH_DEVICES_IN_OPTIMIZERS = Target(
+    "torch.optim.optimizer", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED
+)
+FOREACH_TYPES = Target("torch.optim.optimizer", "_foreach_supported_types", how=READ, needed_by=_SIMULATED)
+TREE_MAP = Target("torch.utils._pytree", "tree_map", "(func, tree)", needed_by=_SIMULATED)
+EXCLUDE_KEYS = Target("torch._C", "_ExcludeDispatchKeyGuard", needed_by=_SIMULATED)
+KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
+AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)
+LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
+ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
+LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
+
+# -- attention's kernels ---------------------------------------------------------------------------------------------
+
+FLASH = Target(
+    "torch", "ops.aten._scaled_dot_product_flash_attention.default",
+    "(query, key, value, dropout_p, is_causal, *, scale)", needed_by=("lean", "simulate"),
+)  # fmt: skip
+FLASH_BACKWARD = Target(
+    "torch", "ops.aten._scaled_dot_product_flash_attention_backward.default",
+    "(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
+    "philox_seed, philox_offset, *, scale)", needed_by=("lean", "simulate"),
+)  # fmt: skip
+EFFICIENT = Target(
+    "torch", "ops.aten._scaled_dot_product_efficient_attention.default",
+    "(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, *, scale)",
+    needed_by=("lean", "simulate"),
+)  # fmt: skip
+EFFICIENT_BACKWARD = Target(
+    "torch", "ops.aten._scaled_dot_product_efficient_attention_backward.default",
+    "(grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, "
+    "grad_input_mask, is_causal, *, scale)", needed_by=("lean", "simulate"),
+)  # fmt: skip
+FLASH_ON_CPU = Target(
+    "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "(query, key, value, dropout_p, is_causal, *, scale)", needed_by=_LEAN,
+)  # fmt: skip
+FLASH_ON_CPU_BACKWARD = Target(
+    "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, scale)", needed_by=_LEAN,
+)  # fmt: skip

@@ -1,0 +1,180 @@
+"""Declare what memprof uses of transformers."""
+
+from __future__ import annotations
+
+from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+
+__all__: list[str] = []
+
+_TRAINER = "transformers.trainer"
+_CACHE = "transformers.cache_utils"
+_MODELS = "transformers.modeling_utils"
+_CONFIG = "transformers.configuration_utils"
+_GENERATION = "transformers.generation.utils"
+_LEAN, _SIMULATED, _SCRIPT = ("lean",), ("simulate",), ("script",)
+
+# -- Trainer ---------------------------------------------------------------------------------------------------------
+
+TRAINER_INIT = Target(
+    _TRAINER, "Trainer.__init__", "(self, *, model, args, callbacks, **kwargs)", needed_by=("run", "script"),
+    how=REPLACED,
+)  # fmt: skip
+HANDLER = Target(_TRAINER, "Trainer.callback_handler", how=ASSIGNED, needed_by=("callback", "run"))
+CALLBACKS = Target("transformers.trainer_callback", "CallbackHandler.callbacks", how=ASSIGNED, needed_by=("callback",))
+TRAINING_STEP = Target(
+    _TRAINER, "Trainer.training_step", "(self, model, inputs, num_items_in_batch)", needed_by=("callback", "simulate")
+)
+TRAIN = Target(_TRAINER, "Trainer.train", "(self, **kwargs)", how=REPLACED, needed_by=_SCRIPT)
+SAVE = Target(
+    _TRAINER, "Trainer.save_model", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SCRIPT,
+    optional_for=("callback",), consequence="phase save cannot be marked",
+)  # fmt: skip
+PUSH = Target(_TRAINER, "Trainer.push_to_hub", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SCRIPT)
+LOSS = Target(
+    _TRAINER, "Trainer.compute_loss", "(self, model, inputs, *args, **kwargs)", needed_by=_SIMULATED,
+    optional_for=("callback",), consequence="phase forward cannot be marked",
+)  # fmt: skip
+CREATE_OPTIMIZER = Target(
+    _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",)
+)
+OPTIMIZER_OF = Target(
+    _TRAINER, "Trainer.get_optimizer_cls_and_kwargs", "(args, model)", how=REPLACED, needed_by=("lean", "simulate")
+)
+PREPARE_INPUTS = Target(
+    _TRAINER, "Trainer._prepare_inputs", "(self, inputs)", needed_by=_SIMULATED, optional_for=("callback",),
+    consequence="tensors of a batch cannot be known as inputs, nor their tokens counted",
+)  # fmt: skip
+SAVE_CHECKPOINT = Target(
+    _TRAINER, "Trainer._save_checkpoint", optional_for=("callback",), consequence="phase save cannot be marked"
+)
+EVALUATE = Target(
+    _TRAINER, "Trainer.evaluate", optional_for=("callback",), consequence="phase evaluate cannot be marked"
+)
+PREDICT = Target(_TRAINER, "Trainer.predict", optional_for=("callback",), consequence="phase evaluate cannot be marked")
+EPOCH = Target(
+    _TRAINER, "Trainer._run_epoch", optional_for=("callback",), or_else=("Trainer._inner_training_loop",),
+    consequence="an exception that ends the run may not be seen",
+)  # fmt: skip
+FINALIZE = Target(
+    _TRAINER, "Trainer._finalize_training", optional_for=("callback",), or_else=("Trainer._inner_training_loop",),
+    consequence="an exception that ends the run may not be seen",
+)  # fmt: skip
+INNER_EVALUATE = Target(
+    _TRAINER, "Trainer._evaluate", optional_for=("callback",), or_else=("Trainer.evaluate",),
+    consequence="an exception that ends the run may not be seen",
+)  # fmt: skip
+LOG_SAVE_EVALUATE = Target(
+    _TRAINER, "Trainer._maybe_log_save_evaluate", optional_for=("callback",),
+    consequence="an exception that ends the run may not be seen",
+)  # fmt: skip
+BATCH_SIZE = Target(_TRAINER, "Trainer._train_batch_size", how=ASSIGNED, needed_by=("rehearse",))
+ACCUMULATION = Target(_TRAINER, "Trainer.current_gradient_accumulation_steps", how=ASSIGNED, needed_by=("rehearse",))
+WRAPPED_MODEL = Target(
+    _TRAINER, "Trainer.model_wrapped", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+    consequence="what a wrapper such as DistributedDataParallel holds cannot be known",
+)  # fmt: skip
+ACCELERATOR = Target(_TRAINER, "Trainer.accelerator", how=ASSIGNED, needed_by=("callback", "lean", "simulate"))
+ARGUMENTS_CHECK = Target(
+    "transformers.training_args", "TrainingArguments.__post_init__", "(self)", how=REPLACED, needed_by=_SCRIPT
+)
+
+# -- generation and its caches ---------------------------------------------------------------------------------------
+
+SAMPLE = Target(_GENERATION, "GenerationMixin._sample", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SIMULATED)
+UNFINISHED = Target(
+    _GENERATION, "GenerationMixin._has_unfinished_sequences", "(self, *args, **kwargs)", how=REPLACED,
+    needed_by=_SIMULATED, used_in="GenerationMixin._sample",
+)  # fmt: skip
+GENERATE = Target(
+    _GENERATION, "GenerationMixin.generate", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    optional_for=("run",), consequence="phase generate cannot be marked",
+)  # fmt: skip
+CACHE_UPDATE = Target(
+    _CACHE, "Cache.update", "(self, key_states, value_states, layer_idx, *args, **kwargs)", how=REPLACED,
+    needed_by=_SIMULATED, optional_for=("callback", "run", "attach"),
+    consequence="keys and values of generation cannot be known",
+)  # fmt: skip
+CACHE_LAYERS = Target(
+    _CACHE, "Cache.layers", how=ASSIGNED, or_else=("Cache.key_cache",), needed_by=_SIMULATED,
+    assigned_in=(f"{_CACHE}:DynamicCache",), optional_for=("callback", "run", "attach"),
+    consequence="keys and values of generation cannot be known",
+)  # fmt: skip
+LAYER_KEYS = Target(
+    _CACHE, "CacheLayerMixin.keys", how=ASSIGNED, or_else=("DynamicCache.key_cache",), needed_by=_SIMULATED,
+    assigned_in=(f"{_CACHE}:DynamicCache",), optional_for=("callback", "run", "attach"),
+    consequence="keys of generation cannot be known",
+)  # fmt: skip
+LAYER_VALUES = Target(
+    _CACHE, "CacheLayerMixin.values", how=ASSIGNED, or_else=("DynamicCache.value_cache",), needed_by=_SIMULATED,
+    assigned_in=(f"{_CACHE}:DynamicCache",), optional_for=("callback", "run", "attach"),
+    consequence="values of generation cannot be known",
+)  # fmt: skip
+QUANTIZED_KEYS = Target(
+    _CACHE, "QuantizedLayer._quantized_keys", how=ASSIGNED, needed_by=_SIMULATED,
+    optional_for=("callback", "run", "attach"), consequence="keys of a quantised cache cannot be known",
+)  # fmt: skip
+QUANTIZED_VALUES = Target(
+    _CACHE, "QuantizedLayer._quantized_values", how=ASSIGNED, needed_by=_SIMULATED,
+    optional_for=("callback", "run", "attach"), consequence="values of a quantised cache cannot be known",
+)  # fmt: skip
+CACHE_LENGTH = Target(_CACHE, "DynamicSlidingWindowLayer.cumulative_length", how=ASSIGNED, needed_by=_SIMULATED)
+CACHE_RESIDUAL = Target(_CACHE, "QuantizedLayer.residual_length", how=ASSIGNED, needed_by=_SIMULATED)
+QUANTIZE = Target(_CACHE, "QuantizedLayer._quantize", "(self, tensor, axis)", how=REPLACED, needed_by=_SIMULATED)
+DEQUANTIZE = Target(_CACHE, "QuantizedLayer._dequantize", "(self, q_tensor)", how=REPLACED, needed_by=_SIMULATED)
+QUANTO_LAYER = Target(_CACHE, "QuantoQuantizedLayer", how=READ, needed_by=_SIMULATED, used_in="QuantizedCache.__init__")
+
+# -- masks, attention and checkpointing ------------------------------------------------------------------------------
+
+MASK_IS_ALL = Target("transformers.masking_utils", "fast_all", "(tensor)", how=REPLACED, needed_by=_SIMULATED)
+IS_TRACING = Target("transformers.masking_utils", "is_tracing", "(_)", how=REPLACED, needed_by=_SIMULATED)
+ATTENTION_FUNCTIONS = Target(_MODELS, "ALL_ATTENTION_FUNCTIONS.register", "(key, value)", needed_by=_LEAN)
+ATTENTION_KIND = Target(
+    _CONFIG, "PreTrainedConfig._attn_implementation", how=ASSIGNED, needed_by=_LEAN, optional_for=("callback",),
+    or_else=("PretrainedConfig._attn_implementation",), consequence="the kind of attention cannot be reported",
+)  # fmt: skip
+MODEL_NAME = Target(
+    _CONFIG, "PreTrainedConfig._name_or_path", how=ASSIGNED, needed_by=("lean", "simulate"),
+    or_else=("PretrainedConfig._name_or_path",), optional_for=("callback",),
+    consequence="the model's name cannot be reported",
+)  # fmt: skip
+TEXT_CONFIG = Target(_CONFIG, "PreTrainedConfig.get_text_config", "(self, *, decoder)", needed_by=("lean", "simulate"))
+DECODER_LAYER = Target("transformers.modeling_layers", "GradientCheckpointingLayer", how=READ, needed_by=_LEAN)
+CHECKPOINTING = Target(
+    _MODELS, "PreTrainedModel.gradient_checkpointing_enable", "(self, gradient_checkpointing_kwargs, **kwargs)",
+    how=REPLACED, needed_by=("simulate.offloaded",),
+)  # fmt: skip
+OFFLOADED_CHECKPOINTING = Target(
+    _MODELS, "PreTrainedModel._activation_checkpointing_enable",
+    "(self, activation_checkpointing_kwargs, every_n_layers, offload)", needed_by=("simulate.offloaded",),
+)  # fmt: skip
+SAVE_ON_CPU = Target(
+    _MODELS, "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",)
+)
+
+# -- loading, for a script that is simulated -------------------------------------------------------------------------
+
+AUTO_CLASS = Target("transformers.models.auto.auto_factory", "_BaseAutoModelClass", how=READ, needed_by=_SCRIPT)
+AUTO_FROM_CONFIG = Target(
+    "transformers.models.auto.auto_factory", "_BaseAutoModelClass.from_config", "(config, **kwargs)",
+    needed_by=("simulate",),
+)  # fmt: skip
+MODEL_FROM_CONFIG = Target(_MODELS, "PreTrainedModel._from_config", "(config, **kwargs)", needed_by=_SCRIPT)
+MODEL_FROM_PRETRAINED = Target(
+    _MODELS, "PreTrainedModel.from_pretrained", "(_, *args, **kwargs)", how=REPLACED, needed_by=_SCRIPT
+)
+TIE_WEIGHTS = Target(_MODELS, "PreTrainedModel.tie_weights", "(self)", needed_by=_SIMULATED)
+
+# -- sharding --------------------------------------------------------------------------------------------------------
+
+TP_CONFIG = Target("transformers.distributed", "DistributedConfig", "(*, tp_size)", needed_by=("simulate.tp",))
+TP_APPLY = Target(
+    "transformers.distributed.tensor_parallel", "apply_tensor_parallelism", "(model, tp_mesh, tp_plan)",
+    needed_by=("simulate.tp",),
+)  # fmt: skip
+TP_PLANS = Target(
+    _MODELS, "PreTrainedModel._resolve_parallel_plans", "(self, distributed_config)", needed_by=("simulate.tp",)
+)
+FSDP_PEFT = Target(
+    "transformers.integrations.fsdp", "update_fsdp_plugin_peft", "(model, accelerator)",
+    optional_for=("simulate.fsdp2",), consequence="FSDP2 with an adapter is simulated without transformers' own policy",
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Declare what memprof uses of TRL."""
+
+from __future__ import annotations
+
+from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+
+__all__: list[str] = []
+
+_GRPO = "trl.trainer.grpo_trainer"
+_UTILS = "trl.trainer.utils"
+_KERNELS = "trl.kernels.chunked_logprob"
+_LEAN, _SIMULATED = ("lean",), ("simulate",)
+_BOTH = ("lean", "simulate")
+
+# -- GRPOTrainer: what the lean trainer overrides and the simulator replaces -----------------------------------------
+
+TRAINER_INIT = Target(
+    _GRPO, "GRPOTrainer.__init__",
+    "(self, model, reward_funcs, args, *, train_dataset, processing_class, reward_processing_classes, peft_config, "
+    "callbacks)",
+    needed_by=_BOTH,
+)  # fmt: skip
+CONFIG = Target(
+    "trl.trainer.grpo_config", "GRPOConfig.__init__",
+    "(self, output_dir, *, use_cpu, bf16, fp16, per_device_train_batch_size, gradient_accumulation_steps, "
+    "steps_per_generation, num_iterations, num_generations, max_completion_length, gradient_checkpointing, beta, "
+    "loss_type, optim, max_grad_norm, max_steps, logging_strategy, save_strategy, eval_strategy, report_to, "
+    "disable_tqdm, dataloader_pin_memory, learning_rate, cache_implementation, generation_kwargs, **kwargs)",
+    needed_by=_BOTH,
+)  # fmt: skip
+COMPUTE_LOSS = Target(
+    _GRPO, "GRPOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
+    needed_by=_LEAN,
+)  # fmt: skip
+LOSS = Target(
+    _GRPO, "GRPOTrainer._compute_loss", "(self, model, inputs)", how=REPLACED, needed_by=_BOTH,
+    used_in="GRPOTrainer.compute_loss",
+)  # fmt: skip
+LOGPS = Target(
+    _GRPO, "GRPOTrainer._get_per_token_logps_and_entropies",
+    "(self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **kwargs)",
+    how=REPLACED, needed_by=_BOTH, used_in="GRPOTrainer._compute_loss",
+)  # fmt: skip
+GENERATE_SINGLE_TURN = Target(
+    _GRPO, "GRPOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields, *args, **kwargs)",
+    how=REPLACED, needed_by=_BOTH, used_in="GRPOTrainer._generate",
+)  # fmt: skip
+TOKENIZE_PROMPTS = Target(
+    _GRPO, "GRPOTrainer._tokenize_prompts", "(self, prompts)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="GRPOTrainer._generate",
+)  # fmt: skip
+
+# -- GRPOTrainer: attributes of its instances ------------------------------------------------------------------------
+
+METRICS = Target(_GRPO, "GRPOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN)
+TOKENIZER = Target(_GRPO, "GRPOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN)
+ENTROPY_BONUS = Target(_GRPO, "GRPOTrainer._entropy_bonus_enabled", how=ASSIGNED, needed_by=_LEAN)
+ENTROPY_WINDOW = Target(_GRPO, "GRPOTrainer._entropy_window_stats", how=ASSIGNED, needed_by=_LEAN)
+LAST_ENTROPY = Target(_GRPO, "GRPOTrainer._last_world_entropy", how=ASSIGNED, needed_by=_LEAN)
+ENTROPY_COEFFICIENT = Target(_GRPO, "GRPOTrainer.entropy_coef", how=ASSIGNED, needed_by=_LEAN)
+TEMPERATURE = Target(_GRPO, "GRPOTrainer.temperature", how=ASSIGNED, needed_by=_LEAN)
+BETA = Target(_GRPO, "GRPOTrainer.beta", how=ASSIGNED, needed_by=_LEAN)
+CONTINUOUS_BATCHING = Target(_GRPO, "GRPOTrainer.use_transformers_continuous_batching", how=ASSIGNED, needed_by=_LEAN)
+USE_VLLM = Target(_GRPO, "GRPOTrainer.use_vllm", how=ASSIGNED, needed_by=_BOTH)
+GENERATION_KWARGS = Target(_GRPO, "GRPOTrainer.generation_kwargs", how=ASSIGNED, needed_by=_SIMULATED)
+GENERATION_CONFIG = Target(
+    _GRPO, "GRPOTrainer.generation_config", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("rehearse",),
+    consequence="the rehearsal cannot make completions of full length",
+)  # fmt: skip
+REFERENCE = Target(
+    _GRPO, "GRPOTrainer.ref_model", how=ASSIGNED, needed_by=_BOTH, optional_for=("callback",),
+    consequence="phase reference_logprobs and the reference model's parameters cannot be told apart",
+)  # fmt: skip
+REWARDS = Target(
+    _GRPO, "GRPOTrainer.reward_funcs", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+    consequence="parameters of reward models cannot be told apart",
+)  # fmt: skip
+BUFFERED = Target(
+    _GRPO, "GRPOTrainer._buffered_inputs", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
+    consequence="tensors kept between generation and training cannot be known as inputs",
+)  # fmt: skip
+MICRO_STEP = Target(
+    _GRPO, "GRPOTrainer._step", how=ASSIGNED, optional_for=("callback",),
+    consequence="generation cycles cannot be told apart, and one step is recorded",
+)  # fmt: skip
+ITERATIONS = Target(
+    _GRPO, "GRPOTrainer.num_iterations", how=ASSIGNED, optional_for=("callback",),
+    consequence="a generation cycle is taken to have one iteration",
+)  # fmt: skip
+COMPLETION_LENGTH = Target(
+    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("rehearse",),
+    consequence="the rehearsal cannot make completions of full length",
+)  # fmt: skip
+VLLM = Target(
+    _GRPO, "GRPOTrainer.vllm_generation", how=ASSIGNED, or_else=("GRPOTrainer.llm",), optional_for=("callback",),
+    consequence="phases weight_sync, sleep and wake of a vLLM in this process cannot be marked",
+)  # fmt: skip
+
+# -- GRPOTrainer: methods that are phases ----------------------------------------------------------------------------
+
+GENERATE = Target(
+    _GRPO, "GRPOTrainer._generate", "(self, prompts, *args, **kwargs)", needed_by=_SIMULATED,
+    or_else=("GRPOTrainer._generate_and_score_completions",), optional_for=("callback",),
+    consequence="phase generate cannot be marked",
+)  # fmt: skip
+SCORE_COMPLETIONS = Target(
+    _GRPO, "GRPOTrainer._generate_and_score_completions", "(self, inputs)", needed_by=_SIMULATED,
+    or_else=("GRPOTrainer._prepare_inputs",), optional_for=("callback",),
+    consequence="tensors of a generation batch cannot be known as inputs",
+)  # fmt: skip
+PREPARE_INPUTS = Target(
+    _GRPO, "GRPOTrainer._prepare_inputs", "(self, generation_batch)", needed_by=_SIMULATED, optional_for=("callback",),
+    or_else=("transformers.trainer:Trainer._prepare_inputs",),
+    consequence="tensors of a micro-batch cannot be known as inputs, nor their tokens counted",
+)  # fmt: skip
+SCORE_REWARDS = Target(
+    _GRPO, "GRPOTrainer._calculate_rewards", needed_by=_SIMULATED, optional_for=("callback",),
+    consequence="phase reward cannot be marked",
+)  # fmt: skip
+LOGPS_OUTSIDE_LOSS = Target(
+    _GRPO, "GRPOTrainer._get_per_token_logps_and_entropies", "(self, model, *args, **kwargs)",
+    or_else=("GRPOTrainer._get_per_token_logps",), optional_for=("callback",),
+    consequence="phases old_logprobs and reference_logprobs cannot be marked",
+)  # fmt: skip
+SYNC_WEIGHTS = Target(
+    "trl.generation.vllm_generation", "VLLMGeneration.sync_weights", optional_for=("callback",),
+    or_else=(f"{_GRPO}:GRPOTrainer._move_model_to_vllm",),
+    consequence="phase weight_sync of a vLLM in this process cannot be marked",
+)  # fmt: skip
+GENERATE_VLLM = Target(
+    "trl.generation.vllm_generation", "VLLMGeneration.generate", optional_for=("callback",),
+    or_else=(f"{_GRPO}:GRPOTrainer._generate", f"{_GRPO}:GRPOTrainer._generate_and_score_completions"),
+    consequence="phase generate of a vLLM in this process cannot be marked",
+)  # fmt: skip
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+CREATE_MODEL = Target(
+    _GRPO, "create_model_from_path", "(model_id, architecture, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="GRPOTrainer.__init__",
+)  # fmt: skip
+CREATE_REFERENCE = Target(
+    _UTILS, "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=("lean", "simulate.lean")
+)
+MODEL_ID = Target(_UTILS, "get_config_model_id", "(config)", needed_by=_LEAN)
+FUSED_HEAD = Target(_UTILS, "add_fused_lm_head", "(model, *, temperature)", needed_by=_LEAN)
+PROFILED = Target("trl.extras.profiling", "profiling_decorator", "(_)", needed_by=_LEAN)
+UNWRAPPED = Target(
+    "trl.models", "unwrap_model_for_generation",
+    "(model, accelerator, *, gather_deepspeed3_params, generation_kwargs, gradient_checkpointing_kwargs)",
+    needed_by=_SIMULATED,
+)  # fmt: skip
+GATHERED_HEAD = Target(_UTILS, "maybe_gather_lm_head_ctx", "(*params)", how=REPLACED, needed_by=("simulate.zero",))
+SELECTIVE = Target(
+    "trl.models", "enable_selective_activation_checkpointing", "(model)", needed_by=("simulate.selective",)
+)
+
+# -- the loss's Triton kernels, which allocate nothing ---------------------------------------------------------------
+
+USE_TRITON = Target(
+    _KERNELS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="ChunkedLogProbFunction.forward",
+)  # fmt: skip
+USE_TRITON_IN_HEAD = Target(_UTILS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED)
+FORWARD_KERNEL = Target(
+    _KERNELS, "_forward_kernel", how=READ, needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.forward"
+)
+BACKWARD_KERNEL = Target(
+    _KERNELS, "_backward_kernel", how=READ, needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.backward"
+)
+ADD_PRODUCT = Target(
+    _KERNELS, "_addmm_fp32", "(acc, a, b)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="ChunkedLogProbFunction.backward",
+)  # fmt: skip

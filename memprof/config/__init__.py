@@ -1,0 +1,1 @@
+"""Settings of a run, GPUs and model configs, read from trainers and recordings. No torch here."""

@@ -1,0 +1,317 @@
+"""What is simulated: the settings of one GRPO run, named as ``GRPOConfig``, ``LoraConfig`` and friends name them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import InputError, UsageError
+from memprof.units import parse_size
+
+__all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("float32", "bfloat16", "float16"),
+    "attn": ("auto", "flash", "efficient", "math"),
+    "padding": ("none", "worst"),
+    "generation": ("hf", "none", "vllm"),
+    "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
+    "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
+    "device": ("cuda", "cpu"),
+    "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),
+    "cache_implementation": ("dynamic", "static", "quantized"),
+    "cache_dtype": ("auto", "fp8", "int4", "int2"),
+}
+
+
+# Executed by torch and transformers, or modelled (memprof.simulate.trainer.optimizers).
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adafactor",
+    "sgd",
+    "adagrad",
+    "rmsprop",
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "none",
+)
+_UNSHARDED = tuple(n for n in OPTIMIZERS if n not in ("adamw_torch_fused", "adamw_torch", "none"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. Lengths are tokens, one sequence's; sizes are bytes.
+
+    ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
+    a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
+    False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's True is ``auto``, its default,
+    and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
+    The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
+    """
+
+    model: str
+    dtype: str = "float32"
+    mixed_precision: str = "bf16"
+    lora_r: int | None = None
+    lora_target_modules: tuple[str, ...] = ("all-linear",)
+    load_in_4bit: bool = False
+    num_generations: int = 8
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    steps_per_generation: int | None = None
+    num_iterations: int = 1
+    prompt_length: int = 512
+    completion_length: int = 256
+    gradient_checkpointing: bool | str = True
+    beta: float = 0.0
+    optim: str = "adamw_torch_fused"
+    max_grad_norm: float = 1.0
+    loss_type: str = "dapo"
+    attn: str = "auto"
+    padding: str = "none"
+    generation: str = "hf"
+    cache_implementation: str = "dynamic"
+    cache_dtype: str = "auto"
+    reward_model: str | None = None
+    vllm_gpu_memory_utilization: float = 0.3
+    vllm_enable_sleep_mode: bool = False
+    recipe: str = "trl"
+    max_tokens_per_piece: int | None = None
+    tiled_mlp: int | None = None
+    prefix_sharing: bool = False
+    generation_batch: int | None = None
+    gpus: int = 1
+    gpus_per_node: int = 8
+    host_memory: str | None = None
+    sharding: str = "ddp"
+    reduce_bucket_size: int = 500_000_000
+    stage3_prefetch_bucket_size: int = 50_000_000
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
+    alloc_conf: str = ""
+    device: str = "cuda"
+    gpu: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gradient_checkpointing", self._one_name_a_kind())
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in allowed:
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
+        if self.host_memory is not None:
+            parse_size(str(self.host_memory))
+        self._check_numbers()
+        self._check_optimizer()
+        self._check_generation()
+        self._check_lean()
+        self._check_together()
+
+    def _one_name_a_kind(self) -> bool | str:
+        kind = self.gradient_checkpointing
+        if kind == "none":
+            return False
+        if self.recipe == "lean":
+            return "auto" if kind is True else kind
+        return True if kind in ("auto", "full") else kind
+
+    def _check_lean(self) -> None:
+        for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
+            value = getattr(self, name)
+            if value is not None and value < (name != "tiled_mlp"):  # 0 tokens: no tiles, however long sequences are
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+            if value is not None and self.recipe != "lean":
+                raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")
+        if self.prefix_sharing and self.recipe != "lean":
+            raise UsageError("--prefix-sharing is of the lean trainer: add --recipe lean.")
+
+    def _check_numbers(self) -> None:
+        for name in (
+            "num_generations",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "prompt_length",
+            "completion_length",
+            "gpus",
+            "gpus_per_node",
+            "num_iterations",
+        ):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+        if self.lora_r is not None and self.lora_r < 1:
+            raise UsageError("--lora-r must be at least 1.")
+
+    def _check_optimizer(self) -> None:
+        if self.optim not in OPTIMIZERS:
+            raise UsageError(f"--optim {self.optim!r} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
+
+    def _check_generation(self) -> None:
+        if self.cache_implementation != "dynamic" and self.generation != "hf":
+            raise UsageError("--cache-implementation is of transformers' own generation: drop it or --generation.")
+        if self.cache_implementation == "static" and self.weights_dtype == "float32" and self.mixed_precision != "no":
+            raise UsageError(
+                "--cache-implementation static fails in a real run too with float32 weights under autocast (keys and "
+                "values differ in dtype): add --dtype bfloat16."
+            )
+        if self.cache_dtype != "auto" and self.cache_implementation != "quantized":
+            raise UsageError("--cache-dtype is how a quantised cache is kept: add --cache-implementation quantized.")
+        if self.generation == "vllm" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(
+                f"--generation vllm beside --sharding {self.sharding} is not simulated yet; use --generation none."
+            )
+        if self.generation == "vllm" and self.device == "cpu":
+            raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+
+    def _check_together(self) -> None:
+        if self.gpus == 1 and self.sharding != "ddp":
+            raise UsageError(f"--sharding {self.sharding} divides a run among several GPUs: add --gpus 2, or more.")
+        if self.load_in_4bit and self.lora_r is None:
+            raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
+        if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
+            raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
+        if self.sharding == "fsdp2" and self.load_in_4bit:
+            raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
+        if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):
+            raise UsageError(
+                "--sharding tp is simulated for full fine-tuning with torch's own AdamW (or none) on CUDA."
+            )
+        if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
+            raise UsageError(
+                f"--sharding {self.sharding} is modelled for bfloat16 weights and torch's own AdamW (or none) on CUDA."
+            )
+        if self.checkpointing == "offloaded" and self.device == "cpu":
+            raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
+        if self.num_generations < 2:
+            raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
+        batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
+        if batch % self.num_generations:
+            raise UsageError(
+                f"the generation batch ({batch} = per-device batch {self.per_device_train_batch_size} x "
+                f"{self.replicas} GPU(s) x {self.generation_steps} steps per generation) is not a multiple of "
+                f"--num-generations {self.num_generations}, which TRL refuses."
+            )
+
+    @property
+    def generation_steps(self) -> int:
+        """Micro-batches that share one generation; TRL's default is the accumulation's."""
+        return self.steps_per_generation or self.gradient_accumulation_steps
+
+    @property
+    def sharded_by_zero(self) -> bool:
+        """Whether DeepSpeed's ZeRO divides the run over several GPUs."""
+        return self.gpus > 1 and self.sharding.startswith("zero")
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with completions of their own; those of a tensor-parallel group share theirs."""
+        return 1 if self.sharding == "tp" else self.gpus
+
+    @property
+    def whole_nowhere(self) -> bool:
+        """Whether parameters are divided before a rank ever holds a whole model."""
+        return self.gpus > 1 and self.sharding in ("fsdp2", "zero3", "tp")
+
+    @property
+    def weights_dtype(self) -> str:
+        """Of the parameters once they are where they are trained: DeepSpeed's are bfloat16."""
+        return "bfloat16" if self.sharded_by_zero else self.dtype
+
+    @property
+    def checkpointing(self) -> str:
+        """``none``, ``full``, ``selective`` or ``offloaded``; of the lean trainer also ``auto``."""
+        kind = self.gradient_checkpointing
+        return kind if isinstance(kind, str) else "full" if kind else "none"
+
+    @property
+    def sequence_length(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_length + self.completion_length
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some settings changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as it is kept in a snapshot."""
+        plain = asdict(self)
+        plain["lora_target_modules"] = list(self.lora_target_modules)
+        return plain
+
+
+# Names that other tools' config files use for the same setting.
+_ALIASES = {
+    "model_name_or_path": "model",
+    "max_prompt_length": "prompt_length",
+    "max_completion_length": "completion_length",
+    "lora_rank": "lora_r",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "torch_dtype": "dtype",
+    "activation_checkpointing": "gradient_checkpointing",
+}
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Settings from a YAML or JSON file: those it names that memprof knows; the rest of a GRPO config is passed over.
+
+    Raises:
+        InputError: the file cannot be read or holds no mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read ({error}).") from None
+    given = _parse(file, text)
+    known = {f.name for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
+        if name not in known or value is None:
+            continue
+        if name == "lora_target_modules":
+            value = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        if name == "dtype":
+            value = str(value).removeprefix("torch.")
+        values[name] = value
+    return _with_kind(values, given)
+
+
+def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Kinds of checkpointing as transformers' and TRL's own arguments name them."""
+    if values.get("gradient_checkpointing", True) is not True:
+        return values
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        more = given.get(name)
+        for key, kind in (("offload", "offloaded"), ("selective", "selective")):
+            if isinstance(more, dict) and more.get(key):
+                values["gradient_checkpointing"] = kind
+    return values
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    import json
+
+    try:
+        if file.suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml  # type: ignore[import-untyped]
+
+            data = yaml.safe_load(text)
+    except ImportError:
+        raise InputError(f"{file}: reading YAML needs PyYAML; install it or write the file as JSON.") from None
+    except ValueError as error:
+        raise InputError(f"{file}: not valid {file.suffix or 'YAML'} ({str(error)[:80]}).") from None
+    except Exception as error:  # yaml's own errors share no importable base without yaml
+        raise InputError(f"{file}: not valid YAML ({str(error)[:80]}).") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: expected names and values, like a GRPOConfig written as YAML.")
+    return data

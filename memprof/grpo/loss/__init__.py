@@ -1,0 +1,1 @@
+"""Log-probabilities without whole logits."""

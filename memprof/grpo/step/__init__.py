@@ -1,0 +1,1 @@
+"""One micro-batch's forward and backward, in pieces."""

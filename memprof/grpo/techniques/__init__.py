@@ -1,0 +1,1 @@
+"""Memory techniques, each usable by itself: checkpointing, offloading, tiling, packing, prefix sharing."""

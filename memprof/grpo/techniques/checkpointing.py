@@ -1,0 +1,145 @@
+"""What each decoder layer keeps from forward to backward, and what it computes again.
+
+==============  ==========================================================  =====================================
+kind            kept for each layer                                         computed again
+==============  ==========================================================  =====================================
+``none``        everything                                                  nothing
+``mlp``         all of attention; the inputs of MLP and norms               the MLP and the norms
+``selective``   the layer's input, attention's output and logsumexp         all but attention itself
+``full``        the layer's input                                           the layer
+``offloaded``   the layer's input, in host memory (the last one's stays)    the layer
+==============  ==========================================================  =====================================
+
+All are torch's non-reentrant checkpoint around the layer's (or its parts') ``forward``: gradients are those without
+checkpointing, dropout draws the same numbers again, autocast is as it was, and adapters whose inputs need no gradient
+train. Layers are wrapped by themselves and not through ``gradient_checkpointing_enable``, which TRL switches off and on
+around generation.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from memprof.errors import UsageError
+from memprof.grpo.techniques.layers import Undo, attention_of, decoder_layers, replace_forward, text_config
+from memprof.grpo.techniques.offload import Offloader
+
+__all__ = ["CHECKPOINTING_KINDS", "Checkpointing", "apply_checkpointing"]
+
+CHECKPOINTING_KINDS = ("none", "mlp", "selective", "full", "offloaded")
+
+#: The kernels behind scaled_dot_product_attention, and flash-attn's and flex's own operators where they are loaded.
+_ATTENTION_OPS = (
+    ("aten", "_scaled_dot_product_flash_attention"),
+    ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
+    ("aten", "_scaled_dot_product_efficient_attention"),
+    ("aten", "_scaled_dot_product_cudnn_attention"),
+    ("aten", "_scaled_dot_product_fused_attention_overrideable"),
+    ("aten", "_flash_attention_forward"),
+    ("aten", "_efficient_attention_forward"),
+    ("flash_attn", "_flash_attn_forward"),
+    ("flash_attn", "_flash_attn_varlen_forward"),
+)
+
+
+class Checkpointing:
+    """Checkpointing applied to a model; :meth:`remove` takes it off again. ``offloader``: with ``offloaded``."""
+
+    def __init__(self, kind: str, undo: list[Undo], offloader: Offloader | None = None) -> None:
+        self.kind, self.offloader = kind, offloader
+        self._undo = undo
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def apply_checkpointing(model: nn.Module, kind: str, *, device: torch.device | None = None) -> Checkpointing:
+    """Wrap the decoder layers of ``model`` (any wrapper around a transformers causal LM) as ``kind`` says.
+
+    transformers' own checkpointing is switched off. Works while training with gradients on; otherwise (generation, a
+    reference policy) the layers run as they are. ``device``: for ``offloaded``; None: the model's.
+
+    Raises:
+        UsageError: an unknown kind, no decoder layers, ``selective`` with an attention it cannot recognise.
+    """
+    if kind not in CHECKPOINTING_KINDS:
+        raise UsageError(f"checkpointing is one of {', '.join(CHECKPOINTING_KINDS)}: got {kind!r}.")
+    layers = decoder_layers(model)
+    _switch_off_own(model)
+    if kind == "none":
+        return Checkpointing(kind, [])
+    if kind == "mlp":
+        parts = [child for layer in layers for child in _all_but_attention(layer)]
+        return Checkpointing(kind, [replace_forward(part, partial(_recomputed)) for part in parts])
+    if kind == "selective":
+        context = _keep_attention(model)
+        wrapper = partial(_recomputed, _context=context)
+        return Checkpointing(kind, [replace_forward(layer, wrapper) for layer in layers])
+    if kind == "full":
+        return Checkpointing(kind, [replace_forward(layer, partial(_recomputed)) for layer in layers])
+    offloader = Offloader(device or next(model.parameters()).device)
+    undo = [
+        replace_forward(layer, partial(_offloaded, _offloader=offloader, _index=index))
+        for index, layer in enumerate(layers[:-1])
+    ]
+    # The last layer's input is needed first in backward: sending it away and back would only be waited for.
+    undo.append(replace_forward(layers[-1], _recomputed))
+    return Checkpointing(kind, undo, offloader)
+
+
+def _recomputed(module: nn.Module, inner: Any, *args: Any, _context: Any = None, **kwargs: Any) -> Any:
+    if not (module.training and torch.is_grad_enabled()):
+        return inner(*args, **kwargs)
+    extra = {} if _context is None else {"context_fn": _context}
+    return checkpoint(inner, *args, use_reentrant=False, **extra, **kwargs)
+
+
+def _offloaded(module: nn.Module, inner: Any, *args: Any, _offloader: Offloader, _index: int, **kwargs: Any) -> Any:
+    if not (module.training and torch.is_grad_enabled()):
+        return inner(*args, **kwargs)
+    # checkpoint saves its positional inputs before it sets its own hooks: those and nothing else are sent away.
+    with _offloader.saving(_index):
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+
+
+def _all_but_attention(layer: nn.Module) -> list[nn.Module]:
+    attention = attention_of(layer)
+    return [child for child in layer.children() if child is not attention and not isinstance(child, nn.Dropout)]
+
+
+def _keep_attention(model: nn.Module) -> Any:
+    implementation = getattr(text_config(model), "_attn_implementation", None)
+    if implementation not in ("sdpa", "flash_attention_2"):
+        raise UsageError(
+            "checkpointing='selective' keeps the output of torch's fused attention or flash-attn: load the model with "
+            f"attn_implementation='sdpa' (it has {implementation!r}), or use 'full'."
+        )
+    return partial(create_selective_checkpoint_contexts, _policy)
+
+
+def _attention_operators() -> frozenset[Any]:
+    found = []
+    for namespace, name in _ATTENTION_OPS:
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is not None:
+            found += [getattr(packet, overload) for overload in packet.overloads()]
+    return frozenset(found)
+
+
+_OPERATORS = _attention_operators()
+
+
+def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _switch_off_own(model: nn.Module) -> None:
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.gradient_checkpointing = False  # type: ignore[assignment]

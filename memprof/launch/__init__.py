@@ -1,1 +1,0 @@
-"""``memprof run``: somebody's script as it is, with the callback on its trainer or a recording around its loop."""

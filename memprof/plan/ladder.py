@@ -1,0 +1,260 @@
+"""The lean trainer's settings that fit a memory budget: the fastest first, each executed before it is chosen.
+
+Training and generation peak at different times, so each has a ladder of its own. Training's begins with nothing
+recomputed; every rung below keeps less and costs more (:func:`cost_of`). Generation's begins with all sequences at
+once. Both are searched by bisection. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.config.catalogue import find_config
+from memprof.config.expected_error import MARGIN
+from memprof.config.settings import Settings
+from memprof.errors import DoesNotFit, UsageError
+from memprof.units import format_gib
+from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
+
+__all__ = ["CHOSEN", "Choice", "Cost", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
+
+#: What is chosen, by the names of ``Settings``; all else stays as it is given.
+CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
+
+_PIECE = 2048  # the trainer's default: a GPU is kept busy, and so few tokens' activations are small
+_LARGE_PIECE = 8192
+_TILE = 2048
+_SMALL_TILE = 256  # below it a GPU waits for launches more than it computes
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+Rows = Callable[[list[Settings]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a micro-batch costs beyond one forward and backward: FLOPs computed again, bytes to the host and back."""
+
+    recomputed_flops: int
+    host_bytes: int
+    pieces: int
+    tiles: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest settings that fit, the row of their simulation, and the rungs below them.
+
+    ``slower`` are training's next rungs; ``simulated`` counts the settings that were executed or remembered.
+    """
+
+    settings: Settings
+    row: dict[str, Any]
+    budget_bytes: int
+    slower: tuple[Settings, ...]
+    simulated: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Reserved and outside torch where a GPU was simulated, else allocated."""
+        return needed_bytes(self.row)
+
+
+def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
+    """Training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
+    length, rows = base.sequence_length, base.per_device_train_batch_size
+    piece = min(max(_PIECE, length), rows * length)
+    tile = max(min(_TILE, 1 << (piece // 4).bit_length() - 1), _SMALL_TILE) if piece > 3 else _SMALL_TILE
+    small = max(tile // 4, _SMALL_TILE)
+    lowest = "full" if base.device == "cpu" else "offloaded"
+    rungs: list[tuple[str, int | None, int | None]] = [
+        ("none", _LARGE_PIECE, None),
+        ("none", None, None),
+        ("none", None, tile),
+        ("selective", None, None),
+        ("full", None, None),
+        ("full", None, tile),
+        (lowest, None, tile),
+        (lowest, None, small),
+        (lowest, length, small),
+    ]
+    found: list[Settings] = []
+    for kind, tokens, tiled in rungs:
+        if kind == "selective" and base.attn == "math":
+            continue  # keeps the output of a fused attention, and there is none
+        if (tokens == _LARGE_PIECE and min(rows * length, tokens // length * length) <= piece) or (
+            tokens == length and (rows == 1 or length * 2 > _PIECE)
+        ):
+            continue  # the same pieces as without
+        changes = {"gradient_checkpointing": kind, "max_tokens_per_piece": tokens, "tiled_mlp": tiled}
+        settings = base.with_(**{name: value for name, value in changes.items() if name not in fixed})
+        if settings not in found:
+            found.append(settings)
+    return found
+
+
+def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
+    """Recomputed FLOPs and host traffic of one micro-batch, from the model's config.
+
+    A linear layer of ``n`` weights takes ``2 n`` FLOPs a token; causal attention ``2 * heads * head_dim * length``.
+    A tile's network is computed again in its backward, once: under a checkpoint that is the recomputation itself.
+    """
+    text = config.get("text_config") or config
+    hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
+    heads = int(text["num_attention_heads"])
+    width = int(text.get("head_dim") or hidden // heads)
+    kv = int(text.get("num_key_value_heads") or heads)
+    inner = text.get("intermediate_size") or 4 * hidden
+    inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
+    length, rows = settings.sequence_length, settings.per_device_train_batch_size
+    tokens = rows * length
+    network = 2 * 3 * hidden * inner * layers
+    linear = network + 2 * (2 * heads + 2 * kv) * width * hidden * layers
+    attention = 2 * heads * width * length * layers
+    kind = settings.checkpointing
+    again = {"none": network if settings.tiled_mlp else 0, "selective": linear}.get(kind, linear + attention)
+    piece = max((settings.max_tokens_per_piece or _PIECE) // length, 1) * length
+    pieces = -(-tokens // piece)
+    tiles = pieces * -(-min(piece, tokens) // settings.tiled_mlp) if settings.tiled_mlp else pieces
+    away = 2 * 2 * tokens * hidden * (layers - 1) if kind == "offloaded" else 0
+    return Cost(tokens * again, away, pieces, tiles)
+
+
+def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] = ()) -> Choice:
+    """The fastest settings that fit.
+
+    Args:
+        base: the run, with ``recipe="lean"``.
+        budget_bytes: what the device is to have; reserved memory, what is outside torch and a margin must fit.
+        run: simulates settings and returns their rows (:func:`memprof.simulate.fit.run_row`), judged on a GPU of
+            ``budget_bytes`` where ``base.device`` is ``cuda``.
+        fixed: names of settings that are not to be changed.
+
+    Raises:
+        DoesNotFit: nothing does; the message names the smallest need.
+        UsageError: another recipe than the lean trainer's.
+    """
+    if base.recipe != "lean":
+        raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
+    if any(name in find_config(base.model) for name in _EXPERTS):
+        fixed = {*fixed, "tiled_mlp"}  # which refuses a mixture of experts
+    if base.checkpointing == "auto":  # leaves the kind open
+        fixed = set(fixed) - {"gradient_checkpointing"}
+    return _Search(base, budget_bytes, run, fixed).found()
+
+
+class _Search:
+    def __init__(self, base: Settings, budget: int, run: Rows, fixed: Collection[str]) -> None:
+        self._budget, self._run = budget, run
+        self._training = ladder(base, fixed)
+        self._generation = _generation_batches(base, fixed)
+        self._rows: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def found(self) -> Choice:
+        last = (len(self._training) - 1, len(self._generation) - 1)
+        self._simulate((0, 0))
+        if self._fits((0, 0)):
+            return self._choice((0, 0))
+        too_high = _held_too_high(self._rows[0, 0], self._budget)
+        generates = Phase.GENERATE.value
+        batch = 0
+        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
+        if generates in too_high or not self._tried((last[0], 0)):
+            if not self._tried(last):
+                raise DoesNotFit(self._refusal(last))
+            _, batch = self._first([(last[0], i) for i in range(last[1] + 1)], True)
+        return self._choice(self._first([(i, batch) for i in range(last[0] + 1)], bool(too_high - {generates})))
+
+    def _tried(self, place: tuple[int, int]) -> bool:
+        self._simulate(place)
+        return self._fits(place)
+
+    def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
+        """The first of ``places`` that fits, where the last one does, by bisection."""
+        low, high = int(not_the_first and len(places) > 1), len(places) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._tried(places[middle]) else (middle + 1, high)
+        return places[high]
+
+    def _simulate(self, place: tuple[int, int]) -> None:
+        if place not in self._rows:
+            (self._rows[place],) = self._run([self._settings(place)])
+
+    def _settings(self, place: tuple[int, int]) -> Settings:
+        return self._training[place[0]].with_(generation_batch=self._generation[place[1]])
+
+    def _fits(self, place: tuple[int, int]) -> bool:
+        row = self._rows[place]
+        if row["verdict"] is not None:
+            return bool(row["fits"])
+        return int(row["peak_bytes"] * (1 + MARGIN)) <= self._budget
+
+    def _choice(self, place: tuple[int, int]) -> Choice:
+        below = tuple(self._settings((i, place[1])) for i in range(place[0] + 1, len(self._training)))
+        return Choice(self._settings(place), self._rows[place], self._budget, below, len(self._rows))
+
+    def _refusal(self, last: tuple[int, int]) -> str:
+        least = min(self._rows.values(), key=needed_bytes)
+        row = self._rows[last]
+        return (
+            f"Nothing fits a memory budget of {format_gib(self._budget)} GiB: the leanest settings "
+            f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB and {MARGIN:.0%} for the "
+            f"prediction's error, highest in {row['peak_phase']}. Shorter sequences, a 4-bit base or a smaller model "
+            "are left."
+        )
+
+
+def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | None]:
+    """All sequences of a generation batch at once, half of them, and so on down to one."""
+    if base.generation != "hf" or "generation_batch" in fixed:
+        return [base.generation_batch]
+    sizes = [base.per_device_train_batch_size * base.generation_steps]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return list(sizes)
+
+
+def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
+    """Phases that hold more than there is, whatever the allocator keeps cached."""
+    verdict = row["verdict"]
+    if verdict is None:
+        return {phase for phase, peak in row["phases"].items() if int(peak * (1 + MARGIN)) > budget}
+    room = verdict["limit_bytes"] - verdict["non_torch_bytes"]
+    return {need["phase"] for need in verdict["phases"] if need["allocated_bytes"] > room}
+
+
+def needed_bytes(row: Mapping[str, Any]) -> int:
+    """Of a row: on a GPU reserved and what is outside torch, else allocated."""
+    return int(row["peak_bytes"] if row["device_peak_bytes"] is None else row["device_peak_bytes"])
+
+
+def describe(settings: Settings) -> str:
+    """The chosen settings in words, by the lean trainer's own names."""
+    parts = [f"checkpointing={settings.checkpointing}"]
+    for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
+        if (value := getattr(settings, name)) is not None:
+            parts.append(f"{name}={value}")
+    return ", ".join(parts)
+
+
+def sentences(choice: Choice) -> str:
+    """What a person is told: the choice, what it costs, the expected peak by category."""
+    row, settings = choice.row, choice.settings
+    cost = cost_of(settings, find_config(settings.model))
+    large = {n: size for n, size in row["categories"].items() if size >= row["peak_bytes"] / 200}
+    named = [(CATEGORY_LABELS[Category(n)], size) for n, size in sorted(large.items(), key=lambda pair: -pair[1])]
+    rest = row["peak_bytes"] - sum(large.values())
+    held = [f"  {label:<24}{format_gib(size):>9} GiB" for label, size in [*named, ("The rest", rest)]]
+    what = f"{cost.recomputed_flops / 1e12:.3g} TFLOP recomputed, {format_gib(cost.host_bytes)} GiB moved to the host"
+    return "\n".join(
+        [
+            f"Memory budget {format_gib(choice.budget_bytes)} GiB: {describe(settings)}",
+            f"Cost of a micro-batch: {what} and back, {cost.pieces} pieces. Settings simulated: {choice.simulated}.",
+            f"Expected: {format_gib(choice.needed_bytes)} GiB needed, {format_gib(row['peak_bytes'])} GiB allocated at "
+            f"the peak (in {row['peak_phase']}):",
+            *held,
+        ]
+    )

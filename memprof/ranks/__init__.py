@@ -1,8 +1,0 @@
-"""The ranks of one distributed run side by side: a few kilobytes of each, put together without torch."""
-
-from __future__ import annotations
-
-from memprof.ranks.across import across
-from memprof.ranks.summary import check_summary, rank_summary
-
-__all__ = ["across", "check_summary", "rank_summary"]

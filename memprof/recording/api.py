@@ -1,0 +1,174 @@
+"""``record``: watch any loop, write one snapshot."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import InputError, UsageError
+from memprof.recording.recorder import Recorder
+from memprof.recording.session import Session
+from memprof.units import parse_size
+from memprof.vocabulary import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "make_recorder",
+    "record",
+    "switched_off",
+]
+
+def make_recorder(
+    device: torch.device | str | int | None,
+    kind: str = "auto",
+    *,
+    max_entries: int | None = None,
+    stacks: str | None = "python",
+    capacity: int | str | None = None,
+    hidden: Sequence[str] = (),
+    reset_peaks: bool = True,
+) -> Recorder:
+    """The recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
+
+    Raises:
+        UsageError: an unknown kind, a capacity that is no size, or the CUDA history asked for a device that is none.
+    """
+    import torch
+
+    room = parse_size(capacity) if isinstance(capacity, str) else capacity
+    if room is not None and room < 1:
+        raise UsageError("capacity is the bytes the device is to have, such as capacity='24GB'.")
+
+    where = _device(device)
+    if kind == "auto":
+        kind = Kind.CUDA.value if where.type == "cuda" else Kind.TRACE.value
+    if kind == Kind.CUDA.value:
+        if where.type != "cuda" or not torch.cuda.is_available():
+            raise UsageError(f"kind='cuda' needs a CUDA or ROCm device, and {where} is none; use kind='trace'.")
+        from memprof.recording.cuda.history import CudaHistory
+
+        return CudaHistory(where, max_entries=max_entries, stacks=stacks, reset_peaks=reset_peaks, capacity=room)
+    if kind == Kind.TRACE.value:
+        from memprof.recording.trace.tensor_trace import TensorTrace
+
+        return TensorTrace(where, max_entries=max_entries, stacks=stacks, capacity=room, hidden=hidden)
+    raise UsageError(f"kind={kind!r} is not known; use 'auto', 'cuda' or 'trace'.")
+
+
+@contextmanager
+def record(
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    reference_model: Any = None,
+    reward_models: Any = (),
+    value_model: Any = None,
+    config: Mapping[str, Any] | None = None,
+    device: torch.device | str | int | None = None,
+    kind: str = "auto",
+    max_entries: int | None = None,
+    stacks: str | None = "python",
+    capacity: int | str | None = None,
+    reset_peaks: bool = True,
+) -> Iterator[Session]:
+    """Record what the code inside allocates and write it to ``path`` as a torch memory snapshot.
+
+    Written when the block ends, by an exception too. Mark what goes on inside with :func:`memprof.phase`. With
+    ``MEMPROF=0`` in the environment nothing is recorded.
+
+    Args:
+        path: the snapshot to write (a pickle; PyTorch's viewers open it).
+        model: the policy; adapters in it are told apart.
+        optimizer: whose state is to be known; optimizers that step while recording are found without it.
+        reference_model, reward_models, value_model: other models that hold memory (``reward_models``: one or several).
+        config: facts about the run to keep with it, flat names and plain values.
+        device: the device to watch; by default the model's, else CUDA's current one, else the CPU.
+        kind: ``"cuda"`` (the allocator's history), ``"trace"`` (the tensor trace) or ``"auto"``.
+        max_entries: how many of the newest entries to keep; None for all (CUDA: one million).
+        stacks: ``"python"``, ``"all"`` for C++ frames too, or None.
+        capacity: bytes (or a size such as ``"2GB"``) the device is to have: what needs more raises
+            ``torch.OutOfMemoryError``. The tensor trace counts tensors; on CUDA torch's own limit for the process is
+            set, and lifted when recording ends.
+        reset_peaks: let per-phase peaks on CUDA be measured with ``reset_peak_memory_stats``; what your own code
+            then reads from ``max_memory_allocated`` counts from the latest phase's start.
+
+    Yields:
+        The running session (its ``set_step`` marks optimizer steps).
+
+    Raises:
+        UsageError: arguments that cannot be satisfied.
+        InputError: the snapshot cannot be written (a warning instead if the block is ending by an exception).
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"{target} cannot be written: it is a folder, or its folder does not exist.")
+    recorder = make_recorder(
+        device if device is not None else _device_of(model),
+        kind,
+        max_entries=max_entries,
+        stacks=stacks,
+        capacity=capacity,
+        reset_peaks=reset_peaks,
+    )
+    session = Session(recorder, config=config)
+    models = {"policy": model, "reference": reference_model, "reward": reward_models, "value": value_model}
+    for role, given in models.items():
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if one is not None:
+                session.add_model(one, role)
+    if optimizer is not None:
+        session.owners.add_optimizer(optimizer)
+    if switched_off():
+        yield session
+        return
+    try:
+        session.start()
+    except Exception as error:
+        warnings.warn(f"memprof could not begin to record ({error!r}); the code runs unwatched.", stacklevel=3)
+        yield session
+        return
+    try:
+        yield session
+    except BaseException:
+        session.stop()
+        try:
+            session.write(target)
+        except Exception as error:
+            warnings.warn(f"memprof could not write {target} ({error}).", stacklevel=3)
+        raise
+    session.stop()
+    session.write(target)
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    import torch
+
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    where = torch.device(device)
+    unnumbered = str(where) == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if unnumbered and torch.cuda.is_available() else where
+
+
+def _device_of(model: Any) -> torch.device | None:
+    if model is None or not callable(getattr(model, "parameters", None)):
+        return None
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            where: torch.device = parameter.device
+            return where
+    return None
+
+
+def switched_off() -> bool:
+    """Whether ``MEMPROF=0`` is set."""
+    return os.environ.get("MEMPROF", "").strip().lower() in ("0", "off", "false", "no")

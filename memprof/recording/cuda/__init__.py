@@ -1,0 +1,1 @@
+"""Record through the CUDA allocator's own memory history."""

@@ -1,0 +1,293 @@
+"""CUDA's own memory history as a recorder: a bounded ring with Python stacks, peaks from the allocator's counters.
+
+What is done here beside switching torch's history on:
+
+* every allocation is tagged with phase and step where torch can do that (2.10 and later);
+* a phase's peaks are the allocator's own, by resetting its peak counters at phase boundaries (an option);
+* steady decoding, which would push everything else out of the ring, is thinned: after the first tokens only some
+  are recorded, at growing distances, and what changed meanwhile is written in at the end of each gap, so that
+  totals are exact outside the gaps;
+* a user's own history is left as it is: it is read, never restarted, cleared or stopped.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memprof.recording.cuda.backend import CudaBackend, TorchCuda
+from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
+from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.vocabulary import History, Kind, Phase
+
+__all__ = ["DEFAULT_ENTRIES", "CudaHistory"]
+
+DEFAULT_ENTRIES = 1_000_000
+_SKIPPED = ["alloc", "free_requested", "free_completed"]
+# Decode tokens recorded before thinning begins, and how much longer each further gap is than the tokens so far.
+_FIRST_TOKENS = 8
+_GROWTH = 1.1
+_STATS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+
+# torch keeps observers for ever: one is attached a process, and tells whoever records.
+_recording: weakref.WeakSet[CudaHistory] = weakref.WeakSet()
+_observed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class CudaHistory:
+    """A recorder for one CUDA or ROCm device.
+
+    Args:
+        device: the device, with its index.
+        max_entries: entries the ring keeps (a million by default; about 1 KB each with stacks).
+        stacks: ``"python"``, ``"all"`` or None.
+        reset_peaks: let the allocator's peak counters be reset at phase boundaries. Without it a phase's peak is
+            known only where it raised the run's peak.
+        thin: thin steady decoding.
+        capacity: bytes this process may reserve while recording; torch's own limit for the process is set to it.
+        backend: torch, or a stand-in.
+    """
+
+    kind = Kind.CUDA
+    bounded = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        max_entries: int | None = None,
+        stacks: str | None = "python",
+        reset_peaks: bool = True,
+        thin: bool = True,
+        capacity: int | None = None,
+        backend: CudaBackend | None = None,
+    ) -> None:
+        self.notes: list[str] = []
+        self.on_oom: Callable[[], None] | None = None
+        self.index = device.index or 0
+        self._backend: CudaBackend = backend if backend is not None else TorchCuda()
+        self._entries = max_entries or DEFAULT_ENTRIES
+        self._context = None if stacks is None else "all"
+        self._stacks = stacks or "python"
+        self._capture = capture_function(stacks)
+        self._reset_peaks = reset_peaks
+        self._capacity = capacity
+        self._thin = thin and self._backend.can_skip
+        self._foreign = False
+        self._tagging = False
+        self._tags = Tags()
+        self._windows: list[dict[str, int]] = []
+        self._gaps: list[Gap] = []
+        self._gap_begin: tuple[int, list[dict[str, Any]]] | None = None
+        self._decoded = 0
+        self._next_token = _FIRST_TOKENS + 2
+        self._start_us = self._stop_us = 0
+        self._late = False
+        self._final: dict[str, Any] | None = None
+        self._oom: dict[str, Any] | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._start_us = self.now_us()
+        self._late = self._now("allocated_bytes") > 0
+        self._foreign = self._backend.history_enabled()
+        if self._foreign:
+            self._thin = False
+            self.notes.append("the memory history was already on when memprof began; it was read and left as it was")
+        else:
+            self._backend.record(self._context, self._stacks, self._entries, [], True)
+        if self._capacity is not None:
+            self._backend.limit(self.index, self._capacity)
+        self._tagging = self._backend.can_tag and not self._backend.current_tag()
+        _recording.add(self)
+        if self._backend not in _observed:
+            _observed.add(self._backend)
+            self._backend.watch_oom(_tell_oom)
+
+    def stop(self) -> None:
+        if self._stop_us:
+            return
+        self._resume()
+        # Stopping torch's history also clears it: what it holds is taken first.
+        self._final = self._snapshot()
+        self._stop_us = self.now_us()
+        _recording.discard(self)
+        if self._capacity is not None:
+            self._backend.limit(self.index, None)
+        if self._tagging:
+            self._backend.tag("")
+        if not self._foreign:
+            self._backend.stop()
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def watches(self, device_type: str) -> bool:
+        return device_type == "cuda"
+
+    def set_tags(self, tags: Tags) -> None:
+        if tags.phase != Phase.GENERATE.value:
+            self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
+            self._resume()
+        if tags != self._tags:
+            self._tags = tags
+            if self._tagging:
+                self._backend.tag(_tag_text(tags))
+
+    def device(self) -> DeviceInfo:
+        from memprof.recording.system.host import device_name, device_total
+
+        return DeviceInfo(self.index, "cuda", device_name("cuda", self.index), device_total("cuda", self.index))
+
+    def oom(self) -> dict[str, Any] | None:
+        return None if self._oom is None else dict(self._oom)
+
+    # -- peaks -------------------------------------------------------------------------------------------------
+
+    def open_window(self) -> None:
+        self._fold()
+        self._windows.append(self._current())
+
+    def close_window(self) -> WindowPeaks:
+        stats = self._fold()
+        peaks = self._windows.pop()
+        for window in self._windows[-1:]:
+            for name in _STATS:
+                window[name] = max(window[name], peaks[name])
+        sure = {n: peaks[n] if self._reset_peaks or peaks[n] > peaks[f"{n} before"] else None for n in _STATS}
+        return WindowPeaks(
+            sure["allocated_bytes"],
+            sure["reserved_bytes"],
+            sure["active_bytes"],
+            sure["requested_bytes"],
+            _of(stats, "allocated_bytes", "current"),
+            _of(stats, "reserved_bytes", "current"),
+        )
+
+    def _current(self) -> dict[str, int]:
+        stats = self._backend.stats(self.index)
+        now = {name: _of(stats, name, "current") for name in _STATS}
+        # Without resetting, only a peak above the one there was before can be told.
+        before = {f"{name} before": 0 if self._reset_peaks else _of(stats, name, "peak") for name in _STATS}
+        return {**now, **before}
+
+    def _fold(self) -> dict[str, Any]:
+        """Credit the peaks since the last boundary to the innermost window, and begin to count anew."""
+        stats = self._backend.stats(self.index)
+        if self._windows:
+            window = self._windows[-1]
+            for name in _STATS:
+                window[name] = max(window[name], _of(stats, name, "peak"))
+        if self._reset_peaks:
+            self._backend.reset_peaks(self.index)
+        return stats
+
+    def state(self) -> dict[str, int]:
+        """The allocator's bytes now; ``cached`` is whole free segments, ``inactive_split`` free parts of used ones."""
+        stats = self._backend.stats(self.index)
+        allocated, reserved = _of(stats, "allocated_bytes", "current"), _of(stats, "reserved_bytes", "current")
+        split = _of(stats, "inactive_split_bytes", "current")
+        cached = max(0, reserved - _of(stats, "active_bytes", "current") - split)
+        return {"allocated": allocated, "reserved": reserved, "inactive_split": split, "cached": cached}
+
+    # -- thinning ----------------------------------------------------------------------------------------------
+
+    def on_token(self, new_tokens: int) -> bool:
+        """A forward with a cache begins: ``new_tokens`` is 1 in decoding, more in a prefill. Whether it is recorded."""
+        if not self._thin or self._tags.phase != Phase.GENERATE.value:
+            return True
+        if new_tokens > 1:
+            self._decoded, self._next_token = 0, _FIRST_TOKENS + 2
+            self._resume()
+            return True
+        self._decoded += 1
+        if self._decoded <= _FIRST_TOKENS:
+            return True
+        if self._decoded < self._next_token:
+            self._suspend()
+            return False
+        self._next_token = max(self._decoded + 2, int(self._decoded * _GROWTH))
+        self._resume()
+        return True
+
+    def _suspend(self) -> None:
+        if self._gap_begin is None:
+            self._gap_begin = (self.now_us(), self._blocks())
+            self._backend.record(None, self._stacks, self._entries, _SKIPPED, False)
+
+    def _resume(self) -> None:
+        if self._gap_begin is None:
+            return
+        begin, before = self._gap_begin
+        self._gap_begin = None
+        self._backend.record(self._context, self._stacks, self._entries, [], False)
+        end = self.now_us()
+        self._gaps.append(Gap(begin, end, block_changes(before, self._blocks())))
+
+    def _blocks(self) -> list[dict[str, Any]]:
+        return [s for s in self._backend.segments() if s.get("device", 0) == self.index]
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def dump(self) -> tuple[dict[str, Any], Recorded]:
+        if self._final is None:
+            self._resume()
+        raw = self._final if self._final is not None else self._snapshot()
+        traces = raw.get("device_traces") or []
+        trace = traces[self.index] if self.index < len(traces) else []
+        stop_us = self._stop_us or self.now_us()
+        full = not self._foreign and len(trace) >= self._entries
+        oldest = trace[0].get("time_us", self._start_us) if trace else self._start_us
+        start_us = max(self._start_us, oldest) if full else self._start_us
+        gaps = [g for g in self._gaps if g.end_us >= start_us]
+        if gaps:
+            traces[self.index] = fill_gaps(trace, gaps)
+            self._gaps = gaps if self._final is None else []
+        history = History.TRUNCATED if full else History.STARTED_LATE if self._late else History.COMPLETE
+        thinned = [[g.begin_us, g.end_us] for g in gaps]
+        return raw, Recorded(start_us, stop_us, history.value, 0, self._entries, thinned)
+
+    def _snapshot(self) -> dict[str, Any]:
+        return self._backend.snapshot()
+
+    def _now(self, name: str) -> int:
+        return _of(self._backend.stats(self.index), name, "current")
+
+    def failed(self, device: int, requested: int, device_free: int) -> None:
+        """The allocator is about to raise; called on whatever thread asked for memory."""
+        if device != self.index:
+            return
+        frames = StackWriter().write([self._capture() if self._capture else None])[0]
+        self._oom = {
+            "requested_bytes": requested,
+            "device_free_bytes": device_free,
+            "stack": [f"{f['filename']}:{f['line']} {f['name']}" for f in frames],
+            "time_us": self.now_us(),
+        }
+        if self.on_oom is not None:
+            self.on_oom()
+
+
+def _tell_oom(device: int, requested: int, _device_total: int, device_free: int) -> None:
+    for recorder in list(_recording):
+        try:
+            recorder.failed(device, requested, device_free)
+        except Exception as error:
+            recorder.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
+
+
+def _of(stats: dict[str, Any], name: str, which: str) -> int:
+    return int(stats.get(name, {}).get("all", {}).get(which, 0))
+
+
+def _tag_text(tags: Tags) -> str:
+    pairs = [("phase", tags.phase), ("step", tags.step), ("role", tags.role)]
+    if tags.phase == Phase.OPTIMIZER_STEP.value:
+        pairs.append(("region", "optimizer"))
+    return "memprof:" + ";".join(f"{k}={v}" for k, v in pairs if v is not None)

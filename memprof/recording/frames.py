@@ -1,0 +1,76 @@
+"""Stacks, captured cheaply when something is allocated and made readable in bulk when the recording ends.
+
+``torch.utils._traceback.CapturedTraceback`` captures a stack in one or two microseconds, but its own formatting
+costs a hundred times what symbolising all of them at once does; hence the two layers here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["StackWriter", "capture_function"]
+
+_BATCH = 20_000
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep)
+
+
+def capture_function(stacks: str | None) -> Callable[[], Any] | None:
+    """What captures the calling stack: ``"python"`` frames, ``"all"`` with C++ ones, None for no stacks."""
+    if stacks is None:
+        return None
+    from torch._C._profiler import gather_traceback
+
+    cpp = stacks == "all"
+    return lambda: gather_traceback(python=True, script=False, cpp=cpp)
+
+
+class StackWriter:
+    """Turns captured stacks into lists of frame dicts as torch writes them, innermost frame first.
+
+    Equal stacks become the same list, so that the pickle stores each once. Frames of memprof's own recording
+    code (``hidden`` folders) are left out: they own no memory.
+    """
+
+    def __init__(self, hidden: Sequence[str] = ()) -> None:
+        self._hidden = (*_OURS, *hidden)
+        self._stacks: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+        self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+    def write(self, captured: list[Any]) -> list[list[dict[str, Any]]]:
+        """Frames of each captured stack (``[]`` for None), in the order given."""
+        from torch._C._profiler import symbolize_tracebacks
+
+        out: list[list[dict[str, Any]]] = [[] for _ in captured]
+        places = [i for i, tb in enumerate(captured) if tb is not None]
+        for start in range(0, len(places), _BATCH):
+            batch = places[start : start + _BATCH]
+            readable = symbolize_tracebacks([captured[i] for i in batch])
+            # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
+            known: dict[int, dict[str, Any] | None] = {}
+            same: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+            for i, frames in zip(batch, readable, strict=True):
+                key = tuple(map(id, frames))
+                stack = same.get(key)
+                if stack is None:
+                    stack = same[key] = self._intern(frames, known)
+                out[i] = stack
+        return out
+
+    def _intern(self, frames: list[Any], known: dict[int, dict[str, Any] | None]) -> list[dict[str, Any]]:
+        mine = []
+        for frame in frames:
+            key = id(frame)
+            if key not in known:
+                known[key] = self._frame(frame)
+            if (shared := known[key]) is not None:
+                mine.append(shared)
+        return self._stacks.setdefault(tuple(map(id, mine)), mine)
+
+    def _frame(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+        file, line, name = str(frame["filename"]), int(frame["line"]), str(frame["name"])
+        if file.startswith(self._hidden):
+            return None
+        return self._frames.setdefault((file, line, name), {"name": name, "filename": file, "line": line})

@@ -1,0 +1,123 @@
+"""Keys and values of generation, owned by watching transformers' cache classes while something is recorded."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from memprof.recording.owners import OwnerBook
+from memprof.vocabulary import Category
+
+__all__ = ["CacheWatch"]
+
+_PARTS = (
+    ("keys", "keys"),
+    ("values", "values"),
+    ("_quantized_keys", "keys"),
+    ("_quantized_values", "values"),
+)
+
+
+class CacheWatch:
+    """Wraps ``Cache.update`` (and overriding subclasses) for as long as it is started.
+
+    A growing cache concatenates: every update leaves a new storage, which is claimed at once. A cache filled in a
+    forward with gradients holds activations of that forward, not generation's keys and values: those are left alone.
+
+    Args:
+        owners: where claims go.
+        on_token: called before each forward's first layer with the number of new tokens; whether they are recorded.
+    """
+
+    def __init__(self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None) -> None:
+        self._owners = owners
+        self._on_token = on_token
+        self._wrapped: list[tuple[type, Any, Any]] = []
+        self._recorded = True
+        self.failure: Exception | None = None
+
+    def start(self) -> None:
+        """Wrap the classes of an already imported transformers; without it there is nothing to watch."""
+        module = sys.modules.get("transformers.cache_utils")
+        base = getattr(module, "Cache", None)
+        if base is None:
+            return
+        for kind in _with_subclasses(base):
+            original = kind.__dict__.get("update")
+            if callable(original):
+                wrapper = self._wrap(original)
+                kind.update = wrapper
+                self._wrapped.append((kind, original, wrapper))
+
+    def stop(self) -> None:
+        """Put the original methods back."""
+        for kind, original, wrapper in reversed(self._wrapped):
+            if kind.__dict__.get("update") is wrapper:
+                kind.update = original
+        self._wrapped = []
+
+    def _wrap(self, original: Any) -> Any:
+        import torch
+
+        @functools.wraps(original)
+        def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(cache, *args, **kwargs)
+            self._guarded(self._before, args, kwargs)
+            result = original(cache, *args, **kwargs)
+            self._guarded(self._after, cache, args, kwargs)
+            return result
+
+        return update
+
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        if self.failure is None:
+            try:
+                step(*arguments)
+            except Exception as error:
+                self.failure = error
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._on_token is not None and _layer_index(args, kwargs) == 0:
+            keys = args[0] if args else kwargs.get("key_states")
+            self._recorded = self._on_token(int(keys.shape[-2]) if keys is not None else 1)
+
+    def _after(self, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import torch
+
+        index = _layer_index(args, kwargs)
+        if not self._recorded or index is None or torch.is_grad_enabled():
+            return
+        layers = getattr(cache, "layers", None)
+        if layers is not None and index < len(layers):
+            for attribute, detail in _PARTS:
+                self._claim(getattr(layers[index], attribute, None), detail, index)
+        else:  # transformers before cache layers: two lists on the cache
+            for attribute, detail in (("key_cache", "keys"), ("value_cache", "values")):
+                held = getattr(cache, attribute, None)
+                if held is not None and index < len(held):
+                    self._claim(held[index], detail, index)
+
+    def _claim(self, tensor: Any, detail: str, index: int) -> None:
+        import torch
+
+        if isinstance(tensor, tuple):  # quantised: values and their scales
+            for part in tensor:
+                self._claim(part, detail, index)
+        elif isinstance(tensor, torch.Tensor):
+            self._owners.claim(tensor, Category.KV_CACHE, detail, f"layers.{index}.{detail}")
+
+
+def _layer_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    index = kwargs.get("layer_idx", args[2] if len(args) > 2 else None)
+    return index if isinstance(index, int) else None
+
+
+def _with_subclasses(base: type) -> list[Any]:
+    found: list[Any] = [base]
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
+        found += _with_subclasses(kind)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,335 @@
+"""Who owns which memory, known because a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
+
+A claim says: at this time the storage at this address was that. It holds for the allocation's whole life, before
+and after, so it is enough to look once while the tensor lives: gradients are read after backward, optimizer state
+after the step. Claims go by storage: views and tied weights count once, and the first claim stands.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memprof.recording.sharded_owners import (
+    SHARDED,
+    UNSHARDED,
+    bucket_bytes,
+    engine_tensors,
+    has_engine,
+    is_sharded,
+    shards_and_storages,
+    unsharded_parameters,
+    zero_tensors,
+)
+from memprof.units import format_bytes
+from memprof.vocabulary import Category
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["OwnerBook", "storages_of"]
+
+# Roles a model can have, and what its parameters are then.
+_ROLE_CATEGORY = {
+    "policy": Category.WEIGHTS,
+    "reference": Category.REFERENCE_MODEL,
+    "reward": Category.REWARD_MODEL,
+    "value": Category.VALUE_MODEL,
+    "engine": Category.INFERENCE_ENGINE,
+}
+# Names PEFT gives to what it adds; `original_module` is the frozen weight that `modules_to_save` copied.
+_ADAPTER = re.compile(
+    r"(^|\.)(lora_\w+|ia3_\w+|hada_\w+|oft_\w+|boft_\w+|vera_\w+|adaption_\w+|prompt_encoder|prompt_embeddings"
+    r"|modules_to_save|trainable_tokens_\w+|ln_tuning_layers|vblora_\w+|randlora_\w+|fourierft_\w+)(\.|$)"
+)
+# TRL keeps the starting point of a re-trained adapter as a second, frozen adapter of this name.
+_REFERENCE_ADAPTER = re.compile(r"\.(ref)\.")
+_KEEP = 500_000
+_DEPTH = 4
+# Shards may be padded; their storages are no larger than this times the shards unless they hold something else too.
+_WHOLE = 1.25
+
+
+class OwnerBook:
+    """Collects owner rows ``[address, time_us, category, detail, name]``.
+
+    Args:
+        now_us: the recording's clock.
+        watches: whether storages on a device of this type are recorded.
+    """
+
+    def __init__(self, now_us: Callable[[], int], watches: Callable[[str], bool]) -> None:
+        self._now = now_us
+        self._watches = watches
+        self._rows: deque[tuple[int, int, str, str | None, str | None]] = deque(maxlen=_KEEP)
+        self._claimed: dict[int, weakref.ref[Any]] = {}
+        self._models: list[tuple[weakref.ref[Any], str]] = []
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._wrappers: list[weakref.ref[Any]] = []
+        self._zero: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hooks: dict[int, Any] = {}
+
+    # -- what to watch -----------------------------------------------------------------------------------------
+
+    def add_model(self, model: nn.Module, role: str) -> None:
+        """A model whose parameters and buffers are to be known by ``role``."""
+        if not any(ref() is model for ref, _ in self._models):
+            self._models.append((weakref.ref(model), role))
+
+    def add_wrapper(self, module: Any) -> None:
+        """What an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
+        if hasattr(module, "modules") and not any(ref() is module for ref in self._wrappers):
+            self._wrappers.append(weakref.ref(module))
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """An optimizer whose state is to be known; wrappers (accelerate's) are looked through."""
+        inner = unwrap_optimizer(optimizer)
+        if inner is not None:
+            self._optimizers.add(inner)
+        for _ in range(_DEPTH):
+            if next(zero_tensors(optimizer), None) is not None:
+                self._zero.add(optimizer)
+            optimizer = getattr(optimizer, "optimizer", None)
+
+    @property
+    def models(self) -> list[tuple[Any, str]]:
+        """The models that still exist, with their roles."""
+        return [(m, role) for ref, role in self._models if (m := ref()) is not None]
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def claim_models(self) -> None:
+        """Parameters and buffers of every model."""
+        for model, role in self.models:
+            adapted = getattr(model, "peft_config", None) is not None
+            for name, tensor in _named_tensors(model):
+                category = _category(name, tensor, role, adapted)
+                self.claim(tensor, category, SHARDED if is_sharded(tensor) else None, name)
+                for part in _quantisation_state(tensor):
+                    self.claim(part, category, None, f"{name} (quantisation state)")
+
+    def claim_shards(self, again: bool = False) -> None:
+        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be.
+
+        ``again``: only where an earlier look found an engine, which costs nothing where there is none.
+        """
+        modules = [*(m for m, role in self.models if role == "policy"), *self._alive(self._wrappers)]
+        for module in [m for m in modules if m in self._engines] if again else modules:
+            for tensor, category, detail, name in engine_tensors(module):
+                self._forget(tensor)  # freed and filled again by resizing one storage: each time another allocation
+                self.claim(tensor, category, detail, name)
+            for parameter, name in unsharded_parameters(module):
+                self._watch_whole_gradient(parameter, name)
+            if has_engine(module):
+                self._engines.add(module)
+        for optimizer in list(self._zero):
+            for tensor, category, detail, name in zero_tensors(optimizer):
+                self.claim(tensor, category, detail, name)
+
+    def _forget(self, tensor: Any) -> None:
+        for storage in storages_of(tensor):
+            self._claimed.pop(storage._cdata, None)
+
+    def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
+        if id(parameter) not in self._hooks:
+            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
+                lambda p: self._claim_quietly(p.grad, Category.GRADIENTS, UNSHARDED, name)
+            )
+
+    def _claim_quietly(self, tensor: Any, category: Category, detail: str, name: str) -> None:
+        """Inside the autograd engine: nothing of ours may be raised there."""
+        try:
+            if tensor is not None:
+                self.claim(tensor, category, detail, name)
+        except Exception:
+            return
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of the gradient buckets of whatever wraps the models, or is one of them."""
+        wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
+        return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
+
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
+        found: dict[str, int] = {}
+        seen: set[int] = set()
+        for tensor, category in self._held():
+            for storage in storages_of(tensor):
+                known = storage._cdata in seen or self._watches(storage.device.type) or storage.device.type == "meta"
+                if not known and storage.nbytes():
+                    seen.add(storage._cdata)
+                    found[category.value] = found.get(category.value, 0) + int(storage.nbytes())
+        return found
+
+    def _held(self) -> Iterator[tuple[Any, Category]]:
+        for model, role in self.models:
+            adapted = getattr(model, "peft_config", None) is not None
+            for name, tensor in _named_tensors(model):
+                yield tensor, _category(name, tensor, role, adapted)
+                if (grad := getattr(tensor, "grad", None)) is not None:
+                    yield grad, Category.GRADIENTS
+        for optimizer in list(self._optimizers):
+            state = getattr(optimizer, "state", None)
+            if isinstance(state, Mapping):
+                for slots in state.values():
+                    for _, tensor in _nested(slots, ""):
+                        yield tensor, Category.OPTIMIZER_STATE
+
+    def remarks(self) -> list[str]:
+        """What is odd about what the models hold."""
+        said = []
+        for model, role in self.models:
+            own, held = shards_and_storages(model)
+            if held > own * _WHOLE:
+                said.append(
+                    f"the {role} model's shards of {format_bytes(own)} are views of whole parameters, which stay in "
+                    f"memory: {format_bytes(held)} are held"
+                )
+        return said
+
+    def unhook(self) -> None:
+        """Take back the hooks on gradients."""
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks = {}
+
+    @staticmethod
+    def _alive(refs: list[weakref.ref[Any]]) -> list[Any]:
+        return [thing for ref in refs if (thing := ref()) is not None]
+
+    def claim_gradients(self) -> None:
+        """What is in ``.grad`` now."""
+        for model, role in self.models:
+            if role != "policy" and role != "value":
+                continue
+            for name, parameter in model.named_parameters(remove_duplicate=True):
+                if parameter.requires_grad and (grad := parameter.grad) is not None:
+                    self.claim(grad, Category.GRADIENTS, None, name)
+
+    def claim_optimizers(self) -> None:
+        """State of every optimizer known."""
+        for optimizer in list(self._optimizers):
+            self.claim_optimizer(optimizer)
+
+    def claim_optimizer(self, optimizer: Any) -> None:
+        """State of one optimizer: moments, master weights, block-wise 8-bit state, step counters."""
+        state = getattr(optimizer, "state", None)
+        if not isinstance(state, Mapping):
+            return
+        for key, slots in state.items():
+            for name, tensor in _nested(slots, ""):
+                if tensor is not key:
+                    self.claim(tensor, Category.OPTIMIZER_STATE, None, name)
+
+    def claim_inputs(self, batch: Any, name: str = "batch") -> None:
+        """Tensors of a batch or rollout buffer."""
+        for path, tensor in _nested(batch, name):
+            if not tensor.requires_grad:
+                self.claim(tensor, Category.INPUTS, None, path)
+
+    def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
+        """Note that ``tensor``'s memory is ``category``, unless its storage has an owner already."""
+        for storage in storages_of(tensor):
+            if self.owns(storage):
+                continue
+            if not self._watches(storage.device.type) or not storage.nbytes() or not (address := storage.data_ptr()):
+                continue
+            self._claimed[storage._cdata] = weakref.ref(storage)
+            self._rows.append((address, self._now(), category.value, detail, name))
+
+    def owns(self, storage: Any) -> bool:
+        """Whether this storage has been claimed."""
+        known = self._claimed.get(storage._cdata)
+        return known is not None and known() is storage
+
+    def rows(self, since_us: int = 0) -> list[list[Any]]:
+        """Owner rows not older than ``since_us``, oldest first."""
+        return [list(row) for row in self._rows if row[1] >= since_us]
+
+    def renew(self) -> None:
+        """Forget what was claimed, so that the next look states again what lives now (rows stay)."""
+        self._claimed.clear()
+
+
+def storages_of(tensor: Any) -> Iterator[Any]:
+    """The real storages behind a tensor, those inside wrapper subclasses (DTensor, torchao) too."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten(tensor)[0]:
+            inner = getattr(tensor, name)
+            if _is_tensor(inner):  # a DTensor names its mesh too
+                yield from storages_of(inner)
+        return
+    if tensor.is_meta:
+        return
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse tensors have none of their own
+        return
+    yield storage
+
+
+def unwrap_optimizer(optimizer: Any) -> Any:
+    """The ``torch.optim.Optimizer`` inside accelerate's and similar wrappers (None if there is none)."""
+    from torch.optim import Optimizer
+
+    for _ in range(_DEPTH):
+        # AcceleratedOptimizer is an Optimizer too, but its own ``state`` is the inner one's.
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer if isinstance(optimizer, Optimizer) or hasattr(optimizer, "state") else None
+
+
+def _named_tensors(model: nn.Module) -> Iterable[tuple[str, Any]]:
+    yield from model.named_parameters(remove_duplicate=True)
+    yield from model.named_buffers(remove_duplicate=True)
+
+
+def _category(name: str, tensor: Any, role: str, adapted: bool) -> Category:
+    if role == "policy" and adapted and "original_module" not in name:
+        if _ADAPTER.search(name):
+            frozen_copy = _REFERENCE_ADAPTER.search(name) and not tensor.requires_grad
+            return Category.REFERENCE_MODEL if frozen_copy else Category.ADAPTERS
+        if tensor.requires_grad:
+            return Category.ADAPTERS
+    return _ROLE_CATEGORY[role]
+
+
+def _quantisation_state(tensor: Any) -> Iterator[Any]:
+    """Scales and code books that bitsandbytes keeps beside a packed weight, as attributes of it."""
+    for attribute in ("quant_state", "SCB", "CB"):
+        held = getattr(tensor, "__dict__", {}).get(attribute)
+        if held is not None:
+            values = held if isinstance(held, (Mapping, list, tuple)) or _is_tensor(held) else vars(held)
+            for _, part in _nested(values, attribute):
+                yield part
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _nested(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Tensors in dicts, lists and small objects, with where they were found."""
+    if _is_tensor(value):
+        yield path, value
+    elif depth >= _DEPTH:
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            label = key if isinstance(key, str) else "" if _is_tensor(key) else str(key)
+            yield from _nested(item, f"{path}.{label}" if path and label else path or label, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nested(item, path, depth + 1)
+    elif type(value).__name__ == "QuantState":
+        yield from _nested(vars(value), path, depth + 1)

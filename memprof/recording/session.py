@@ -1,0 +1,454 @@
+"""One recording: a recorder, the phases, the owners and the facts that go into the ``"memprof"`` key."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memprof.frame_paths import own_folders
+from memprof.recording import phases
+from memprof.recording.kv_caches import CacheWatch
+from memprof.recording.owners import OwnerBook
+from memprof.recording.phases import PhaseLog, PhaseMark
+from memprof.recording.recorder import Recorder, Tags, WindowPeaks
+from memprof.recording.referrers import holders_of, largest_tensors
+from memprof.recording.system.engine_sleep import SWITCHES, Residency
+from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
+from memprof.recording.system.outside_torch import Outside
+from memprof.recording.system.sampler import Sampler
+from memprof.redact import redact_snapshot
+from memprof.vocabulary import Kind, Phase
+
+__all__ = ["Session"]
+
+SCHEMA = "memprof.snapshot/1"
+_KEEP = 20_000
+_MOST_HELD = 5
+_WORTH_ASKING = 1 << 20  # bytes
+# Where gradients are in place, and where optimizer state is.
+_AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
+# After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
+_WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
+
+
+class Session:
+    """Runs a recorder and gathers beside it what only memprof knows.
+
+    Nothing in here raises into the run: a mistake of ours is noted, warned about once, and ends the recording.
+
+    Args:
+        recorder: what sees the allocations.
+        config: flat facts about the run, written as they are.
+        rank, world_size: this process's place in a distributed run.
+        on_failure: told once when memprof itself failed.
+        redact: leave this machine's paths out of what is written.
+
+    ``setup`` holds what it takes to simulate the run again (see ``memprof/config/run_facts.py``), plain data.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        config: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+        redact: bool = False,
+    ) -> None:
+        self.recorder = recorder
+        self.owners = OwnerBook(recorder.now_us, recorder.watches)
+        self.phases = PhaseLog(recorder.now_us)
+        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None))
+        self.config: dict[str, Any] = dict(config or {})
+        self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
+        self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
+        self.notes: list[str] = []
+        self.failure: BaseException | None = None
+        self.seconds = 0.0
+        self._on_failure = on_failure
+        self._redact = redact
+        self._step: int | None = None
+        self.setup: dict[str, Any] = {}
+        self._steps: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._batches: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._lengths: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
+        self._counted = 0
+        self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
+        self._holders: list[list[Any]] = []
+        self._handles: list[Any] = []
+        self._residency = Residency()
+        self._outside: Outside | None = None
+        self._sampler: Sampler | None = None
+        self._started = False
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def add_model(self, model: Any, role: str) -> None:
+        """Know a model's parameters by ``role``: policy, reference, reward, value or engine."""
+        self.owners.add_model(model, role)
+        scope = getattr(self.recorder, "scope", None)
+        if scope is not None:
+            scope.add_root(model, role)
+
+    def start(self) -> None:
+        """Begin to record. What goes wrong here is raised, with everything undone: nothing runs yet."""
+        self._started = True
+        try:
+            self.recorder.start()
+            phases.ACTIVE.append(self)
+            self.caches.start()
+            self._watch_optimizers()
+            self.recorder.open_window()
+            self._guarded(self._look_again)
+            self._guarded(self._watch_device)
+            self._guarded(self._sample)
+        except BaseException:
+            self._started = False
+            self._unhook()
+            raise
+
+    def stop(self) -> None:
+        """End the recording; what was hooked is unhooked, whatever happens."""
+        if not self._started:
+            return
+        self._started = False
+        try:
+            self._guarded(self._renew)
+            while (mark := self.phases.current) is not None:
+                self._guarded(self._close, mark)
+                if self.failure is not None:
+                    break
+            self._guarded(self._sample)
+        finally:
+            self._unhook()
+
+    def _unhook(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+        if self in phases.ACTIVE:
+            phases.ACTIVE.remove(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.owners.unhook()
+        self.caches.stop()
+        self.recorder.stop()
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Who is told from now on when memprof itself fails."""
+        self._on_failure = tell
+
+    def on_oom(self, tell: Callable[[], None]) -> None:
+        """Who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
+        if hasattr(self.recorder, "on_oom"):
+            self.recorder.on_oom = tell
+
+    def look_again(self) -> None:
+        """State what parameters, gradients and optimizer state there are now."""
+        self._guarded(self._look_again)
+
+    def peak_of_step(self) -> int:
+        """Highest allocated bytes of any phase of the current step."""
+        return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
+
+    def counters_after(self, count: int) -> tuple[list[dict[str, Any]], int]:
+        """What phases counted after the first ``count`` of them, newest first, and how many there are now."""
+        return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
+
+    def peaks_since_last(self) -> WindowPeaks | None:
+        """The highest bytes since this was asked before (or since the start), phases and what lies between them.
+
+        None while a phase is open, when the recording is over or has failed.
+        """
+        if not self._started or self.failure is not None or self.phases.depth:
+            return None
+        peaks = self.recorder.close_window()
+        self.recorder.open_window()
+        return peaks
+
+    def allocator_state(self) -> dict[str, int]:
+        """The allocator's counters now, by name; nothing where there is no allocator to ask."""
+        state: Callable[[], dict[str, int]] | None = getattr(self.recorder, "state", None)
+        return {} if state is None or not self._started else state()
+
+    def non_torch_bytes(self) -> int | None:
+        """Bytes the process holds on the device beside what torch reserves, by the last sample (None without NVML)."""
+        if not self._samples or not self._counters:
+            return None
+        held, reserved = self._samples[-1][2], self._counters[-1]["reserved_end"]
+        return None if held is None or reserved is None else max(0, int(held) - int(reserved))
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def set_step(self, step: int | None) -> None:
+        """The optimizer step that runs from now on."""
+        now = self.recorder.now_us()
+        if self._steps and self._steps[-1][2] is None:
+            self._steps[-1][2] = now
+        self._step = step
+        if step is not None:
+            self._steps.append([step, now, None, None])
+        self._tag()
+
+    def add_tokens(self, count: int) -> None:
+        """The current step trains on that many more tokens, padding included: memory follows what is there."""
+        if self._steps:
+            self._steps[-1][3] = (self._steps[-1][3] or 0) + count
+
+    def add_batch(self, sequences: int, prompt: int, completion: int) -> None:
+        """The shape of a micro-batch the current step trains on: tokens a sequence, padding included."""
+        self._batches.append([self._step, sequences, prompt, completion])
+
+    def add_lengths(self, lengths: list[tuple[int, int]]) -> None:
+        """Tokens of prompt and completion of sequences the current step has generated, without padding."""
+        self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
+
+    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
+        """Open a phase; None if memprof failed before."""
+        if self.failure is not None:
+            return None
+        started = time.perf_counter()
+        mark: PhaseMark | None = None
+        try:
+            mark = self.phases.enter(name, step if step is not None else self._step, detail)
+            self.recorder.open_window()
+            self._tag()
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+        return mark
+
+    def exit_phase(self, mark: PhaseMark) -> None:
+        """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
+        if self.failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            if mark.phase in _AFTER_GRADIENTS:
+                self.owners.claim_gradients()
+            if mark.phase in _WITH_SHARDS:
+                self.owners.claim_shards(again=True)
+            if mark.phase == Phase.OPTIMIZER_STEP.value:
+                self.owners.claim_optimizers()
+            self._close(mark)
+            self._tag()
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+
+    def _close(self, mark: PhaseMark) -> None:
+        for closed in self.phases.exit(mark):
+            self._count(closed, self.recorder.close_window())
+
+    def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
+        row = {"phase": mark.phase, "step": mark.step, "start_us": mark.start_us, "end_us": mark.end_us}
+        self._counters.append({**row, **vars(peaks)})
+        self._counted += 1
+        self._sample()
+        if mark.phase in SWITCHES:
+            own, used = (self._samples[-1][2], self._samples[-1][4]) if len(self._samples[-1]) > 4 else (None, None)
+            state = self.allocator_state() or {"allocated": peaks.allocated_end}
+            self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used, own)
+
+    def _tag(self) -> None:
+        current = self.phases.current
+        phase = current.phase if current else Phase.OTHER.value
+        step = current.step if current and current.step is not None else self._step
+        role = "reference" if phase == Phase.REFERENCE_LOGPROBS.value else None
+        self.recorder.set_tags(Tags(phase, step, role))
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """State once more what lives now: a ring may have lost the time at which it was first said."""
+        if self.recorder.bounded:
+            self.owners.renew()
+        self._look_again()
+        if self.recorder.oom() is None:  # no time for questions when memory has run out
+            self._ask_holders()
+
+    def _ask_holders(self) -> None:
+        """Who holds the largest tensors that nobody owns."""
+        now = self.recorder.now_us()
+        tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
+        self._holders = []
+        for tensor in tensors:
+            held = holders_of(tensor, tensors)
+            if held:
+                self._holders.append([tensor.untyped_storage().data_ptr(), now, *held])
+
+    def _look_again(self) -> None:
+        self.owners.claim_shards()  # before their parameters: a flat parameter's views know less
+        self.owners.claim_models()
+        self.owners.claim_gradients()
+        self.owners.claim_optimizers()
+
+    def _watch_optimizers(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        def before(_optimizer: Any, *_: Any) -> None:
+            self._guarded(self.owners.claim_gradients)
+
+        def after(optimizer: Any, *_: Any) -> None:
+            self._guarded(self.owners.add_optimizer, optimizer)
+            self._guarded(self.owners.claim_optimizer, optimizer)
+
+        self._handles += [
+            hooks.register_optimizer_step_pre_hook(before),
+            hooks.register_optimizer_step_post_hook(after),
+        ]
+
+    def _sample(self) -> None:
+        self._samples.append(self._look())
+
+    def _look(self) -> list[int | None]:
+        """A sample; on CUDA also what the driver says, on whatever thread asks."""
+        now = self.recorder.now_us()
+        return [now, rss_bytes(), None, None] if self._outside is None else self._outside.row(now, self._reserved())
+
+    def _reserved(self) -> int | None:
+        state = self.allocator_state()
+        return state.get("reserved")
+
+    def _watch_device(self) -> None:
+        """On CUDA: ask the driver too, and between phases."""
+        if self.recorder.kind is Kind.CUDA and self._outside is None:
+            self._outside = Outside(self.recorder.device().index)
+            self._sampler = Sampler(self._look, self._samples.append)
+            self._sampler.start()
+
+    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
+        if self.failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.fail(error)
+        self.seconds += time.perf_counter() - started
+
+    def fail(self, error: BaseException) -> None:
+        """Memprof itself went wrong: one warning, and the recording looks no further."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.notes.append(f"recording was cut short by an error inside memprof: {error!r}")
+        if self._on_failure is not None:
+            self._on_failure(error)
+        else:
+            warnings.warn(f"memprof failed and stopped watching ({error!r}); the run goes on.", stacklevel=3)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def to_raw(self) -> dict[str, Any]:
+        """The snapshot in torch's format with the ``"memprof"`` key."""
+        if self._started:
+            self._guarded(self._renew)
+        raw, recorded = self.recorder.dump()
+        device = self.recorder.device()
+        raw["memprof"] = {
+            "schema": SCHEMA,
+            "kind": self.recorder.kind.value,
+            "versions": versions(),
+            "device": dict(vars(device)),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "node": self._node(),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "config": _plain(self.config) if self.config else None,
+            "setup": self._setup(),
+            "recorded": dict(vars(recorded)),
+            "phases": self.phases.to_plain(recorded.start_us, recorded.stop_us),
+            "steps": [[s, a, recorded.stop_us if b is None else b, tokens] for s, a, b, tokens in self._steps],
+            "owners": self.owners.rows(recorded.start_us),
+            "holders": self._holders,
+            "own_folders": [list(row) for row in own_folders()],
+            "buckets": self.owners.bucket_bytes(),
+            "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
+            "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
+            "switches": list(self._residency.rows),
+            "outside": None if self._outside is None else self._outside.to_plain(),
+            "host": {**host_section(), "offloaded": self.owners.elsewhere()},
+            "oom": self._oom(),
+            "non_torch_bytes": self._non_torch(),
+            "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
+            "notes": [*self.notes, *self.recorder.notes, *self.owners.remarks()],
+        }
+        if self._redact:
+            redact_snapshot(raw)
+        return raw
+
+    def _setup(self) -> dict[str, Any] | None:
+        if not self.setup:
+            return None
+        seen = {"batches": list(self._batches), "lengths": list(self._lengths)}
+        return {**_plain(self.setup), **{name: rows for name, rows in seen.items() if rows}}
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the snapshot.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        from memprof.snapshot import save_snapshot
+
+        target = Path(path)
+        # Hundreds of thousands of small dicts come to be here; looking for cycles among them is most of the time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            save_snapshot(self.to_raw(), target)
+        finally:
+            if collecting:
+                gc.enable()
+        return target
+
+    def _node(self) -> str | None:
+        """Which machine this is, where there may be several."""
+        several = self.world_size > 1 and self.recorder.kind is not Kind.SIMULATED
+        return node_name(self._redact) if several else None
+
+    def _oom(self) -> dict[str, Any] | None:
+        found = self.recorder.oom()
+        if found is None:
+            return None
+        at = found["time_us"]
+        # The span that was open when it failed; by now the exception has closed it.
+        spans = self.phases.to_plain(0, at)
+        holding = [s for s in spans if s["start_us"] <= at and (s["end_us"] is None or s["end_us"] >= at)]
+        last = holding[-1] if holding else {"phase": Phase.OTHER.value, "step": self._step}
+        return {**found, "phase": last["phase"], "step": last["step"]}
+
+    def _non_torch(self) -> int | None:
+        rows = [(c["reserved_end"], c["end_us"]) for c in self._counters if c["reserved_end"] is not None]
+        held = [s for s in list(self._samples) if s[2] is not None]
+        if not rows or not held:
+            return None
+        reserved, at = max(rows)
+        nearest = min(held, key=lambda s: abs((s[0] or 0) - at))
+        return max(0, int(nearest[2] or 0) - int(reserved))
+
+
+def _plain(value: Any) -> Any:
+    """Plain data only: what a foreign unpickler may read back."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        # Subclasses (enums, numpy scalars) would need a global to be unpickled.
+        for kind in (bool, int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    return str(value)

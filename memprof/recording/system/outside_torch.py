@@ -1,0 +1,104 @@
+"""What a recording notes about its device beside torch's own allocator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from memprof.recording.system.host import pinned_bytes, rss_bytes
+from memprof.recording.system.nvml import DeviceMeter, Reading
+
+__all__ = ["Outside"]
+
+# Modules that allocate on a device beside torch's caching allocator, where they are loaded.
+_ALLOCATORS = {
+    "vllm": "vLLM (its own pools, CUDA graphs, custom all-reduce)",
+    "sglang": "SGLang (its own pools)",
+    "torch_memory_saver": "torch_memory_saver (mapped pages of its own)",
+    "cupy": "CuPy's pool",
+    "jax": "JAX's preallocated pool",
+    "tensorflow": "TensorFlow's pool",
+    "deep_ep": "DeepEP's buffers",
+    "nvshmem": "NVSHMEM's symmetric heap",
+    "flashinfer": "FlashInfer's workspaces",
+    "rmm": "RMM's pool",
+}
+
+
+class Outside:
+    """Looks at one CUDA device through NVML, and remembers how it was at first and at its fullest.
+
+    Args:
+        index: torch's number of the device.
+        meter: asks the driver; made for the device where not given.
+    """
+
+    def __init__(self, index: int, meter: DeviceMeter | None = None) -> None:
+        self._meter = meter if meter is not None else _meter_of(index)
+        self._first: tuple[Reading, int | None] | None = None
+        self._fullest: Reading | None = None
+
+    def row(self, now_us: int, reserved: int | None) -> list[int | None]:
+        """One sample: ``[time_us, rss, own, pinned, used, others, reserved]``."""
+        reading = self._meter.read()
+        if reading is not None:
+            if self._first is None:
+                self._first = (reading, reserved)
+            if self._fullest is None or reading.used >= self._fullest.used:
+                self._fullest = reading
+        own, used, others = (reading.own, reading.used, reading.others) if reading else (None, None, None)
+        return [now_us, rss_bytes(), own, pinned_bytes(), used, others, reserved]
+
+    def to_plain(self) -> dict[str, Any]:
+        """The ``outside`` part of a snapshot."""
+        first, fullest = self._first, self._fullest
+        return {
+            "reason": self._meter.reason or None,
+            "mig": self._meter.mig,
+            "capacity_bytes": fullest.total if fullest else None,
+            "used_bytes": fullest.used if fullest else None,
+            "own_bytes": fullest.own if fullest else None,
+            "others_bytes": fullest.others if fullest else None,
+            "first_own_bytes": first[0].own if first else None,
+            "first_reserved_bytes": first[1] if first else None,
+            "processes": [[pid, n] for pid, n in fullest.processes] if fullest else [],
+            "this_process": os.getpid(),
+            "process_groups": _process_groups(),
+            "allocators": [words for name, words in _ALLOCATORS.items() if name in sys.modules],
+        }
+
+
+def _meter_of(index: int) -> DeviceMeter:
+    import torch
+
+    if getattr(torch.version, "hip", None):
+        return _silent("ROCm: no NVML to ask")
+    try:
+        uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    except Exception as error:
+        return _silent(f"the device does not say which it is ({error})")
+    return DeviceMeter(uuid, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _silent(why: str) -> DeviceMeter:
+    meter = DeviceMeter("", library=_NoLibrary())
+    meter.reason = f"{why}: what is held outside torch is not known"
+    return meter
+
+
+class _NoLibrary:
+    def nvmlInit(self) -> None:  # named as the library names it
+        raise RuntimeError("no library")
+
+
+def _process_groups() -> int:
+    """How many NCCL communicators torch has groups for; each holds device buffers of its own."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return 0
+        groups = distributed.distributed_c10d._world.pg_map.values()
+        return sum("nccl" in str(backend) for backend, _ in groups)
+    except Exception:
+        return 0

@@ -1,0 +1,1 @@
+"""Record by tensor trace: a dispatch mode that sees every storage's birth and death."""

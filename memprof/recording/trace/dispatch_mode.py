@@ -1,0 +1,132 @@
+"""Putting a dispatch mode on torch's stack and taking it off again, wherever it then stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from memprof.recording.trace.tensor_trace import TensorTrace
+
+__all__ = [
+    "PLAIN",
+    "STRIDED",
+    "Watching",
+    "keep_compiler_off",
+    "remove_mode",
+    "tensors_in",
+]
+
+def remove_mode(mode: TorchDispatchMode) -> str | None:
+    """Take ``mode`` off the stack; modes a user put on top of it are lifted and put back in their order.
+
+    A mode's own ``__exit__`` pops whatever is on top, so it may only be called when that is the mode itself.
+
+    Returns:
+        What was out of order, for a warning, or None.
+    """
+    from torch.utils import _python_dispatch as dispatch
+
+    stack = dispatch._get_current_dispatch_mode_stack()
+    if not any(m is mode for m in stack):
+        return "memprof's dispatch mode had already been taken off the stack by somebody else's exit"
+    lifted = []
+    while (top := dispatch._pop_mode()) is not mode:
+        lifted.append(top)
+    dispatch._push_mode(mode)
+    mode.__exit__(None, None, None)
+    for other in reversed(lifted):
+        dispatch._push_mode(other)
+    if lifted:
+        names = ", ".join(type(m).__name__ for m in lifted)
+        return f"{names} was entered during memprof's recording and outlives it; it was kept in place"
+    return None
+
+
+PLAIN = torch._C._disabled_torch_dispatch_impl
+STRIDED = torch.strided
+# What an operation's tensors are, by their types.
+_ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operation as it is, and shows it to the trace."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: TensorTrace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._trace = trace
+        self._kinds: dict[tuple[type, ...], int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled stays compiled; its allocations are seen where they come out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper would triple this mode's cost; see keep_compiler_off
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if types:
+            kind = self._kind(tuple(types))
+            if kind == _WRAPPER:
+                return NotImplemented  # it unpacks itself first; its inner tensors come by here again
+            if kind == _NO_MEMORY:
+                return func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except BaseException as error:
+            if isinstance(error, RuntimeError):
+                self._trace.failed(error)
+            raise
+        if requested := self._trace.too_much(out):
+            # The operation has run; dropping its result leaves things as if it had not.
+            out = None
+            raise self._trace.refusal(requested)
+        if self._trace.failure is None:
+            try:
+                self._trace.see(func, args, kwargs, out)
+            except Exception as error:
+                self._trace.broke(error)
+        return out
+
+    def _kind(self, kinds: tuple[type, ...]) -> int:
+        answer = self._kinds.get(kinds)
+        if answer is None:
+            special = [k for k in kinds if getattr(k, "__torch_dispatch__", PLAIN) is not PLAIN]
+            # torch's own fake and functional tensors: no memory behind them, and they must not be turned away.
+            fake = any(k.__module__.startswith("torch._subclasses") for k in special)
+            answer = _NO_MEMORY if fake else _WRAPPER if special else _ORDINARY
+            self._kinds[kinds] = answer
+        return answer
+
+
+def keep_compiler_off(code: CodeType) -> None:
+    """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
+    frames = torch._C._dynamo.eval_frame
+    try:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    except AttributeError:  # torch before 2.7
+        getattr(frames, "skip_code", lambda _: None)(code)
+
+
+keep_compiler_off(Watching.__torch_dispatch__.__code__)
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors with a storage among ``values`` and one or two levels of lists in them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is STRIDED:
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found

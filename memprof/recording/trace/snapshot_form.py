@@ -1,0 +1,145 @@
+"""A tensor trace's records, written as torch writes a CUDA memory snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from memprof.recording.frames import StackWriter
+from memprof.recording.recorder import Tags
+from memprof.recording.trace.module_scope import Running
+
+__all__ = ["Born", "Died", "Held", "write_snapshot"]
+
+_POOL = (0, 0)
+
+
+class Born(NamedTuple):
+    """A storage came to be."""
+
+    time_us: int
+    address: int
+    nbytes: int
+    captured: Any
+    tags: Tags
+    region: str
+    running: Running | None
+    shape: tuple[int, ...]
+    dtype: Any
+    func: Any
+
+
+class Died(NamedTuple):
+    """A storage went away."""
+
+    time_us: int
+    address: int
+    nbytes: int
+
+
+class Held(NamedTuple):
+    """A storage alive when the snapshot was taken."""
+
+    address: int
+    nbytes: int
+    captured: Any
+
+
+class _TagWriter:
+    """``user_metadata`` strings, equal ones shared."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def write(self, born: Born) -> str:
+        key = (born.tags, born.region, born.running, born.shape, born.dtype, born.func)
+        text = self._known.get(key)
+        if text is None:
+            text = self._known[key] = "memprof:" + ";".join(f"{k}={v}" for k, v in self._pairs(born) if v is not None)
+        return text
+
+    @staticmethod
+    def _pairs(born: Born) -> list[tuple[str, str | None]]:
+        running, tags = born.running, born.tags
+        return [
+            ("phase", tags.phase),
+            ("step", None if tags.step is None else str(tags.step)),
+            ("region", born.region),
+            ("shape", "x".join(map(str, born.shape)) or None),
+            ("dtype", str(born.dtype).removeprefix("torch.")),
+            ("op", None if born.func is None else str(born.func)),
+            ("module", running.name if running else None),
+            ("role", tags.role or (running.role if running else None)),
+        ]
+
+
+def write_snapshot(
+    records: Sequence[Born | Died], held: Sequence[Held], index: int, stacks: StackWriter
+) -> dict[str, Any]:
+    """The dict ``torch.cuda.memory._snapshot()`` would have returned: segments, one trace a device, settings.
+
+    Every storage is a segment of its own: there is no allocator whose segments it could lie in.
+    """
+    records = sorted(records, key=lambda r: r.time_us)
+    trace = _events(records, stacks)
+    written = stacks.write([h.captured for h in held])
+    pairs = sorted(zip(held, written, strict=True), key=lambda pair: pair[0].address)
+    segments = [_segment(one, frames, index) for one, frames in pairs]
+    return {
+        "segments": segments,
+        "device_traces": [*([] for _ in range(index)), trace],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def _events(records: Sequence[Born | Died], stacks: StackWriter) -> list[dict[str, Any]]:
+    captured = stacks.write([r.captured for r in records if isinstance(r, Born)])
+    frames = iter(captured)
+    tags = _TagWriter()
+    nowhere: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    last = 0
+
+    def event(action: str, r: Born | Died, where: list[dict[str, Any]], text: str) -> None:
+        nonlocal last
+        last = max(last + 1, r.time_us)
+        events.append(
+            {
+                "action": action,
+                "addr": r.address,
+                "size": r.nbytes,
+                "stream": 0,
+                "time_us": last,
+                "compile_context": "",
+                "user_metadata": text,
+                "frames": where,
+            }
+        )
+
+    for record in records:
+        if isinstance(record, Born):
+            event("alloc", record, next(frames), tags.write(record))
+        else:
+            event("free_requested", record, nowhere, "")
+            event("free_completed", record, nowhere, "")
+    return events
+
+
+def _segment(held: Held, frames: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    size = held.nbytes
+    block = {"address": held.address, "size": size, "requested_size": size, "state": "active_allocated"}
+    return {
+        "device": index,
+        "address": held.address,
+        "total_size": size,
+        "allocated_size": size,
+        "active_size": size,
+        "requested_size": size,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": _POOL,
+        "is_expandable": False,
+        "frames": frames,
+        "blocks": [{**block, "frames": frames}],
+    }

@@ -1,0 +1,398 @@
+"""The tensor trace: every tensor storage's birth and death on one device, seen by a dispatch mode.
+
+Works where there is no caching allocator to ask (a CPU, other accelerators). Sizes are the storages' own, so
+allocated, active and requested bytes are one and the same, and nothing is known about reserved memory. What
+kernels allocate for themselves and give back before they return is not seen.
+
+The mode neither computes nor draws random numbers: an operation runs as it would without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.trace.capacity import out_of_memory
+from memprof.recording.trace.clock import Clock
+from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
+from memprof.recording.trace.module_scope import ModuleScope
+from memprof.recording.trace.snapshot_form import Born, Died, Held, write_snapshot
+from memprof.recording.training_regions import Region
+from memprof.vocabulary import History, Kind
+
+__all__ = ["TensorTrace"]
+
+_CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to allocate) (\d+) bytes")
+
+
+class _Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that still knows which storage it was."""
+
+    __slots__ = ("address", "key", "nbytes")
+    key: int
+    address: int
+    nbytes: int
+
+
+class TensorTrace:
+    """A recorder for any device torch has tensors on.
+
+    Args:
+        device: whose storages are recorded; those of other devices are ignored.
+        max_entries: the newest entries that are kept (torch counts an allocation as one entry and a free as two);
+            None keeps all.
+        stacks: ``"python"``, ``"all"`` (C++ frames too, slow to write down) or None.
+        capacity: bytes the device is to have: what needs more ends in ``torch.OutOfMemoryError``, as it would there.
+        hidden: folders whose frames are left out of stacks.
+    """
+
+    kind = Kind.TRACE
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        max_entries: int | None = None,
+        stacks: str | None = "python",
+        capacity: int | None = None,
+        hidden: Iterable[str] = (),
+    ) -> None:
+        self.scope = ModuleScope()
+        self.notes: list[str] = []
+        self.on_oom: Callable[[], None] | None = None
+        # Distributed runs number their CPUs; tensors there do not.
+        self._device = torch.device("cpu") if device.type == "cpu" else device
+        self._capacity = capacity
+        self._max_entries = max_entries
+        self.bounded = max_entries is not None
+        self._hidden = tuple(hidden)
+        self._clock = Clock()
+        # An allocation and its free are two records here and three entries in torch's format.
+        self._records: deque[Born | Died] = deque(maxlen=None if max_entries is None else max(2, max_entries * 2 // 3))
+        self._count = 0
+        self._live: dict[int, _Watch] = {}
+        self._mutable: dict[Any, bool] = {}
+        self._capture = capture_function(stacks)
+        self._tags = Tags()
+        self._region = Region()
+        self._allocated = 0
+        self._peaks: list[int] = []
+        self._mode: Watching | None = None
+        self._resize: Any = None
+        self._adopted = False
+        self._start_us = self._stop_us = 0
+        self._held_at_stop: list[Held] | None = None
+        self._oom: dict[str, Any] | None = None
+        self.failure: BaseException | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Adopt every tensor Python can see (they were there before), then watch."""
+        self._start_us = self._clock.tick()
+        for tensor in _visible_tensors():
+            self._adopt(tensor)
+        self.scope.start()
+        self._region.start()
+        self._watch_resize()
+        self._mode = Watching(self)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Stop watching; the deaths of what is alive now no longer matter."""
+        if self._mode is None:
+            return
+        mode, self._mode = self._mode, None
+        trouble = remove_mode(mode)
+        self.scope.stop()
+        self._region.stop()
+        self._unwatch_resize()
+        self._stop_us = self._clock.tick()
+        self._held_at_stop = self._held()
+        self._live = {}
+        if trouble:
+            warnings.warn(f"memprof: {trouble}.", RuntimeWarning, stacklevel=3)
+            self.notes.append(trouble)
+
+    def now_us(self) -> int:
+        return self._clock.tick()
+
+    def set_tags(self, tags: Tags) -> None:
+        self._tags = tags
+
+    def watches(self, device_type: str) -> bool:
+        return device_type == self._device.type
+
+    def oom(self) -> dict[str, Any] | None:
+        if self._oom is None:
+            return None
+        found = dict(self._oom)
+        frames = StackWriter(self._hidden).write([found.pop("captured")])[0]
+        found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
+        return found
+
+    def device(self) -> DeviceInfo:
+        from memprof.recording.system.host import device_name, device_total
+
+        total = self._capacity if self._capacity is not None else device_total(self._device.type, self.index)
+        return DeviceInfo(self.index, self._device.type, device_name(self._device.type, self.index), total)
+
+    @property
+    def index(self) -> int:
+        """The device's number; 0 where the device has none."""
+        return self._device.index or 0
+
+    # -- windows -----------------------------------------------------------------------------------------------
+
+    def open_window(self) -> None:
+        self._peaks.append(self._allocated)
+
+    def close_window(self) -> WindowPeaks:
+        peak = self._peaks.pop()
+        if self._peaks:
+            self._peaks[-1] = max(self._peaks[-1], peak)
+        return WindowPeaks(peak, None, peak, peak, self._allocated, None)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def dump(self) -> tuple[dict[str, Any], Recorded]:
+        stop_us = self._stop_us or self._clock.tick()
+        held = self._held_at_stop if self._held_at_stop is not None else self._held()
+        records = list(self._records)
+        raw = write_snapshot(records, held, self.index, StackWriter(self._hidden))
+        dropped = self._count - len(records)
+        history = History.TRUNCATED if dropped else History.STARTED_LATE if self._adopted else History.COMPLETE
+        start_us = min(r.time_us for r in records[:2]) if dropped else self._start_us
+        return raw, Recorded(start_us, stop_us, history.value, dropped, self._max_entries, [])
+
+    def _held(self) -> list[Held]:
+        born = {r.address: r for r in self._records if isinstance(r, Born)}
+        rows = []
+        for watch in list(self._live.values()):
+            origin = born.get(watch.address)
+            rows.append(Held(watch.address, watch.nbytes, origin.captured if origin else None))
+        return rows
+
+    # -- what happens to storages ------------------------------------------------------------------------------
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Account for one operation: what it was given, and what it made."""
+        live = self._live
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.layout is STRIDED and value.untyped_storage()._cdata not in live:
+                    self._birth(value, func)
+            elif isinstance(value, (list, tuple)):
+                for tensor in tensors_in(value):
+                    if tensor.untyped_storage()._cdata not in live:
+                        self._birth(tensor, func)
+        if kwargs:
+            for tensor in tensors_in(kwargs.values()):
+                if tensor.untyped_storage()._cdata not in live:
+                    self._birth(tensor, func)
+        made = ([out] if out.layout is STRIDED else []) if isinstance(out, torch.Tensor) else tensors_in((out,))
+        changes = self._changes(func)
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            watch = live.get(storage._cdata)
+            if watch is None:
+                self._birth(tensor, func)
+            elif changes:
+                self._check_resized(watch, storage, tensor, func)
+
+    def _changes(self, func: Any) -> bool:
+        """Whether an operation may give a storage another size."""
+        answer = self._mutable.get(func)
+        if answer is None:
+            schema = getattr(func, "_schema", None)
+            answer = self._mutable[func] = bool(schema is not None and schema.is_mutable)
+        return answer
+
+    def failed(self, error: BaseException) -> None:
+        """Note an operation that ran out of memory."""
+        match = _CPU_OOM.search(str(error))
+        if match is not None:
+            self._note_oom(int(match.group(1)), None)
+        elif isinstance(error, torch.OutOfMemoryError):
+            self._note_oom(int(getattr(error, "requested_bytes", 0)), None)
+
+    def _note_oom(self, requested: int, free: int | None) -> None:
+        self._oom = {
+            "requested_bytes": requested,
+            "device_free_bytes": free,
+            "captured": self._capture() if self._capture else None,
+            "time_us": self._clock.tick(),
+        }
+        if self.on_oom is not None:
+            try:
+                self.on_oom()
+            except Exception as error:
+                self.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
+
+    def too_much(self, out: Any) -> int:
+        """Bytes of the result that does not fit the capacity; 0 where everything does."""
+        if self._capacity is None:
+            return 0
+        wanted, seen = self._allocated, set()
+        for tensor in tensors_in((out,)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen and self._ours(storage):
+                seen.add(storage._cdata)
+                known = self._live.get(storage._cdata)
+                growth = storage.nbytes() - (known.nbytes if known is not None else 0)
+                wanted += growth
+                if growth > 0 and wanted > self._capacity:
+                    return growth
+        return 0
+
+    def refusal(self, requested: int) -> torch.OutOfMemoryError:
+        """Note that the device is full, and the error to raise."""
+        held, capacity = self._allocated, self._capacity or 0
+        self._note_oom(requested, max(0, capacity - held))
+        return out_of_memory(self._device.type, self.index, capacity, held, requested)
+
+    def _ours(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage lies on the device that is watched."""
+        device = storage.device
+        return device.type == self._device.type and self._device.index in (None, device.index)
+
+    def _birth(self, tensor: torch.Tensor, func: Any) -> None:
+        self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
+
+    def _born(self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
+        nbytes = storage.nbytes()
+        if not nbytes or not self._ours(storage):
+            return
+        self._remember(storage, nbytes)
+        self._allocated += nbytes
+        if self._peaks and self._allocated > self._peaks[-1]:
+            self._peaks[-1] = self._allocated
+        captured = self._capture() if self._capture is not None else None
+        running = self.scope.innermost
+        self._count += 1
+        self._records.append(
+            Born(
+                self._clock.tick(),
+                storage.data_ptr(),
+                nbytes,
+                captured,
+                self._tags,
+                self._region.now(self._tags.phase, running is not None),
+                running,
+                shape,
+                dtype,
+                func,
+            )
+        )
+
+    def _remember(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        watch = _Watch(storage, self._died)
+        watch.key = storage._cdata
+        watch.address = storage.data_ptr()
+        watch.nbytes = nbytes
+        self._live[watch.key] = watch
+
+    def _adopt(self, tensor: torch.Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._live or not self._ours(storage):
+                return
+            if not (nbytes := storage.nbytes()) or not storage.data_ptr():
+                return
+        except (RuntimeError, NotImplementedError, ValueError):  # fake, sparse, wrapper or freed storages
+            return
+        self._remember(storage, nbytes)
+        self._allocated += nbytes
+        self._adopted = True
+
+    def _died(self, watch: Any) -> None:
+        # Runs wherever the last reference goes, on any thread and inside any of our own statements.
+        known = self._live.get(watch.key)
+        if known is not None and known is watch:
+            del self._live[known.key]
+            self._forget(known)
+
+    def _forget(self, watch: _Watch) -> None:
+        self._allocated -= watch.nbytes
+        self._count += 1
+        at = self._clock.tick()
+        self._clock.tick()  # a free is two events in torch's format
+        self._records.append(Died(at, watch.address, watch.nbytes))
+
+    def _check_resized(self, watch: _Watch, storage: torch.UntypedStorage, tensor: torch.Tensor, func: Any) -> None:
+        if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:
+            return
+        self._live.pop(watch.key, None)
+        self._forget(watch)
+        self._birth(tensor, func)
+
+    # -- what no dispatch shows --------------------------------------------------------------------------------
+
+    def _watch_resize(self) -> None:
+        """``UntypedStorage.resize_`` frees and allocates without any operation (FSDP does it)."""
+        original = torch.UntypedStorage.resize_
+        trace = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            grown = size - storage.nbytes()
+            room = None if trace._capacity is None else trace._capacity - trace._allocated
+            if room is not None and 0 < grown > room and trace._ours(storage):
+                raise trace.refusal(size)
+            result = original(storage, size)
+            try:
+                trace._resized(storage)
+            except Exception as error:
+                trace.broke(error)
+            return result
+
+        self._resize = resize_
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+    def _unwatch_resize(self) -> None:
+        if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
+            del torch.UntypedStorage.resize_
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        watch = self._live.get(storage._cdata)
+        if watch is not None:
+            if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:
+                return
+            del self._live[watch.key]
+            self._forget(watch)
+        if storage.nbytes() and storage.device.type == self._device.type:
+            self._born(storage, (storage.nbytes(),), torch.uint8, None)
+
+    def broke(self, error: Exception) -> None:
+        """Our own mistake: say so once, stop accounting, let the run go on."""
+        if self.failure is None:
+            self.failure = error
+            self.notes.append(f"the tensor trace failed and stopped early: {error!r}")
+            warnings.warn(f"memprof: the tensor trace stopped early ({error!r}); the run goes on.", stacklevel=2)
+
+
+keep_compiler_off(TensorTrace._died.__code__)
+
+
+def _visible_tensors() -> list[torch.Tensor]:
+    """Every tensor that a Python object stands for. ``type()``, not ``isinstance``: lazy proxies must stay asleep."""
+    found = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", PLAIN) is PLAIN:
+            found.append(thing)
+            try:
+                grad = thing.grad if thing.is_leaf else None
+            except RuntimeError:
+                grad = None
+            if grad is not None:
+                found.append(grad)
+    return found

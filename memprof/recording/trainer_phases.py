@@ -1,0 +1,202 @@
+"""Which methods of a trainer are which phase: a table for transformers' and TRL's trainers.
+
+Phases nest, the innermost counts. What lies between them (tokenising, padding, advantages, logging) is ``other``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.compat.seams import Seams
+from memprof.recording.phases import PhaseMark
+from memprof.recording.session import Session
+from memprof.vocabulary import Phase
+
+__all__ = ["TrainerPhases"]
+
+# Method of the trainer -> phase. Methods a trainer does not have are skipped.
+_METHODS = (
+    ("compute_loss", Phase.FORWARD),
+    ("_calculate_rewards", Phase.REWARD),
+    ("evaluate", Phase.EVALUATE),
+    ("predict", Phase.EVALUATE),
+    ("_save_checkpoint", Phase.SAVE),
+    ("save_model", Phase.SAVE),
+    ("_move_model_to_vllm", Phase.WEIGHT_SYNC),
+    ("_sync_fsdp_params_to_vllm", Phase.WEIGHT_SYNC),
+)
+# Log-probs outside the loss: the reference's or the old policy's. The second name is older TRL's.
+_LOGPS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+# Where older TRL keeps what generates: the policy, a vLLM engine in this process, a client of one elsewhere.
+_GENERATORS = ("model", "llm", "vllm_client")
+# Methods wrapped only to hear of exceptions that end the run.
+_WATCHED = ("_run_epoch", "_finalize_training", "_evaluate", "training_step", "_maybe_log_save_evaluate")
+# Before transformers 5 the whole loop is one method, entered before a callback hears of it: what is watched are the
+# attribute of the trainer and the method of it through which the loop's exceptions come.
+_LOOP_PARTS = (
+    ("callback_handler", "call_event"),
+    ("accelerator", "clip_grad_norm_"),
+    ("optimizer", "step"),
+)
+_ENGINE_METHODS = (("sync_weights", Phase.WEIGHT_SYNC), ("generate", Phase.GENERATE))
+_SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
+
+
+class TrainerPhases:
+    """Marks phases on whatever session runs at the moment (``current`` is None between recordings)."""
+
+    def __init__(self, trainer: Any, seams: Seams) -> None:
+        self.current: Session | None = None
+        self._trainer = trainer
+        self._optimizer_step: PhaseMark | None = None
+        for name in _WATCHED:
+            seams.wrap(trainer, name)
+        if not hasattr(trainer, "_run_epoch"):
+            seams.wrap(trainer, "get_batch_samples")
+            for attribute, name in _LOOP_PARTS:
+                seams.wrap(getattr(trainer, attribute, None), name)
+        for name, phase in _METHODS:
+            seams.wrap(trainer, name, self._entering(phase), self._leaving)
+        seams.wrap(trainer, "_generate", self._entering(Phase.GENERATE), self._leave_generate)
+        for name in _LOGPS:
+            seams.wrap(trainer, name, self._enter_logps, self._leaving)
+        # TRL before `_generate`: the method of whatever generates is the only seam, the masks tell the lengths.
+        self._lengths_by_mask = not hasattr(trainer, "_generate")
+        if self._lengths_by_mask and hasattr(trainer, "_generate_and_score_completions"):
+            for generator in _GENERATORS:
+                seams.wrap(getattr(trainer, generator, None), "generate", self._entering(Phase.GENERATE), self._leaving)
+        seams.wrap(trainer, "_prepare_inputs", None, self._take_batch)
+        seams.wrap(trainer, "_generate_and_score_completions", None, self._take_generated)
+        accelerator = getattr(trainer, "accelerator", None)
+        if accelerator is not None:
+            seams.wrap(accelerator, "backward", self._entering(Phase.BACKWARD), self._leave_backward)
+        self._wrap_engine(seams)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped and gradients are cleared."""
+        mark, self._optimizer_step = self._optimizer_step, None
+        self._leaving(mark)
+
+    def forget(self) -> None:
+        """The recording ended with whatever was open in it."""
+        self._optimizer_step = None
+        self.current = None
+
+    def _wrap_engine(self, seams: Seams) -> None:
+        engine = getattr(self._trainer, "vllm_generation", None)
+        if engine is not None:
+            for name, phase in _ENGINE_METHODS:
+                seams.wrap(engine, name, self._entering(phase), self._leaving)
+        model = getattr(engine, "llm", None) or getattr(self._trainer, "llm", None)
+        if model is not None:
+            for name, phase in _SLEEP_METHODS:
+                seams.wrap(model, name, self._entering(phase), self._leaving)
+
+    def _entering(self, phase: Phase) -> Any:
+        def enter(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+            return None if self.current is None else self.current.enter_phase(phase.value)
+
+        return enter
+
+    def _leaving(self, mark: PhaseMark | None, _result: Any = None, _error: BaseException | None = None) -> None:
+        if mark is not None and self.current is not None:
+            self.current.exit_phase(mark)
+
+    def _leave_generate(self, mark: PhaseMark | None, result: Any = None, error: BaseException | None = None) -> None:
+        self._leaving(mark)
+        if self.current is not None and error is None and self._trainer.model.training:
+            self.current.add_lengths(_lengths_of(result))
+
+    def _leave_backward(self, mark: PhaseMark | None, _result: Any, error: BaseException | None) -> None:
+        self._leaving(mark)
+        if self.current is None or self._optimizer_step is not None or error is not None:
+            return
+        # The last backward of an optimizer step is the one that synchronises; clipping and the step come next.
+        if self._trainer.accelerator.gradient_state.sync_gradients:
+            self._optimizer_step = self.current.enter_phase(Phase.OPTIMIZER_STEP.value)
+
+    def _enter_logps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PhaseMark | None:
+        if self.current is None:
+            return None
+        now = self.current.phases.current
+        if now is not None and now.phase == Phase.FORWARD.value:
+            return None  # the loss's own log-probs
+        model = args[0] if args else kwargs.get("model")
+        reference = model is getattr(self._trainer, "ref_model", None) or _adapters_off(model)
+        phase = Phase.REFERENCE_LOGPROBS if reference else Phase.OLD_LOGPROBS
+        return self.current.enter_phase(phase.value)
+
+    def _take_batch(self, token: Any, batch: Any, error: BaseException | None) -> None:
+        self._claim_batch(token, batch, error)
+        if self.current is not None and self._trainer.model.training:
+            self.current.add_tokens(_tokens_in(batch))
+            if (shape := _shape_of(batch)) is not None:
+                self.current.add_batch(*shape)
+
+    def _take_generated(self, token: Any, batch: Any, error: BaseException | None) -> None:
+        self._claim_batch(token, batch, error)
+        if self._lengths_by_mask and self.current is not None and self._trainer.model.training:
+            self.current.add_lengths(_lengths_masked(batch))
+
+    def _claim_batch(self, _token: Any, batch: Any, _error: BaseException | None) -> None:
+        if self.current is None or batch is None:
+            return
+        self.current.owners.claim_inputs(batch)
+        self.current.owners.claim_inputs(getattr(self._trainer, "_buffered_inputs", None), "rollout")
+
+
+def _tokens_in(batch: Any) -> int:
+    """Tokens of a micro-batch as it lies in memory, padding included; from shapes, so that no device is waited for."""
+    if not isinstance(batch, Mapping):
+        return 0
+    names = ("input_ids",) if "input_ids" in batch else ("prompt_ids", "completion_ids")
+    tensors = [batch[name] for name in names if hasattr(batch.get(name), "numel")]
+    return sum(int(ids.numel()) for ids in tensors)
+
+
+def _shape_of(batch: Any) -> tuple[int, int, int] | None:
+    """Sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
+    if not isinstance(batch, Mapping):
+        return None
+    shapes: list[Any] = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
+    if any(len(shape) != 2 for shape in shapes):
+        return None
+    return int(shapes[0][0]), int(shapes[0][1]), int(shapes[1][1])
+
+
+def _lengths_of(generated: Any) -> list[tuple[int, int]]:
+    """Prompt and completion tokens of each sequence, where TRL hands them over as lists of ids; else nothing."""
+    if not isinstance(generated, tuple) or len(generated) < 2:
+        return []
+    prompts, completions = generated[:2]
+    if not isinstance(prompts, list) or not isinstance(completions, list) or len(prompts) != len(completions):
+        return []
+    pairs = zip(prompts, completions, strict=True)
+    return [(len(p), len(c)) for p, c in pairs if isinstance(p, list) and isinstance(c, list)]
+
+
+def _lengths_masked(batch: Any) -> list[tuple[int, int]]:
+    """Return prompt and completion tokens of each sequence of a batch by its masks; [] where it has none.
+
+    Read as lists, not summed as tensors: a recording would see the sums. TRL masks all of a completion that was cut
+    off where ``mask_truncated_completions`` is set; that one is as long as the longest.
+    """
+    masks: list[Any] = [batch.get(name) for name in ("prompt_mask", "completion_mask")] if _shape_of(batch) else [None]
+    if any(mask is None for mask in masks):
+        return []
+    prompts, completions = ([sum(map(int, row)) for row in mask.tolist()] for mask in masks)
+    longest = int(masks[1].shape[1])
+    return [(p, c or longest) for p, c in zip(prompts, completions, strict=True)]
+
+
+def _adapters_off(model: Any) -> bool:
+    """Whether a PEFT model runs as its base, or as the frozen copy TRL keeps under the name ``ref``."""
+    if model is None or not hasattr(model, "modules"):
+        return False
+    for module in model.modules():
+        off = getattr(module, "disable_adapters", None)
+        if isinstance(off, bool):
+            active = getattr(module, "active_adapters", None)
+            return off or active == ["ref"]
+    return False

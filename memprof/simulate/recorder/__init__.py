@@ -1,0 +1,1 @@
+"""Record fake tensors through the allocator model, and write a snapshot."""

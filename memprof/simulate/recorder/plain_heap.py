@@ -1,0 +1,68 @@
+"""Memory without an allocator, for simulating what runs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memprof.allocator.settings import AllocatorSettings
+
+__all__ = ["PlainHeap"]
+
+
+class PlainHeap:
+    """Memory without an allocator: every storage is as large as it says, at an address of its own (the CPU)."""
+
+    def __init__(self) -> None:
+        self.on_event: Callable[[str, int, int, int, int], None] | None = None
+        self.settings = AllocatorSettings()
+        self.reserved = self.allocated = 0
+        self._next = 0x10_0000_0000
+        self._live: dict[int, int] = {}
+
+    @property
+    def active(self) -> int:
+        """Bytes in use; the same as allocated and requested."""
+        return self.allocated
+
+    @property
+    def requested(self) -> int:
+        """Bytes in use."""
+        return self.allocated
+
+    def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
+        """An address for ``size`` bytes."""
+        address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
+        self._live[address] = size
+        self.allocated += size
+        if self.on_event is not None:
+            self.on_event("alloc", address, size, 0, 0)
+        return address, size
+
+    def free(self, address: int) -> None:
+        """Give it back."""
+        size = self._live.pop(address)
+        self.allocated -= size
+        if self.on_event is not None:
+            self.on_event("free_requested", address, size, 0, 0)
+            self.on_event("free_completed", address, size, 0, 0)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Each storage as a segment of its own, as a tensor trace has it."""
+        return [_own_segment(address, size) for address, size in self._live.items()]
+
+
+def _own_segment(address: int, size: int) -> dict[str, Any]:
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
+    block = {"address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": []}
+    return {
+        "device": 0,
+        "address": address,
+        **sizes,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [block],
+    }

@@ -1,0 +1,447 @@
+"""A recorder of fake tensors: what no device holds, handed to a model of the allocator and written as a snapshot.
+
+A dispatch mode above torch's fake mode sees every storage that an operation makes; a weak reference tells when it
+is let go. Both go to :class:`memprof.allocator.model.CachingAllocator`, whose events are the trace. Time is a count of
+events: nothing is executed, so there is nothing to clock, and the same simulation gives the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.trace.module_scope import ModuleScope
+from memprof.recording.trace.snapshot_form import Born, _TagWriter
+from memprof.recording.training_regions import Region
+from memprof.simulate.recorder.host_memory import HostPool
+from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
+from memprof.simulate.recorder.owners import FakeOwnerBook
+from memprof.simulate.recorder.plain_heap import PlainHeap
+from memprof.simulate.recorder.round_log import RoundLog
+from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
+from memprof.vocabulary import Category, History, Kind
+
+__all__ = [
+    "FakeRecorder",
+    "sums_in_place",
+]
+
+_ENGINE = "_engine_run_backward"
+_PLUMBING = ("torch.utils._python_dispatch", "torch._ops", "contextlib")
+# References seen from inside a dispatch when the engine holds one: its own, the argument, its wrapper and the list.
+_ALONE = 4
+_ALONE_STORAGE = 2
+
+
+def sums_in_place(args: tuple[Any, ...]) -> bool:
+    """Whether an addition is the engine's own, of two gradients of one value, into one that it alone holds.
+
+    It writes into such a gradient, but never under a dispatch mode: there it makes a third tensor that CUDA does not.
+    """
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or len(args) != 2:
+        return False
+    first, second = args
+    if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
+        return False
+    if first.shape != second.shape or first.dtype != second.dtype or first.numel() == 0:
+        return False
+    return _called_by_engine() and _sole_owner(first)
+
+
+def _called_by_engine() -> bool:
+    """Whether no Python code lies between the autograd engine and the operation being dispatched."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("memprof.simulate"):
+        frame = frame.f_back
+    while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _ENGINE
+
+
+def _sole_owner(tensor: FakeTensor) -> bool:
+    """Whether the engine held the only reference to a gradient it is about to add to."""
+    any_tensor: Any = tensor
+    held: int = torch._C._storage_Use_Count(any_tensor.untyped_storage()._cdata)
+    return bool(any_tensor._use_count() <= _ALONE and held <= _ALONE_STORAGE)
+
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks.
+_OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
+# In place of an address: host memory, which is counted and has no events; memory that is held in another way.
+_HOST, _ELSEWHERE = -1, -2
+_graph_task = torch._C._current_graph_task_id
+_ADD = torch.ops.aten.add.Tensor
+_MULTIPLIES = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.mm.out,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+
+
+class _Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that still knows its block."""
+
+    __slots__ = ("address", "key", "nbytes", "stream")
+    key: int
+    address: int
+    nbytes: int
+    stream: int
+
+
+class FakeRecorder:
+    """Sees fake storages come and go.
+
+    Args:
+        allocator: where blocks come from; its ``on_event`` is taken over.
+        device: what is said of the device in the snapshot.
+        cuda: whether kernels' own temporaries and the autograd engine's in-place sums are those of CUDA.
+        stacks: ``"python"`` or None.
+    """
+
+    def __init__(
+        self,
+        allocator: CachingAllocator | PlainHeap,
+        device: DeviceInfo,
+        *,
+        cuda: bool = True,
+        stacks: str | None = "python",
+    ) -> None:
+        self.kind = Kind.SIMULATED if cuda else Kind.TRACE
+        self.scope = ModuleScope()
+        self.notes: list[str] = []
+        self.bounded = False
+        self.allocator = allocator
+        self.cuda = cuda
+        allocator.on_event = self._event
+        self._device = device
+        self._capture = capture_function(stacks)
+        self._tags = Tags()
+        self._tag_writer = _TagWriter()
+        self._clock = 0
+        self._events: list[Event] = []
+        self._live: dict[int, _Watch] = {}
+        self._origin: dict[int, tuple[Any, str]] = {}
+        self._captured: Any = None
+        self._tag = ""
+        self._region = Region()
+        self._windows: list[list[int]] = []
+        self._resize: Any = None
+        self._running = False
+        self._oom: dict[str, Any] | None = None
+        self.owners: FakeOwnerBook | None = None
+        # cuBLAS's workspace for each thread that multiplies: the caller's and the autograd engine's.
+        self.workspace = 0
+        self._workspaces: set[bool] = set()
+        self.stream_of: Callable[[], int] | None = None
+        self.paused = 0
+        self.host = HostPool()
+        self._on_host = 0
+        self._noted: RoundLog | None = None
+        self._claims = 0
+
+    # -- recorder ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch: module scopes, optimizers, storages that are resized."""
+        if self._running:
+            return
+        self._running = True
+        self.scope.start()
+        self._region.start()
+        self._watch_resize()
+
+    def stop(self) -> None:
+        """What is alive stays alive in the snapshot."""
+        if not self._running:
+            return
+        self._running = False
+        self.scope.stop()
+        self._region.stop()
+        if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
+            del torch.UntypedStorage.resize_
+
+    def now_us(self) -> int:
+        """The count of events and marks so far."""
+        self._clock += 1
+        return self._clock
+
+    def set_tags(self, tags: Tags) -> None:
+        self._tags = tags
+
+    def watches(self, device_type: str) -> bool:
+        return True
+
+    def device(self) -> DeviceInfo:
+        return self._device
+
+    def oom(self) -> dict[str, Any] | None:
+        if self._oom is None:
+            return None
+        found = dict(self._oom)
+        frames = StackWriter(_OURS).write([found.pop("captured")])[0]
+        found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
+        return found
+
+    def open_window(self) -> None:
+        heap = self.allocator
+        self._windows.append([heap.allocated, heap.reserved, heap.active, heap.requested])
+
+    def close_window(self) -> WindowPeaks:
+        peaks = self._windows.pop()
+        if self._windows:
+            self._windows[-1] = [max(a, b) for a, b in zip(self._windows[-1], peaks, strict=True)]
+        allocated, reserved, active, requested = peaks
+        heap = self.allocator
+        return WindowPeaks(
+            allocated,
+            reserved if self.cuda else None,
+            active,
+            requested,
+            heap.allocated,
+            heap.reserved if self.cuda else None,
+        )
+
+    def dump(self) -> tuple[dict[str, Any], Recorded]:
+        raw = write_snapshot(self._events, self.allocator, self._origin, self._device.index, _OURS)
+        return raw, Recorded(0, self._clock, History.COMPLETE.value, 0, None, [])
+
+    # -- storages ----------------------------------------------------------------------------------------------
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of blocks in use now."""
+        return self.allocator.allocated
+
+    def address_of(self, storage: Any) -> int:
+        """The simulated address of a storage; 0 if it has none."""
+        watch = self._live.get(storage._cdata)
+        return watch.address if watch is not None and watch.address > 0 else 0
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Account for what an operation made, its kernel's own temporaries included."""
+        if self.workspace and func in _MULTIPLIES:
+            self._claim_workspace()
+        live = self._live
+        made = []
+        for tensor in _fakes((out,)):
+            storage = tensor.untyped_storage()
+            watch = live.get(storage._cdata)
+            if watch is None:
+                if func is _ADD and self.cuda and sums_in_place(args):
+                    self._inherit(args[0], storage)
+                else:
+                    self.birth(tensor, func)
+                made.append(tensor)
+            elif watch.nbytes != storage.nbytes() and not self.paused:
+                self._resized(storage)
+        if self.cuda:
+            self.scratch(hidden_bytes(func, args, kwargs, made), func)
+
+    def _claim_workspace(self) -> None:
+        in_engine = _graph_task() != -1
+        if in_engine not in self._workspaces:
+            self._workspaces.add(in_engine)
+            self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """What is made inside is pinned host memory, not the device's, for as long as it lives."""
+        self._on_host += 1
+        try:
+            yield
+        finally:
+            self._on_host -= 1
+
+    def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
+        """A tensor's storage came to be, unless it is known already."""
+        if tensor.untyped_storage()._cdata not in self._live:
+            self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
+
+    def scratch(self, sizes: list[int], func: Any = None) -> None:
+        """Memory of these sizes that is asked for together and given back at once."""
+        taken = [self._malloc(nbytes, (nbytes,), torch.uint8, func)[0] for nbytes in sizes if nbytes]
+        for address in taken:
+            self.release(address)
+
+    def hold(
+        self,
+        nbytes: int,
+        category: Category,
+        owners: FakeOwnerBook | None,
+        name: str,
+        detail: str | None = None,
+    ) -> int:
+        """Memory that no tensor stands for (workspaces, engine pools) and that stays; its address."""
+        address, _ = self._malloc(nbytes, (nbytes,), torch.uint8, None)
+        if owners is not None:
+            owners.claim_address(address, category, detail, name)
+        return address
+
+    def disown(self, tensor: torch.Tensor) -> None:
+        """A tensor whose memory is accounted for elsewhere (by :meth:`hold`): given back, and not counted again."""
+        storage: Any = tensor.untyped_storage()
+        watch = self._live.pop(storage._cdata, None)
+        if watch is not None:
+            self._give_back(watch)
+        self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
+
+    def release(self, address: int) -> None:
+        """Give back what :meth:`hold` or :meth:`take` took."""
+        self._captured, self._tag = None, ""
+        self._origin.pop(address, None)
+        self.allocator.free(address)
+        if self._noted is not None:
+            self._noted.freed(address)
+
+    def note(self) -> RoundLog | None:
+        """Start to log what is taken and given back; None where a log is kept already."""
+        if self._noted is not None:
+            return None
+        self._noted = RoundLog()
+        self._claims = self.owners.claims if self.owners is not None else 0
+        return self._noted
+
+    def end_note(self, noted: RoundLog) -> None:
+        """Stop logging."""
+        self._noted = None
+        if self.owners is not None and self.owners.claims != self._claims:
+            noted.only_device = False
+
+    def watch_at(self, address: int) -> Any:
+        """What stands for the storage at ``address``: its ``address`` may be changed. None if there is none."""
+        return next((watch for watch in self._live.values() if watch.address == address), None)
+
+    def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
+        nbytes = storage.nbytes()
+        if not nbytes or self.paused:
+            return
+        if self._on_host:
+            if self._noted is not None:
+                self._noted.only_device = False
+            self.host.malloc(nbytes)
+            self._remember(storage, _HOST, nbytes, 0)
+            return
+        address, stream = self._malloc(nbytes, shape, dtype, func)
+        self._remember(storage, address, nbytes, stream)
+
+    def _malloc(self, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> tuple[int, int]:
+        captured = self._capture() if self._capture is not None else None
+        running = self.scope.innermost
+        region = self._region.now(self._tags.phase, running is not None)
+        born = Born(0, 0, nbytes, None, self._tags, region, running, shape, dtype, func)
+        stream = self.stream_of() if self.stream_of is not None else 0
+        return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
+
+    def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
+        """Memory asked for by this stack and under this tag; its address.
+
+        Raises:
+            OutOfMemory: the simulated device is full.
+        """
+        self._captured, self._tag = captured, tag
+        try:
+            address, _ = self.allocator.malloc(nbytes, stream)
+        except OutOfMemory as error:
+            self._oom = {
+                "requested_bytes": error.requested,
+                "device_free_bytes": error.free,
+                "captured": captured,
+                "time_us": self._clock,
+            }
+            raise
+        self._origin[address] = (captured, self._tag)
+        heap = self.allocator
+        if self._windows:
+            window = self._windows[-1]
+            window[:] = (
+                max(window[0], heap.allocated),
+                max(window[1], heap.reserved),
+                max(window[2], heap.active),
+                max(window[3], heap.requested),
+            )
+        if self._noted is not None:
+            self._noted.born(address, nbytes, stream, captured, tag)
+        return address
+
+    def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
+        watch = _Watch(storage, self._died)
+        watch.key, watch.address, watch.nbytes, watch.stream = storage._cdata, address, nbytes, stream
+        self._live[watch.key] = watch
+
+    def _died(self, watch: Any) -> None:
+        # After the end, what is alive stays alive in the snapshot.
+        known: Any = self._live.get(watch.key)
+        if not self._running or known is not watch:
+            return
+        del self._live[watch.key]
+        self._give_back(watch)
+
+    def _give_back(self, watch: _Watch) -> None:
+        if watch.address == _HOST:
+            if self._noted is not None:
+                self._noted.only_device = False
+            self.host.free(watch.nbytes)
+        elif watch.address != _ELSEWHERE:
+            self.release(watch.address)
+
+    def _resized(self, storage: Any) -> None:
+        watch = self._live.pop(storage._cdata, None)
+        if watch is not None:
+            self._give_back(watch)
+        if storage.nbytes():
+            self._born(storage, (storage.nbytes(),), torch.uint8, None)
+
+    def _event(self, action: str, address: int, size: int, stream: int, pool: int) -> None:
+        self._clock += 1
+        self._events.append(Event(action, address, size, self._clock, stream, pool, self._captured, self._tag))
+
+    # -- what no dispatch shows --------------------------------------------------------------------------------
+
+    def _inherit(self, first: FakeTensor, storage: Any) -> None:
+        old = first.untyped_storage()
+        watch = self._live.pop(old._cdata, None)
+        if watch is None or watch.nbytes != storage.nbytes():
+            if watch is not None:
+                self._live[watch.key] = watch
+            self._born(storage, tuple(first.shape), first.dtype, _ADD)
+            return
+        self._remember(storage, watch.address, watch.nbytes, watch.stream)
+
+    def _watch_resize(self) -> None:
+        original = torch.UntypedStorage.resize_
+        recorder = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            if recorder._running and not recorder.paused and storage.device.type == "meta":
+                watch = recorder._live.get(storage._cdata)
+                if (watch.nbytes if watch else 0) != storage.nbytes():
+                    recorder._resized(storage)
+            return result
+
+        self._resize = resize_
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+
+def _fakes(values: Iterable[Any]) -> list[FakeTensor]:
+    found: list[FakeTensor] = []
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value.fake_device.type != "meta" and value.layout is torch.strided:
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _fakes(value)
+    return found

@@ -1,0 +1,100 @@
+"""Rounds of a loop that ask the allocator for the same: a few are executed, the others told to the allocator again.
+
+A tile of an MLP, or a chunk of tokens before the head, makes the same allocations as the one before it, and what a
+tensor holds nobody looks at here. From the second round on, in which what the first one left is given back, the events
+of a round are those of the round before: they are noted once and repeated, stacks and tags included. Where the second
+round does not leave as much as it gives back, or does anything but take and give device memory, all are executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.recorder.round_log import Born, RoundLog
+
+__all__ = ["alike_rounds"]
+
+_EXECUTED = 3  # at most, until one is known to repeat the one before it
+
+
+def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[slice]:
+    """The rounds of a loop over ``rounds`` that are to be executed; those alike in length are repeated in between."""
+    first: RoundLog | None = None
+    pattern: _Pattern | None = None
+    length = None
+    for number, rows in enumerate(rounds):
+        if pattern is not None and rows.stop - rows.start == length:
+            pattern.repeat()
+            continue
+        if pattern is not None:
+            pattern.settle()
+            pattern = None
+        noted = recorder.note() if number < _EXECUTED and len(rounds) > 2 else None
+        try:
+            yield rows
+        finally:
+            if noted is not None:
+                recorder.end_note(noted)
+        if noted is not None and first is not None and rows.stop - rows.start == length:
+            pattern = _Pattern.of(recorder, first, noted)
+        first, length = noted, rows.stop - rows.start
+    if pattern is not None:
+        pattern.settle()
+
+
+class _Pattern:
+    """A round's events, with what it takes by number: its own, and what the round before had left."""
+
+    def __init__(self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int]) -> None:
+        self._recorder, self._steps = recorder, steps
+        self._left = left  # by number, where it is
+        self._watches = {number: recorder.watch_at(address) for number, address in left.items()}
+
+    @classmethod
+    def of(cls, recorder: FakeRecorder, first: RoundLog, second: RoundLog) -> _Pattern | None:
+        """None where the second round is not known to be one that goes on for ever."""
+        left_before, _ = first.left()
+        left, given = second.left()
+        before = [number for number, address in left_before.items() if address in given]
+        if not second.only_device or len(given) != len(before):
+            return None
+        sizes = (first.sizes(), second.sizes())
+        if [sizes[0][number] for number in before] != [sizes[1][number] for number in left]:
+            return None
+        if sizes[0] == sizes[1]:
+            if before != list(left):
+                return None
+        elif len({sizes[1][number] for number in left}) < len(left):
+            return None  # which of the first round's is which of the second's?
+        place = {left_before[number]: other for number, other in zip(before, left, strict=True)}
+        steps: list[Born | tuple[bool, int]] = []
+        alive: dict[int, int] = {}
+        count = 0
+        for step in second.steps:
+            if isinstance(step, Born):
+                alive[step.address] = count
+                count += 1
+                steps.append(step)
+            else:
+                steps.append((True, alive.pop(step)) if step in alive else (False, place[step]))
+        found = cls(recorder, steps, left)
+        return found if all(watch is not None for watch in found._watches.values()) else None
+
+    def repeat(self) -> None:
+        """One more round."""
+        mine: dict[int, int] = {}
+        count = 0
+        for step in self._steps:
+            if isinstance(step, Born):
+                mine[count] = self._recorder.take(step.nbytes, step.stream, step.captured, step.tag)
+                count += 1
+            else:
+                own, number = step
+                self._recorder.release(mine.pop(number) if own else self._left[number])
+        self._left = mine
+
+    def settle(self) -> None:
+        """What is alive stands for what the last round left."""
+        for number, watch in self._watches.items():
+            watch.address = self._left[number]

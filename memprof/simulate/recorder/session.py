@@ -1,0 +1,55 @@
+"""A recording session over fake tensors: phases and owners as in a real one, no facts about this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.recording.kv_caches import CacheWatch
+from memprof.recording.session import Session
+from memprof.simulate.recorder.host_memory import PROCESS_BYTES
+from memprof.simulate.recorder.owners import FakeOwnerBook
+from memprof.simulate.recorder.recorder import FakeRecorder
+
+__all__ = ["FakeSession"]
+
+
+class FakeSession(Session):
+    """As :class:`memprof.recording.session.Session`, but mistakes are raised: there is no run to protect.
+
+    ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights kept in ordinary host memory) are set
+    by what is simulated.
+    """
+
+    def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
+        super().__init__(recorder, config=config, rank=0, world_size=world_size)
+        self.fake_recorder = recorder
+        self.owners = self.book = FakeOwnerBook(recorder)
+        self.caches = CacheWatch(self.owners)
+        self.managed_bytes = self.host_bytes = 0
+        self.non_torch: int | None = None
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def _ask_holders(self) -> None:
+        """Nobody to ask: fake storages have no addresses, and the simulation's own objects would answer."""
+
+    def _sample(self) -> None:
+        """Nothing to sample: this process's memory says nothing about the run's."""
+
+    def _rss(self) -> int:
+        return PROCESS_BYTES + self.fake_recorder.host.held + self.managed_bytes + self.host_bytes
+
+    def to_raw(self) -> dict[str, Any]:
+        raw = super().to_raw()
+        pinned = self.fake_recorder.host
+        raw["memprof"]["host"] = {
+            "pinned_bytes": pinned.held,
+            "pinned_requested_bytes": pinned.requested_peak,
+            "managed_bytes": self.managed_bytes,
+            "rss_bytes": self._rss() if self.fake_recorder.cuda else None,
+        }
+        raw["memprof"]["non_torch_bytes"] = self.non_torch
+        raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
+        return raw

@@ -1,0 +1,1 @@
+"""Simulate one rank of many: FSDP2, tensor parallelism, ZeRO."""

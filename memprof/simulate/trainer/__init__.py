@@ -1,0 +1,1 @@
+"""Run TRL's own trainer, or a script's, on fake tensors."""

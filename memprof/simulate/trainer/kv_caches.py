@@ -1,0 +1,152 @@
+"""Generation's keys and values: a cache of full length, of the kind asked for, as decoding would have left it.
+
+Executed: transformers' dynamic, static and quantised caches. Modelled: what ``optimum-quanto`` makes of a tensor, where
+4 or 2 bits are asked for (its sources: values packed into bytes, a scale and a shift in the tensor's dtype for each
+group of 64); transformers' own fp8 cache needs no such package and is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from memprof.config.settings import Settings
+from memprof.simulate.world.fakes import patched
+
+__all__ = ["LayerShape", "cache_arguments", "filled_cache", "modelled_quanto", "shapes_of"]
+
+_GROUP = 64
+_BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
+
+
+class LayerShape(NamedTuple):
+    """One layer's keys and values, ``[batch, heads, tokens, width]``; only the tokens are not known yet."""
+
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def cache_arguments(settings: Settings) -> dict[str, Any]:
+    """What ``GRPOConfig`` is told so that generation uses this cache."""
+    if settings.cache_implementation == "dynamic":
+        return {}
+    arguments: dict[str, Any] = {"cache_implementation": settings.cache_implementation}
+    if settings.cache_implementation == "quantized":
+        arguments["generation_kwargs"] = {"cache_config": _quantisation(settings)}
+    return arguments
+
+
+def _quantisation(settings: Settings) -> dict[str, Any]:
+    if settings.cache_dtype == "fp8":
+        return {"backend": "fp8"}
+    return {"backend": "quanto", "nbits": _BITS[settings.cache_dtype]}
+
+
+def shapes_of(cache: Any) -> list[LayerShape]:
+    """The shapes a prompt's forward left in a cache."""
+    found = []
+    for layer in cache.layers:
+        quantised = getattr(layer, "_quantized_keys", None)
+        if quantised is None:
+            found.append(LayerShape(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype))
+        else:
+            keys, values = (_shape(part) for part in (quantised, layer._quantized_values))
+            found.append(LayerShape(keys, values, layer.dtype))
+    return found
+
+
+def _shape(quantised: Any) -> tuple[int, ...]:
+    return tuple(quantised.shape if isinstance(quantised, _Packed) else quantised[0].shape)
+
+
+def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Settings) -> Any:
+    """A cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
+    config = model.config.get_text_config(decoder=True)
+    if settings.cache_implementation == "quantized":
+        from transformers import QuantizedCache
+
+        arguments = _quantisation(settings)
+        cache = QuantizedCache(backend=arguments.pop("backend"), config=config, **arguments)
+        for index, shape in enumerate(shapes):
+            _fill_quantised(cache, index, shape, held)
+        return cache
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=config)
+    for index, shape in enumerate(shapes):
+        window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
+        _update(cache, index, shape, min(held, window - 1) if window else held)
+        if hasattr(cache.layers[index], "cumulative_length"):
+            cache.layers[index].cumulative_length = held
+    return cache
+
+
+def _fill_quantised(cache: Any, index: int, shape: LayerShape, held: int) -> None:
+    """Quantised up to the last few tokens: as many as can be held unquantised before the last token quantises all."""
+    layer = cache.layers[index]
+    plain = min(max(0, getattr(layer, "residual_length", 0) - 2), held - 1)
+    _update(cache, index, shape, held - plain)
+    if plain:
+        layer.keys, layer.values = _empty(shape, plain)
+    layer.cumulative_length = held
+
+
+def _update(cache: Any, index: int, shape: LayerShape, tokens: int) -> None:
+    keys, values = _empty(shape, tokens)
+    cache.update(keys, values, index)
+
+
+def _empty(shape: LayerShape, tokens: int) -> tuple[Any, Any]:
+    keys, values = (torch.empty(*s[:-2], tokens, s[-1], dtype=shape.dtype) for s in (shape.keys, shape.values))
+    return keys, values
+
+
+class _Packed(NamedTuple):
+    """A tensor in a few bits, as quanto keeps it."""
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
+    shape: tuple[int, ...]
+
+
+def _pack(tensor: torch.Tensor, bits: int) -> _Packed:
+    groups = tensor.reshape(-1, _GROUP) if tensor.numel() % _GROUP == 0 else tensor.reshape(-1, tensor.shape[-1])
+    low, high = torch.amin(groups, dim=1, keepdim=True), torch.amax(groups, dim=1, keepdim=True)
+    scale, shift = (high - low) / (2**bits - 1), -low
+    values = torch.clamp(torch.round((groups + shift) / scale), 0, 2**bits - 1).to(torch.uint8)
+    per_byte = 8 // bits
+    rows = values.reshape(per_byte, -1)
+    packed = rows[0]
+    for place in range(1, per_byte):
+        packed = packed | (rows[place] << (bits * place))
+    return _Packed(packed, scale, shift, tuple(tensor.shape))
+
+
+def _unpack(packed: _Packed, bits: int) -> torch.Tensor:
+    mask = 2**bits - 1
+    parts = [(packed.data >> (bits * place)) & mask for place in range(8 // bits)]
+    values = torch.cat(parts).reshape(packed.scale.shape[0], -1)
+    return (packed.scale * values - packed.shift).reshape(packed.shape)
+
+
+@contextlib.contextmanager
+def modelled_quanto() -> Iterator[None]:
+    """While open, transformers' quantised cache does without ``optimum-quanto``."""
+    from transformers import cache_utils
+
+    base: Any = cache_utils.QuantizedLayer
+
+    class ModelledLayer(base):  # type: ignore[misc]
+        def _quantize(self, tensor: Any, axis: int) -> _Packed:
+            return _pack(tensor, self.nbits)
+
+        def _dequantize(self, q_tensor: Any) -> Any:
+            return _unpack(q_tensor, self.nbits)
+
+    with patched((cache_utils, "QuantoQuantizedLayer", ModelledLayer)):
+        yield

@@ -1,0 +1,236 @@
+"""What a training script finds when it is run to be simulated: models without weights, tokenizers and data if at hand.
+
+The script's own lines run as they are, outside the fake mode. Whatever loads weights gives a model on ``meta``, built
+from its config; hubs are not asked; where a tokenizer or a dataset is not on this machine, a stand-in takes its place
+and a note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from memprof.config.from_trainer import ARGUMENTS
+from memprof.errors import InputError
+from memprof.simulate.trainer.models import load_config, quantize_nf4
+from memprof.simulate.world.fakes import patched
+
+__all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
+
+Note = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
+    """Loading, moving and arguments, as a script without a GPU, weights or network needs them."""
+    import datasets
+    import huggingface_hub.constants as hub
+    import transformers
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+    reading = _Loading(note)
+    data = [(datasets, name, _data_or_stand_in(getattr(datasets, name), note)) for name in _LOADERS]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched((hub, "HF_HUB_OFFLINE", True), (datasets.config, "HF_HUB_OFFLINE", True), *data))
+        stack.enter_context(
+            patched(
+                (nn.Module, "to", _moved(nn.Module.to)),
+                (nn.Module, "cuda", lambda self, *_, **__: self),
+                (
+                    transformers.TrainingArguments,
+                    "__post_init__",
+                    _on_no_gpu(transformers.TrainingArguments, note, changes),
+                ),
+            )
+        )
+        # Every auto class has a copy of its own of the method.
+        autos = [kind for kind in _below(_BaseAutoModelClass) if "from_pretrained" in vars(kind)]
+        for kind, method in (
+            *((kind, reading.model) for kind in autos),
+            (transformers.PreTrainedModel, reading.model),
+            (transformers.AutoConfig, reading.config),
+            (transformers.GenerationConfig, reading.generation_config),
+            (transformers.AutoTokenizer, reading.tokenizer),
+            (transformers.AutoProcessor, reading.tokenizer),
+        ):
+            stack.enter_context(_class_method(kind, "from_pretrained", method))
+        yield
+
+
+_LOADERS = ("load_dataset", "load_from_disk")
+
+
+def _below(kind: Any) -> list[Any]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in _below(child))]
+
+
+@contextlib.contextmanager
+def _class_method(kind: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """``method(original, cls, ...)`` in place of a class method; what stood in the class itself is put back."""
+    original = vars(kind).get(name)
+    bound = getattr(kind, name)
+
+    def replaced(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(original.__get__(None, cls) if original is not None else bound, cls, *args, **kwargs)
+
+    setattr(kind, name, classmethod(replaced))
+    try:
+        yield
+    finally:
+        if original is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, original)
+
+
+class _Loading:
+    """``from_pretrained``, without weights."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    def config(self, original: Any, cls: Any, name: Any, **kwargs: Any) -> Any:
+        try:
+            return original(name, **{**kwargs, "local_files_only": True})
+        except (OSError, ValueError, ImportError):
+            config = load_config(str(name))
+        return (config, {}) if kwargs.get("return_unused_kwargs") else config
+
+    def generation_config(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(name, *args, **{**kwargs, "local_files_only": True})
+        except (OSError, ValueError):
+            return cls()
+
+    def model(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("config")
+        if config is None:
+            config = load_config(str(name))
+        asked = kwargs.get("dtype", kwargs.get("torch_dtype"))
+        kind = _dtype_of(asked, config)
+        if asked is None:
+            self._note(f"{name}: no dtype was asked for; {str(kind).removeprefix('torch.')} is taken")
+        attention = kwargs.get("attn_implementation") or "sdpa"
+        if attention not in ("sdpa", "eager"):
+            self._note(f"{name}: {attention} is simulated as torch's own attention, which chooses flash where it can")
+            attention = "sdpa"
+        with torch.device("meta"):
+            make = getattr(cls, "from_config", None) or cls._from_config
+            model = make(config, dtype=kind, attn_implementation=attention)
+            quantization = kwargs.get("quantization_config")
+            if kwargs.get("load_in_4bit") or getattr(quantization, "load_in_4bit", False):
+                quantize_nf4(model)
+            elif quantization is not None:
+                raise InputError(f"{name}: only 4-bit quantization (bitsandbytes NF4) can be simulated.")
+        model.tie_weights()
+        model.config._name_or_path = str(name)
+        return model
+
+    def tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(name, *args, **{**kwargs, "local_files_only": True})
+        except Exception as error:  # whatever the library says when there is nothing on this machine
+            del error
+        self._note(f"{name}: its tokenizer is not on this machine; a stand-in counts four characters as a token")
+        return tokenizer_of_few_words()
+
+
+def _dtype_of(asked: Any, config: Any) -> torch.dtype:
+    if isinstance(asked, torch.dtype):
+        return asked
+    if isinstance(asked, str) and asked != "auto":
+        return getattr(torch, asked.removeprefix("torch."))  # type: ignore[no-any-return]
+    kept = getattr(config, "dtype", None)
+    if isinstance(kept, str):
+        kept = getattr(torch, kept.removeprefix("torch."), None)
+    return kept if isinstance(kept, torch.dtype) else torch.bfloat16  # what today's checkpoints are kept in
+
+
+def tokenizer_of_few_words() -> Any:
+    """Cuts text into pieces of four characters, all of them the same token, and knows a chat template."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1, "<eos>": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]{1,4}"), "isolated")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+    made.chat_template = "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
+    return made
+
+
+def _data_or_stand_in(original: Any, note: Note) -> Callable[..., Any]:
+    def load(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except Exception as error:  # offline, gated, unknown: all the same here
+            what = args[0] if args else kwargs.get("path", "a dataset")
+            note(f"dataset {what}: not on this machine ({type(error).__name__}); its rows are not known")
+            return NoData()
+
+    return load
+
+
+class NoData:
+    """A dataset nobody has: every column and every change of it is there, and no row is."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self if isinstance(key, (str, slice)) else _Anything()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1000
+
+
+class _Anything(dict):  # type: ignore[type-arg]
+    """A row with an empty text in every column."""
+
+    def __missing__(self, key: Any) -> str:
+        return ""
+
+
+def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to`` for modules without values: there is no device to move to, a dtype is taken."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        first = next(iter(self.parameters()), None)
+        if first is None or (first.device.type != "meta" and not hasattr(first, "fake_device")):
+            return original(self, *args, **kwargs)
+        _, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        return self if dtype is None else original(self, dtype=dtype)
+
+    return to
+
+
+def _on_no_gpu(kind: Any, note: Note, changes: Mapping[str, Any]) -> Callable[[Any], None]:
+    """Training arguments as this machine can hold them; what the run would have on its own is kept apart."""
+    original = kind.__post_init__
+
+    def check(self: Any) -> None:
+        self.use_cpu = True
+        self.tf32 = None
+        for ours, theirs in ARGUMENTS.items():
+            if ours in changes and hasattr(self, theirs):
+                setattr(self, theirs, changes[ours])
+        if getattr(self, "fp16", False):
+            self.fp16, self.bf16 = False, True
+            note("fp16 is simulated as bf16: the same sizes; the loss scaler's few scalars are left out")
+        for name in ("deepspeed", "fsdp", "torch_compile"):
+            if getattr(self, name, None):
+                note(f"{name} is left out: one process without it was simulated")
+                setattr(self, name, None if name == "deepspeed" else [] if name == "fsdp" else False)
+        original(self)
+
+    return check

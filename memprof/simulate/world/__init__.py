@@ -1,0 +1,1 @@
+"""The world a simulated run sees: fake tensors, attention kernels, autocast rules."""

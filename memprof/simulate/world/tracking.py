@@ -1,0 +1,136 @@
+"""The dispatch mode above torch's fake mode: shows operations to the recorder, answers what no fake tensor can."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memprof.simulate.recorder.recorder import FakeRecorder
+
+__all__ = ["Tracking", "scalar_of"]
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows every operation to the recorder, and answers those that ask for values no fake tensor has.
+
+    Args:
+        recorder: told of every operation.
+        truth: what ``mask.all()`` is: True where nothing is padded.
+        selected: how many entries of a boolean mask of this shape are set (an upper bound where unknown).
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: FakeRecorder, truth: bool, selected: Callable[[tuple[int, ...]], int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+        self._truth = truth
+        self._selected = selected
+        self._foreign: dict[type, bool] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # asked for by C++ at every turn; nothing is made
+            return args[0].fake_device if type(args[0]) is FakeTensor else func(*args)
+        kwargs = kwargs or {}
+        for kind in types:
+            if self._is_foreign(kind):
+                return NotImplemented
+        if kwargs.get("pin_memory"):  # there is no device to pin for; the recorder counts it
+            with self._recorder.on_host():
+                out = func(*args, **{**kwargs, "pin_memory": False})
+                self._recorder.see(func, args, kwargs, out)
+            return out
+        special = _SPECIAL.get(func)
+        out = special(self, func, args, kwargs) if special is not None else func(*args, **kwargs)
+        self._recorder.see(func, args, kwargs, out)
+        return out
+
+    def _is_foreign(self, kind: type) -> bool:
+        answer = self._foreign.get(kind)
+        if answer is None:
+            plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+            implements = getattr(kind, "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
+            answer = kind not in plain and implements is not torch._C._disabled_torch_dispatch_impl
+            answer = self._foreign[kind] = answer and not issubclass(kind, FakeTensor)
+        return answer
+
+    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if not isinstance(tensor, FakeTensor):
+            return func(*args, **kwargs)
+        if tensor.constant is not None:
+            return tensor.constant.item()
+        return scalar_of(tensor)
+
+    def _reduced(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if isinstance(out, FakeTensor):
+            # Masks are asked by transformers whether anything is padded; elsewhere it is "is everything NaN?".
+            out._memprof_scalar = self._truth and _asked_by("transformers")  # type: ignore[attr-defined]
+        return out
+
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
+        source, indices = args[0], args[1]
+        for tensor in (source, *indices):
+            if isinstance(tensor, FakeTensor):
+                tensor.constant = None  # the fake mode would look up a made-up position in real data
+        masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        if not masks:
+            return func(*args, **kwargs)
+        plain: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                plain.append(index)
+                continue
+            found = source.new_empty((self._selected(tuple(index.shape)), index.dim()), dtype=torch.int64)
+            if self._recorder.cuda:  # a tensor trace on the CPU cannot see it either
+                self._recorder.see(torch.ops.aten.nonzero.default, (index,), {}, found)
+            plain += [found[:, i] for i in range(index.dim())]
+        return func(source, plain, *args[2:], **kwargs)
+
+    def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
+        mask = args[0]
+        return mask.new_empty((self._selected(tuple(mask.shape)), mask.dim()), dtype=torch.int64)
+
+    def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0].new_empty((self._selected(tuple(args[1].shape)),))
+
+
+_ATEN = torch.ops.aten
+_SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
+    _ATEN._local_scalar_dense.default: Tracking._scalar,
+    _ATEN.all.default: Tracking._reduced,
+    _ATEN.index.Tensor: Tracking._index,
+    _ATEN.nonzero.default: Tracking._nonzero,
+    _ATEN.masked_select.default: Tracking._masked_select,
+}
+
+
+def scalar_of(tensor: Any) -> Any:
+    """A value for a scalar nobody computed: what ``all`` is said to be, else False, 1 or 1.0."""
+    known = getattr(tensor, "_memprof_scalar", None)
+    if known is not None:
+        return known
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _asked_by(package: str) -> bool:
+    """Whether the innermost Python code outside torch belongs to ``package``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch.", "contextlib")):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)

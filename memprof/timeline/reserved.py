@@ -1,0 +1,108 @@
+"""Find which stretches of the device the allocator held, and when.
+
+A region is a segment, or one stretch of an expandable segment between two places where pages were
+ever mapped or unmapped; each has one row per lifetime, by the timeline's convention for instants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.snapshot.model import I32, I64, Action, Segments, Trace
+
+__all__ = ["Regions", "regions_of"]
+
+_PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
+# A hostile file can make every unmap span every map; real ones stay near one stretch an event.
+_STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Rows by address, then time. ``page`` is 0 for ordinary segments, which come and go whole."""
+
+    address: I64
+    size: I64
+    begin_event: I64
+    end_event: I64
+    pool: I32
+    page: I64
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    def alive_at(self, instant: int) -> I64:
+        """Rows there at ``instant``, by address."""
+        return np.flatnonzero((self.begin_event < instant) & (instant <= self.end_event))
+
+
+def regions_of(trace: Trace, segments: Segments | None) -> Regions:
+    """Every region that existed between the first event and the last."""
+    final = segments if segments is not None else _no_segments()
+    whole = _lifetimes(trace, final, Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, expandable=False)
+    paged = _lifetimes(trace, final, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP, expandable=True)
+    parts = [np.concatenate([a, b]) for a, b in zip(whole, paged, strict=True)]
+    order = np.lexsort((parts[2], parts[0]))
+    address, size, begin, end, pool, page = (part[order] for part in parts)
+    return Regions(address, size, begin, end, pool.astype(np.int32), page)
+
+
+def _no_segments() -> Segments:
+    none, flags = np.empty(0, np.int64), np.empty(0, np.bool_)
+    return Segments(none, none, none, none.astype(np.int32), none.astype(np.int32), flags, flags)
+
+
+def _lifetimes(
+    trace: Trace, final: Segments, gain: Action, loss: Action, *, expandable: bool
+) -> tuple[I64, I64, I64, I64, I64, I64]:
+    """Address, size, begin, end, pool and page of the stretches of one kind."""
+    count = len(trace)
+    event = np.flatnonzero((trace.action == gain) | (trace.action == loss))
+    last = np.flatnonzero(final.expandable == expandable)
+    # One entry per event and, at the end of time, one per segment that is still there.
+    start = np.concatenate([trace.address[event], final.address[last]])
+    size = np.concatenate([trace.size[event], final.total[last]])
+    when = np.concatenate([event, np.full(len(last), count)])
+    rises = np.concatenate([trace.action[event] == gain, np.ones(len(last), np.bool_)])
+    pool = np.concatenate([trace.pool[event], final.pool[last]]).astype(np.int64)
+    large = np.concatenate([size[: len(event)] > _PAGE_SMALL, final.large[last]])
+    if expandable:
+        entry, start, size = _stretches(start, size)
+        when, rises, pool, large = when[entry], rises[entry], pool[entry], large[entry]
+    order = np.lexsort((when, start))
+    start, size, when, rises, pool, large = (c[order] for c in (start, size, when, rises, pool, large))
+    same = np.zeros(len(start) + 1, np.bool_)
+    np.equal(start[1:], start[:-1], out=same[1:-1]) if len(start) else None
+
+    # A row is born at a rise, or before the trace where the first entry is a fall or the final state.
+    first = ~same[:-1]
+    ghost = first & (~rises | (when == count))
+    born = np.flatnonzero(ghost | (rises & (when < count)))
+    begin = np.where(ghost[born], -1, when[born])
+    # It ends at its own fall (a ghost known by it) or the next entry's, else it is there at the end.
+    own = ghost[born] & ~rises[born]
+    following = np.minimum(born + 1, max(len(start) - 1, 0))
+    end = np.where(same[1:][born], when[following], count)
+    end = np.where(own, when[born], end)
+    # Where it is still there at the end, the final segment knows best: old traces name no pools.
+    last_entry = np.where(same[1:][born] & (when[following] == count), following, born)
+    pool, large = pool[last_entry], large[last_entry]
+    page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(born), np.int64)
+    return start[born], size[born], begin, end, pool, page
+
+
+def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
+    """Cut ranges at every place where any of them begins or ends: (entry, start, size) of the parts."""
+    edges = np.unique(np.concatenate([start, start + size]))
+    low, high = np.searchsorted(edges, start), np.searchsorted(edges, start + size)
+    parts = np.maximum(high - low, 0)
+    total = int(parts.sum())
+    if total > _STRETCHES_EACH * len(start) + _STRETCHES_FREE:
+        return np.arange(len(start)), start, size
+    entry = np.repeat(np.arange(len(start)), parts)
+    inside = np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)
+    at = low[entry] + inside
+    return entry, edges[at], edges[np.minimum(at + 1, max(len(edges) - 1, 0))] - edges[at]

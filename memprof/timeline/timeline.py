@@ -1,0 +1,295 @@
+"""Allocation lifetimes of one device, rebuilt from its trace and its final state.
+
+Instants: ``k`` is the state after the first ``k`` events, ``0 <= k <= n_events``. A row is alive at
+``k`` when ``alloc_event < k <= free_event``. Blocks that were there before the first event
+("ghosts") have ``alloc_event == -1``; what is still alive at the end has ``free_event == n_events``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.allocator.settings import settings_of
+from memprof.errors import InputError
+from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
+from memprof.timeline.block_sizes import block_sizes
+from memprof.timeline.lifetimes import Rows, pair_blocks
+from memprof.timeline.reserved import Regions, regions_of
+from memprof.vocabulary import History, Kind
+
+__all__ = ["Timeline", "build_timeline", "history_of"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One row per allocation lifetime, and the running totals.
+
+    Row columns: ``address``; ``size`` (block bytes, what the device holds); ``requested`` bytes;
+    ``alloc_event``, ``release_event`` (free_requested) and ``free_event`` (free_completed), see the
+    module's convention for instants; ``born_us``/``died_us`` (``died_us`` is -1 while alive);
+    ``stream``, ``pool``, ``stack`` and ``metadata`` index the snapshot's tables.
+
+    Totals have ``n_events + 1`` entries, one an instant: ``active`` = bytes whose free has not
+    completed, ``allocated`` = bytes the program holds, ``requested_total`` = live requested bytes,
+    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time, and
+    ``history`` says how much of the run the events cover.
+    """
+
+    device: int
+    n_events: int
+    event_us: I64
+    address: I64
+    size: I64
+    requested: I64
+    alloc_event: I64
+    release_event: I64
+    free_event: I64
+    born_us: I64
+    died_us: I64
+    stream: I64
+    pool: I32
+    stack: I32
+    metadata: I32
+    active: I64
+    allocated: I64
+    requested_total: I64
+    reserved: I64 | None
+    oom_events: I64
+    regions: Regions
+    history: History = History.NONE
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    def alive_at(self, instant: int) -> NDArray[np.int64]:
+        """Rows alive (active) at ``instant``, in order of birth."""
+        return np.flatnonzero((self.alloc_event < instant) & (instant <= self.free_event))
+
+    def row_at(self, address: int, instant: int) -> int | None:
+        """The row alive at ``instant`` whose block begins at ``address``."""
+        alive = (self.address == address) & (self.alloc_event < instant) & (instant <= self.free_event)
+        found = np.flatnonzero(alive)
+        return int(found[0]) if len(found) else None
+
+    def time_us(self, instant: int) -> int:
+        """When ``instant`` began: the time of the event that led to it (0 without events)."""
+        if not self.n_events:
+            return 0
+        return int(self.event_us[max(instant - 1, 0)])
+
+    def instant_at(self, time_us: int) -> int:
+        """The state at ``time_us``: after every event up to and including that time."""
+        return int(np.searchsorted(self.event_us, time_us, side="right"))
+
+    @property
+    def peak_instant(self) -> int:
+        """First instant of the highest ``allocated``."""
+        return int(np.argmax(self.allocated))
+
+    @property
+    def max_requested(self) -> int:
+        """The highest sum of live requested bytes."""
+        return int(self.requested_total.max())
+
+
+def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
+    """Lifetimes on ``device`` (default: the one with the highest peak of requested bytes).
+
+    Raises:
+        InputError: the snapshot holds nothing about that device, or nothing at all.
+    """
+    devices = snapshot.devices
+    name = snapshot.path or "the snapshot"
+    if not devices:
+        raise InputError(f"{name}: holds no event and no segment; was recording enabled before it was written?")
+    if device is None:
+        lines = [build_timeline(snapshot, d) for d in devices]
+        return max(lines, key=lambda t: t.max_requested)
+    if device not in devices:
+        raise InputError(f"{name}: has nothing on device {device}; it has {', '.join(map(str, devices))}.")
+    trace = snapshot.traces.get(device) or _no_events()
+    blocks, segments = snapshot.blocks.get(device), snapshot.segments.get(device)
+    notes: list[str] = []
+    rows = pair_blocks(trace, blocks, segments, notes)
+    regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
+    _add_pools(rows, trace, regions)
+    sizes = _sizes(rows, snapshot, regions, notes)
+    _note_strays(rows, blocks, len(trace), notes)
+    timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
+    timeline = replace(timeline, history=_history(snapshot, trace, rows))
+    _note_capacity(timeline, snapshot, notes)
+    return timeline
+
+
+def _no_events() -> Trace:
+    none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
+    return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
+
+
+def _add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
+    """Before torch 2.10 events name no pool: that of the segment around them, where it is still there."""
+    private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
+    if not len(private) or np.any(trace.pool):
+        return
+    at = np.searchsorted(regions.address[private], rows.address, side="right") - 1
+    region = private[np.maximum(at, 0)]
+    inside = (at >= 0) & (rows.address < regions.address[region] + regions.size[region])
+    inside &= regions.begin_event[region] <= rows.alloc_event
+    rows.pool[inside] = regions.pool[region[inside]]
+
+
+def _sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
+    """Requested and block bytes of every row.
+
+    A trace's sizes are requests in some files and blocks in others: what is still there at the end
+    shows which. Blocks freed within the trace get their size from the allocator's rules.
+    """
+    ended, known = rows.trace_size >= 0, rows.block_size >= 0
+    if snapshot.kind is Kind.TRACE:
+        size = np.where(ended, rows.trace_size, rows.block_requested)
+        return size, size
+    both = ended & known
+    as_requested = np.count_nonzero(rows.trace_size[both] == rows.block_requested[both])
+    as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
+    requested = np.where(known, rows.block_requested, rows.trace_size)
+    if as_block > as_requested:
+        notes.append("the trace holds block sizes: what was requested is not known for blocks freed in it")
+        return requested, np.where(known, rows.block_size, rows.trace_size)
+    settings = settings_of(snapshot.settings)
+    if not settings.expandable_segments and np.any(regions.page > 0):
+        settings = replace(settings, expandable_segments=True)
+    size, derived = block_sizes(rows, requested, regions, settings)
+    if derived:
+        notes.append(f"the sizes of {derived:,} blocks freed during the recording follow from the allocator's rules")
+    return requested, size
+
+
+def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]) -> None:
+    """Say so where blocks that were never freed are missing from the final state."""
+    if blocks is None or not len(blocks):
+        return
+    strays = (rows.free_event == count) & (rows.block_size < 0)
+    if np.any(strays):
+        notes.append(
+            f"{np.count_nonzero(strays)} blocks ({rows.trace_size[strays].sum():,} bytes) were never freed "
+            "and yet are not in the final state; they are counted as alive"
+        )
+
+
+def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
+    """Say so where torch counts more than the device has, as it does for memory an engine put to sleep."""
+    total = snapshot.extra.get("device", {}).get("total_bytes")
+    if timeline.reserved is None or not isinstance(total, int) or total <= 0:
+        return
+    most = int(timeline.reserved.max())
+    if most > total and snapshot.kind is Kind.SIMULATED:
+        notes.append(f"The run would reserve {most:,} bytes, more than the device's {total:,}.")
+    elif most > total:
+        notes.append(
+            f"torch counts {most:,} bytes reserved at most, more than the device's {total:,}: a pluggable "
+            "allocator (an engine's sleep mode) has given memory back that torch still counts"
+        )
+
+
+def _totals(
+    device: int,
+    kind: Kind,
+    trace: Trace,
+    segments: Segments | None,
+    regions: Regions,
+    rows: Rows,
+    sizes: tuple[I64, I64],
+    notes: list[str],
+) -> Timeline:
+    requested, size = sizes
+    active = _running(size, rows.alloc_event, rows.free_event, len(trace))
+    reserved = None if kind is Kind.TRACE else _reserved(trace, segments)
+    if reserved is not None and np.any(reserved < active):
+        notes.append("the blocks in use exceed the recorded segments; reserved bytes are raised to hold them")
+        reserved = np.maximum(reserved, active)
+    count = len(trace)
+    event_us = np.maximum.accumulate(trace.time_us) if count else trace.time_us
+    died = np.full(len(rows.address), -1, np.int64)
+    ended = rows.free_event < count
+    died[ended] = event_us[rows.free_event[ended]]
+    born = np.full(len(rows.address), event_us[0] if count else 0, np.int64)
+    seen = rows.alloc_event >= 0
+    born[seen] = event_us[rows.alloc_event[seen]]
+    return Timeline(
+        device=device,
+        n_events=count,
+        event_us=event_us,
+        address=rows.address,
+        size=size,
+        requested=requested,
+        alloc_event=rows.alloc_event,
+        release_event=rows.release_event,
+        free_event=rows.free_event,
+        born_us=born,
+        died_us=died,
+        stream=rows.stream,
+        pool=rows.pool,
+        stack=rows.stack,
+        metadata=rows.metadata,
+        active=active,
+        allocated=_running(size, rows.alloc_event, rows.release_event, count),
+        requested_total=_running(requested, rows.alloc_event, rows.free_event, count),
+        reserved=reserved,
+        oom_events=np.flatnonzero(trace.action == Action.OOM),
+        regions=regions,
+        notes=notes,
+    )
+
+
+def _running(size: I64, begin: I64, end: I64, count: int) -> I64:
+    """The sum of ``size`` over what lives at each instant; a row that ends before it begins never lives."""
+    change = np.zeros(count + 2, np.int64)
+    lives = begin < end
+    np.add.at(change, begin[lives] + 1, size[lives])
+    np.subtract.at(change, end[lives] + 1, size[lives])
+    return np.cumsum(change)[: count + 1]
+
+
+def _reserved(trace: Trace, segments: Segments | None) -> I64:
+    """Bytes of segments at each instant, from their sum at the end backwards."""
+    sign = np.zeros(Action.UNKNOWN + 1, np.int64)
+    sign[[Action.SEGMENT_ALLOC, Action.SEGMENT_MAP]] = 1
+    sign[[Action.SEGMENT_FREE, Action.SEGMENT_UNMAP]] = -1
+    after = np.concatenate([[0], np.cumsum(sign[trace.action] * trace.size)])
+    total = int(segments.total.sum()) if segments is not None else int(after[-1] - after.min())
+    reserved: I64 = after + (total - after[-1])
+    return reserved
+
+
+def history_of(snapshot: Snapshot, device: int) -> History:
+    """How much of the run the snapshot's events cover; ``Timeline.history`` where there is a timeline.
+
+    What the recorder itself noted wins. Else: no events (``none``); nothing there before the first
+    event (``complete``); as many events as a round ring buffer holds (``truncated``: the oldest
+    were overwritten); otherwise recording began when memory was in use (``started_late``).
+    """
+    trace = snapshot.traces.get(device) or _no_events()
+    rows = pair_blocks(trace, snapshot.blocks.get(device), snapshot.segments.get(device), [])
+    return _history(snapshot, trace, rows)
+
+
+def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
+    recorded = snapshot.extra.get("recorded", {}).get("history")
+    if recorded is not None:  # one of ours: the reader has checked it
+        return History(recorded)
+    if not np.any(trace.action <= Action.FREE_COMPLETED):
+        return History.NONE
+    if not np.any(rows.alloc_event < 0):
+        return History.COMPLETE
+    longest = max(len(t) for t in snapshot.traces.values())
+    return History.TRUNCATED if _is_ring_size(longest) else History.STARTED_LATE
+
+
+def _is_ring_size(count: int) -> bool:
+    """Whether a person would have typed this number as ``max_entries``."""
+    digits = str(count).rstrip("0")
+    return count >= 1000 and ((len(digits) <= 2 and count % 1000 == 0) or count & (count - 1) == 0)

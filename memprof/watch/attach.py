@@ -1,0 +1,341 @@
+"""Watching a worker that has no Trainer: an actor, critic or rollout process of verl, OpenRLHF, NeMo-RL and the like.
+
+Inside the worker::
+
+    watch = memprof.attach(model=model, optimizer=optimizer, role="actor", output_dir="/shared/memprof")
+    watch.methods(self, generate_sequences="generate", compute_log_prob="old_logprobs")   # or: with watch.phase(...)
+
+A ring with stacks runs from then on. It is written when memory runs out, when :meth:`Attachment.dump` is called, and
+when the driver asks: through Ray (:func:`memprof.collect`) or through a file (:func:`memprof.request_dump`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memprof.errors import UsageError
+from memprof.recording.api import switched_off
+
+__all__ = ["REQUEST", "Attachment", "attach", "attached"]
+
+# A worker's role, and what its model's parameters are then.
+_ROLES = {
+    "actor": "policy", "policy": "policy", "critic": "value", "value": "value", "reference": "reference",
+    "ref": "reference", "reward": "reward", "rollout": "engine", "engine": "engine",
+}  # fmt: skip
+# Entries the ring of a tensor trace keeps; CUDA's keeps a million.
+_RING = 200_000
+# A file the driver leaves in the folder of all workers.
+REQUEST = "dump.request"
+
+_attached: dict[str, Attachment] = {}
+
+
+def attach(
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    role: str = "actor",
+    reference_model: Any = None,
+    output_dir: str | os.PathLike[str] = "_memprof",
+    rank: int | None = None,
+    world_size: int | None = None,
+    device: Any = None,
+    kind: str = "auto",
+    max_entries: int | None = None,
+    stacks: str | None = "python",
+    config: Mapping[str, Any] | None = None,
+    redact: bool = False,
+) -> Attachment:
+    """Begin to watch this process. With ``MEMPROF=0`` in the environment, and where recording cannot begin, nothing is.
+
+    Args:
+        model: what this worker runs; a wrapper (FSDP, DistributedDataParallel) or the module in it.
+        optimizer: whose state is to be known; optimizers that step are found without it.
+        role: ``actor``, ``critic``, ``reference``, ``reward`` or ``rollout``.
+        reference_model: another model in the same worker.
+        output_dir: a folder for all workers; each role writes into a folder of its own in it.
+        rank, world_size: this worker's place among those of its role; by default the process group's, else the
+            environment's.
+        device, kind, max_entries, stacks: as in :func:`memprof.record`.
+        config: facts about the run, kept with it.
+        redact: leave this machine's paths and name out of what is written.
+
+    Raises:
+        UsageError: an unknown role, or this process has one attached already.
+    """
+    if role not in _ROLES:
+        raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
+    if role in _attached:
+        raise UsageError(f"this process has a {role!r} attached already; detach it first.")
+    from memprof.recording.api import _device_of, make_recorder
+    from memprof.recording.session import Session
+    from memprof.vocabulary import Kind
+
+    place = _place(rank, world_size)
+    watch = Attachment(role, Path(output_dir) / role, place[0])
+    if switched_off():
+        return watch
+    try:
+        recorder = make_recorder(
+            device if device is not None else _device_of(model), kind, max_entries=max_entries, stacks=stacks
+        )
+        if recorder.kind is Kind.TRACE and max_entries is None:
+            recorder = make_recorder(
+                _device_of(model) if device is None else device, kind, max_entries=_RING, stacks=stacks
+            )
+        facts = {"role": role, **(config or {})}
+        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact)
+        for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
+            if one is not None:
+                session.add_model(one, what)
+        if optimizer is not None:
+            session.owners.add_optimizer(optimizer)
+        session.start()
+    except UsageError:
+        raise
+    except Exception as error:
+        warnings.warn(f"memprof could not begin to watch ({error!r}); the worker runs unwatched.", stacklevel=2)
+        return watch
+    watch._begin(session)
+    _attached[role] = watch
+    return watch
+
+
+def attached(role: str | None = None) -> Attachment | None:
+    """What this process has attached: of ``role``, or the first."""
+    if role is not None:
+        return _attached.get(role)
+    return next(iter(_attached.values()), None)
+
+
+class Attachment:
+    """A watched worker; made by :func:`attach`. Nothing here raises into the worker.
+
+    Attributes:
+        role: as given.
+        folder: where its files go.
+        rank: its place.
+        snapshots: what was written so far.
+    """
+
+    def __init__(self, role: str, folder: Path, rank: int) -> None:
+        self.role = role
+        self.folder = folder
+        self.rank = rank
+        self.snapshots: list[Path] = []
+        self._session: Any = None
+        self._seams: Any = None
+        self._waited: list[tuple[Any, str, Any]] = []
+        self._step = 0
+        self._asked = 0.0
+
+    # -- what a worker calls -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Mark what the code inside does; out of memory in it is written down, and passes on."""
+        from memprof.recording.phases import phase_id
+
+        mark = self._enter(phase_id(name), step)
+        try:
+            yield
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._leave(mark)
+
+    def step(self, number: int) -> None:
+        """The training step that runs from now on."""
+        self._step = number
+        if self._session is not None:
+            self._session.set_step(number)
+
+    def methods(self, worker: Any, **phases: str) -> list[str]:
+        """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
+
+        ``"train"`` is for a method that does everything: forward, backward and optimizer step are told apart inside.
+        Only this object is changed, until :meth:`detach`. Methods it does not have are left out; awaited ones will do.
+
+        Returns:
+            The names that were wrapped.
+
+        Raises:
+            UsageError: a phase that is none.
+        """
+        from memprof.recording.phases import phase_id
+        from memprof.recording.training_regions import TRAIN
+
+        names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
+        if self._session is None:
+            return []
+        from memprof.compat.seams import Seams
+
+        if self._seams is None:
+            self._seams = Seams(lambda error: self._session.fail(error), self._failed)
+        return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
+
+    def dump(self, reason: str = "asked for") -> Path | None:
+        """Write what the ring holds now: the snapshot's path, or None where that could not be done."""
+        session = self._session
+        if session is None:
+            return None
+        path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            session.notes = [*(n for n in session.notes if not n.startswith("written ")), f"written because {reason}"]
+            session.write(path)
+        except Exception as error:
+            warnings.warn(f"memprof could not write {path} ({error}).", stacklevel=2)
+            return None
+        self.snapshots = [*(p for p in self.snapshots if p != path), path]
+        return path
+
+    def report(self, path: Path | None = None) -> dict[str, Any] | None:
+        """The report of a snapshot (the newest), its JSON written beside it; None where there is none."""
+        path = path or (self.snapshots[-1] if self.snapshots else None)
+        if path is None:
+            return None
+        try:
+            from memprof.advice.advised import analyze
+            from memprof.reports.json import write_json
+            from memprof.snapshot import load_snapshot
+
+            found = analyze(load_snapshot(path)).to_dict()
+            write_json(found, path.with_suffix(".json"))
+        except Exception as error:
+            warnings.warn(f"memprof could not report on {path} ({error}).", stacklevel=2)
+            return None
+        return found
+
+    def detach(self, dump: bool = True) -> Path | None:
+        """End; what the ring holds is written unless ``dump`` is false. The snapshot's path, where one was written."""
+        session = self._session
+        if session is None:
+            return None
+        if self._seams is not None:
+            self._seams.restore()
+        for worker, method, waited in self._waited:
+            if vars(worker).get(method) is waited:
+                delattr(worker, method)
+        session.stop()
+        path = self.dump("the worker was done") if dump else None
+        self._session = self._seams = None
+        _attached.pop(self.role, None)
+        return path
+
+    # -- our own -----------------------------------------------------------------------------------------------
+
+    def _begin(self, session: Any) -> None:
+        self._session = session
+        self._asked = time.time()
+        session.on_oom(lambda: self.dump("memory ran out"))
+
+    def _enter(self, phase: str, step: int | None = None) -> Any:
+        return None if self._session is None else self._session.enter_phase(phase, step)
+
+    def _leave(self, mark: Any) -> None:
+        if mark is not None and self._session is not None:
+            self._session.exit_phase(mark)
+            if self._session.phases.depth == 0 and self._is_asked():
+                path = self.dump("the driver asked for it")
+                self.report(path)
+
+    def _wrap(self, worker: Any, method: str, phase: str) -> bool:
+        from memprof.recording.training_regions import TRAIN
+
+        original = getattr(worker, method, None)
+        if phase == TRAIN:
+            wrapped: bool = self._seams.wrap(worker, method, self._train, self._trained)
+            return wrapped
+        if not inspect.iscoroutinefunction(original):
+            wrapped = self._seams.wrap(worker, method, self._entering(phase), self._leaving)
+            return wrapped
+
+        @functools.wraps(original)
+        async def waited(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(phase):
+                return await original(*args, **kwargs)
+
+        # As the others: a stand-in on the object alone, which is taken away at the end.
+        setattr(worker, method, waited)
+        self._waited.append((worker, method, waited))
+        return True
+
+    def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """A method that trains begins: what it does is told apart until it ends."""
+        from memprof.recording.training_regions import TrainingPhases
+
+        if self._session is None:
+            return None
+        mark = self._enter("other")
+        model = next((m for m, _ in self._session.owners.models), None)
+        return mark, TrainingPhases(model, self._enter, self._inner).__enter__()
+
+    def _trained(self, token: Any, _result: Any, _error: BaseException | None) -> None:
+        if token is not None:
+            mark, inside = token
+            inside.__exit__()
+            self._leave(mark)
+
+    def _inner(self, mark: Any) -> None:
+        if mark is not None and self._session is not None:
+            self._session.exit_phase(mark)
+
+    def _entering(self, phase: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        return lambda _args, _kwargs: self._enter(phase)
+
+    def _leaving(self, mark: Any, _result: Any, _error: BaseException | None) -> None:
+        self._leave(mark)
+
+    def _failed(self, error: BaseException) -> None:
+        """An exception leaves the worker's code."""
+        import torch
+
+        if self._session is None or not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return
+        path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
+        if path not in self.snapshots or self._session.recorder.oom() is None:
+            self.dump("memory ran out")
+        self.report(path)
+
+    def _is_asked(self) -> bool:
+        """Whether the driver has asked since the last time."""
+        try:
+            when = (self.folder.parent / REQUEST).stat().st_mtime
+        except OSError:
+            return False
+        asked, self._asked = when > self._asked, max(when, self._asked)
+        return asked
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """``(rank, world size)``: as given, of the process group, or of the environment."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return (dist.get_rank() if rank is None else rank, dist.get_world_size() if world_size is None else world_size)
+    return (
+        int(os.environ.get("RANK", 0)) if rank is None else rank,
+        int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size,
+    )
+
+
+class _CallableModule(ModuleType):
+    """Importing this module makes ``memprof.attach`` the module: so it can be called as the function it holds."""
+
+    __call__ = staticmethod(attach)
+
+
+sys.modules[__name__].__class__ = _CallableModule

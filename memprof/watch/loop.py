@@ -1,0 +1,358 @@
+"""A training loop without a trainer, recorded from outside: models, optimizers and phases found by torch's own hooks.
+
+What is known of a loop is what it calls: a module's forward that nobody else's forward called, ``backward``, gradient
+clipping, an optimizer's step, transformers' ``generate``. A step is over when an optimizer has stepped and the next
+forward (or generation) begins. Phases the script marks with :func:`memprof.phase` have precedence.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memprof.errors import MemprofError
+from memprof.integrations.callback.output import Result, prune, say, say_oom, summarise
+from memprof.recording import phases
+from memprof.recording.api import make_recorder
+from memprof.recording.phases import PhaseMark
+from memprof.recording.session import Session
+from memprof.recording.system.signals import Interrupts, Terminations
+from memprof.units import parse_size
+from memprof.vocabulary import Phase
+
+__all__ = ["PlainLoop"]
+
+# The first two steps: optimizer state is made in one and there in the next.
+_FIRST_STEPS = 2
+# Entries kept: a loop without an end, or without an optimizer, must not fill the memory it watches.
+_RING = 500_000
+_HIDDEN = str(Path(__file__).resolve().parent) + "/"
+
+
+class PlainLoop:
+    """Hooks into torch until the chosen steps are recorded.
+
+    Args:
+        options: of the callback; ``steps``, ``every``, ``output_dir``, ``capacity`` and the recorder's are used.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        steps = options.get("steps")
+        self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
+        self._every: int | None = options.get("every")
+        self._options = options
+        self._folder = Path(options.get("output_dir") or "_memprof")
+        self._thread = threading.get_ident()
+        self._session: Session | None = None
+        self._first = 0  # step the recording began with
+        self._step = 1
+        self._stepped = False
+        self._depth = 0
+        self._marks: list[PhaseMark | None] = []
+        self._optimizer_mark: PhaseMark | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._snapshots: list[Path] = []
+        self._oom_written = False
+        self._over = False
+        self._terminations = Terminations(self._terminated)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Hook in; torch is there."""
+        import torch
+        from torch.nn.modules import module as modules
+        from torch.optim import optimizer as optimizers
+
+        handles = [
+            modules.register_module_forward_pre_hook(self._guard(self._before_forward)),
+            modules.register_module_forward_hook(self._guard(self._after_forward), always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._guard(self._before_step)),
+            optimizers.register_optimizer_step_post_hook(self._guard(self._after_step)),
+        ]
+        self._undo += [handle.remove for handle in handles]
+        self._wrap(torch.autograd, "backward", Phase.BACKWARD)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._wrap(owner, "clip_grad_norm_", Phase.OPTIMIZER_STEP)
+
+    def watch_generation(self, mixin: Any) -> None:
+        """transformers' ``generate`` is a phase; it may be imported later than torch."""
+        if not self._over:
+            self._wrap(mixin, "generate", Phase.GENERATE)
+
+    def end(self) -> None:
+        """Write what is recorded, put everything back, report."""
+        if self._over:
+            return
+        interrupts = Interrupts()
+        with self._terminations.finishing():
+            with interrupts:
+                self._finish()
+            if not interrupts.pending:
+                self._report()
+        self._terminations.stop()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._unhook()
+        try:
+            self._write_recording()
+        except MemprofError as error:
+            warnings.warn(f"memprof could not write what it recorded ({error}).", stacklevel=2)
+
+    def _unhook(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    # -- what the loop does ------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: Any, args: Any) -> None:
+        if self._elsewhere():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._next_step()
+        self._begin_if_due(module)
+        if self._session is not None:
+            role = self._introduce(module)
+            self._session.owners.claim_inputs(args)
+            self._marks.append(self._enter(_phase_of_forward(module, role)))
+
+    def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
+        if self._elsewhere() or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth and self._marks:
+            self._leave(self._marks.pop())
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._elsewhere() and self._session is not None:
+            self._depth = 0  # an exception somebody caught may have skipped a forward's end
+            self._optimizer_mark = self._enter(Phase.OPTIMIZER_STEP)
+
+    def _after_step(self, _optimizer: Any, *_: Any) -> None:
+        if not self._elsewhere():
+            self._stepped = True
+            mark, self._optimizer_mark = self._optimizer_mark, None
+            self._leave(mark)
+
+    def _next_step(self) -> None:
+        if not self._stepped:
+            return
+        self._stepped = False
+        self._step += 1
+        if self._session is None:
+            return
+        if self._wanted(self._step):
+            self._session.set_step(self._step)
+        else:
+            self._write_recording()
+            if self._steps is None and self._every is None:
+                self._unhook()
+
+    def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
+        from torch.compiler import is_compiling
+
+        original = vars(owner)[name]
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            mark = None
+            if not is_compiling() and not self._elsewhere():
+                if phase is Phase.GENERATE:
+                    self._guard(self._before_generation)(args)
+                mark = self._guard(self._enter)(phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if mark is not None:
+                    self._guard(self._leave)(mark)
+
+        def restore() -> None:
+            if vars(owner).get(name) is wrapper:
+                setattr(owner, name, original)
+
+        setattr(owner, name, wrapper)
+        self._undo.append(restore)
+
+    def _before_generation(self, args: tuple[Any, ...]) -> None:
+        if not self._depth and args:
+            self._next_step()
+            self._begin_if_due(args[0])
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def _wanted(self, step: int) -> bool:
+        if self._steps is None and self._every is None:
+            return step <= _FIRST_STEPS
+        return step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
+
+    def _begin_if_due(self, module: Any) -> None:
+        if self._session is not None or not self._wanted(self._step) or phases.ACTIVE:
+            return  # where the script records itself, it knows better
+        parameter = next(module.parameters(), None)
+        if parameter is None or parameter.is_meta:
+            return
+        options = self._options
+        capacity = options.get("capacity")
+        recorder = make_recorder(
+            parameter.device,
+            options.get("kind", "auto"),
+            max_entries=options.get("max_entries") or _RING,
+            stacks=options.get("stacks", "python"),
+            capacity=parse_size(capacity) if isinstance(capacity, str) else capacity,
+            hidden=[_HIDDEN],
+            reset_peaks=options.get("reset_peaks", True),
+        )
+        session = Session(recorder, config=_facts(module), on_failure=self._failed, redact=options.get("redact", False))
+        session.on_oom(self._out_of_memory)
+        session.start()
+        session.set_step(self._step)
+        self._session, self._first = session, self._step
+        scope = getattr(recorder, "scope", None)
+        if scope is not None and self._depth:
+            scope.enter(module)  # its own hook came too late for this one
+        self._terminations.start()
+
+    def _introduce(self, module: Any) -> str:
+        """Know the module by the role it plays: what learns is the policy, what is frozen judges or is a reference."""
+        assert self._session is not None
+        known = {id(model): role for model, role in self._session.owners.models}
+        if id(module) in known:
+            return known[id(module)]
+        parameters = list(module.parameters())
+        if not parameters:
+            return ""
+        role = "policy"
+        if not any(p.requires_grad for p in parameters):
+            sizes = [sum(p.numel() for p in m.parameters()) for m, r in self._session.owners.models if r == "policy"]
+            role = "reference" if sum(p.numel() for p in parameters) in sizes else "reward"
+            note = f"{type(module).__name__} has no trainable parameter and was taken for a {role} model"
+            if note not in self._session.notes:
+                self._session.notes.append(note)
+        self._session.add_model(module, role)
+        self._session.look_again()
+        return role
+
+    def _enter(self, phase: Phase | None) -> PhaseMark | None:
+        session = self._session
+        if phase is None or session is None or session.phases.current is not None:
+            return None
+        return session.enter_phase(phase.value)
+
+    def _leave(self, mark: PhaseMark | None) -> None:
+        if mark is not None and self._session is not None:
+            self._session.exit_phase(mark)
+
+    def _out_of_memory(self) -> None:
+        session = self._session
+        if session is not None and not self._oom_written:
+            self._oom_written = True
+            session.look_again()
+            self._write(session)
+
+    def _write_recording(self) -> None:
+        session, self._session = self._session, None
+        self._marks = []
+        self._optimizer_mark = None
+        if session is not None:
+            session.stop()
+            if not self._oom_written:
+                self._write(session)
+            self._oom_written = False
+
+    def _write(self, session: Session) -> None:
+        path = self._folder / f"step-{self._first:06d}.rank-{session.rank}.pickle"
+        session.write(path)
+        disk = self._options.get("max_disk")
+        limit = parse_size(disk) if isinstance(disk, str) else disk
+        self._snapshots = prune([*(p for p in self._snapshots if p != path), path], limit)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        if not self._snapshots or not self._options.get("report", True):
+            return
+        result = Result(list(self._snapshots))
+        rank = _rank()
+        try:
+            result = summarise(self._snapshots, self._folder, page=rank == 0)
+        except KeyboardInterrupt:
+            say(f"memprof: interrupted, no report; recorded: {', '.join(map(str, self._snapshots))}", "stderr")
+            return
+        if rank == 0 and self._options.get("table", True) and result.table:
+            say(result.table, "stderr")
+        if rank == 0 and result.page is not None:
+            say(f"memprof: {result.page}", "stderr")
+        say_oom(result)
+
+    def _terminated(self) -> None:
+        self._over = True
+        if self._session is not None:
+            self._write(self._session)
+        self._report()
+
+    def _elsewhere(self) -> bool:
+        """Other threads' work (data loading, servers) is seen by the recorder and marks no phase."""
+        return self._over or threading.get_ident() != self._thread
+
+    def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
+        from torch.compiler import is_compiling
+
+        def guarded(*arguments: Any) -> Any:
+            if is_compiling() or self._over:
+                return None
+            try:
+                return step(*arguments)
+            except Exception as error:
+                self._failed(error)
+                return None
+
+        return guarded
+
+    def _failed(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._unhook()
+        self._terminations.stop()
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.stop()
+            except Exception as further:
+                error.__context__ = further
+        print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
+
+
+def _phase_of_forward(module: Any, role: str) -> Phase | None:
+    import torch
+
+    if role in ("reference", "reward"):
+        return Phase.REFERENCE_LOGPROBS if role == "reference" else Phase.REWARD
+    if torch.is_grad_enabled():
+        return Phase.FORWARD
+    return None if module.training else Phase.EVALUATE
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def _facts(module: Any) -> dict[str, Any]:
+    parameters = list(module.parameters())
+    return {
+        "trainer": "plain loop",
+        "model_name": type(module).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "dtype": str(parameters[0].dtype).removeprefix("torch."),
+    }

@@ -1,0 +1,147 @@
+"""A script or module run as ``__main__``, so that it cannot tell: its argv, path, exit code, signals, tracebacks.
+
+What is done here is what ``python script.py`` and ``python -m module`` do, in this process: launchers
+(``torchrun``, ``accelerate launch``) have started it and watch its process id.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from memprof.errors import InputError
+from memprof.frame_paths import own_folders
+
+__all__ = ["Script", "shown_traceback"]
+
+_OURS = tuple(folder for folder, _ in own_folders())
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run: a file (or a folder or archive with a ``__main__.py``), or a module by its name."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def check(self) -> None:
+        """Refuse what is not there before anything is set up.
+
+        Raises:
+            InputError: there is no such script.
+        """
+        if not self.is_module and not os.path.exists(self.name):
+            raise InputError(f"{self.name}: there is no such script; `memprof run -m NAME` runs a module.")
+
+    def run(self, before: Callable[[], None], after: Callable[[BaseException | None], None]) -> NoReturn:
+        """Run it to its end, and end this process as it would have ended.
+
+        Args:
+            before: called when argv and path are the script's, before its first line.
+            after: called when it is over, with the exception that ended it; after its traceback was printed.
+        """
+        ending: BaseException | None = None
+        main = ModuleType("__main__")
+        before_us = sys.modules.get("__main__")  # kept: its globals are cleared when it goes
+        try:
+            code = self._load(main)
+            sys.modules["__main__"] = main
+            before()
+            exec(code, main.__dict__)
+        except SystemExit as error:
+            _guarded(after, None)
+            raise error.with_traceback(None) from None
+        except BaseException as error:
+            ending = error
+        if ending is None:
+            _guarded(after, None)
+            del before_us
+            sys.exit(0)
+        # The hook is asked here, and with the script's own frames only: a script may have set one of its own.
+        sys.excepthook(type(ending), ending, shown_traceback(ending))
+        _guarded(after, ending)
+        if isinstance(ending, KeyboardInterrupt):
+            # Unhandled, it makes Python end by the signal itself, which shells and launchers look at.
+            sys.excepthook = lambda *_: None
+            raise KeyboardInterrupt
+        sys.exit(1)
+
+    def _load(self, main: ModuleType) -> CodeType:
+        spec: ModuleSpec | None = None
+        if self.is_module:
+            self._set_path(os.getcwd())
+            sys.argv[:] = ["-m", *self.arguments]
+            _, spec, code = self._find(runpy._get_module_details, self.name)  # type: ignore[attr-defined]
+            sys.argv[0] = str(spec.origin)
+        elif os.path.isdir(self.name) or zipfile.is_zipfile(self.name):
+            self._set_path(os.path.abspath(self.name))
+            sys.argv[:] = [self.name, *self.arguments]
+            _, spec, code = self._find(runpy._get_main_module_details)  # type: ignore[attr-defined]
+        else:
+            self._set_path(os.path.dirname(os.path.realpath(self.name)))
+            sys.argv[:] = [self.name, *self.arguments]
+            path = os.path.abspath(self.name)
+            with io.open_code(path) as file:
+                code = compile(file.read(), path, "exec", dont_inherit=True)
+            main.__loader__ = SourceFileLoader("__main__", path)
+        values: dict[str, Any] = {"__builtins__": builtins, "__cached__": None}
+        values["__file__"] = os.path.abspath(self.name)
+        if spec is not None:
+            values |= {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
+            values |= {"__package__": spec.parent, "__spec__": spec}
+        vars(main).update(values)
+        found: CodeType = code
+        return found
+
+    def _find(self, find: Callable[..., Any], *arguments: Any) -> Any:
+        """As Python itself refuses a module that cannot be run."""
+        try:
+            return find(*arguments)
+        except ImportError as error:
+            sys.exit(f"{sys.executable}: {error}")
+
+    def _set_path(self, first: str) -> None:
+        if not getattr(sys.flags, "safe_path", False) and sys.path:
+            sys.path[0] = first
+
+
+def shown_traceback(error: BaseException, seen: set[int] | None = None) -> TracebackType | None:
+    """The traceback without memprof's frames; so are those of the exceptions it came from."""
+    seen = seen if seen is not None else set()
+    seen.add(id(error))
+    for other in (error.__cause__, error.__context__):
+        if other is not None and id(other) not in seen:
+            shown_traceback(other, seen)
+    frames = []
+    step = error.__traceback__
+    while step is not None:
+        frames.append(step)
+        step = step.tb_next
+    theirs = [tb for tb in frames if not _is_ours(tb.tb_frame.f_code.co_filename)]
+    following = None
+    for tb in reversed(theirs):
+        tb.tb_next = following
+        following = tb
+    error.__traceback__ = following
+    return error.__traceback__
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.replace(os.sep, "/").startswith(_OURS) or filename == "<frozen runpy>"
+
+
+def _guarded(call: Callable[..., None], *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except Exception as error:
+        print(f"memprof failed at the end of the run ({error!r}).", file=sys.stderr)

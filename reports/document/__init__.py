@@ -1,0 +1,1 @@
+"""The document: what a report says, ready for any renderer."""

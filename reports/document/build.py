@@ -1,0 +1,278 @@
+"""From the report's JSON to the document every renderer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+from memprof.reports.document.advice import advised
+from memprof.reports.document.checks import adds_up
+from memprof.reports.document.model import DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
+from memprof.reports.document.outside_torch import outside_facts, switch_rows
+from memprof.reports.document.prediction import prediction_of
+from memprof.reports.document.ranks import ranks_of
+from memprof.reports.document.summary import summary_of
+from memprof.reports.document.tables import (
+    allocation_rows,
+    call_site,
+    evidence_shares,
+    group_rows,
+    icicle,
+    phase_rows,
+    shown_stack,
+)
+from memprof.reports.document.text import gib, plain, sentence_list, signed_gib, size, thousands
+from memprof.reports.document.timeline import timeline_of
+from memprof.reports.document.words import HISTORY_WORDS, KIND_WORDS, category_label, phase_label, where_words
+
+from memprof._version import __version__
+
+if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
+
+__all__ = ["Document", "build_document", "document_of"]
+
+
+# How many allocations a document looks at: the page's icicle and its folded table want more than the JSON lists.
+_MAX_ALLOCATIONS = 5000
+_MAX_ROWS = 60
+_MAX_ELSEWHERE = 150
+
+
+# Up to so many events a document's timeline has every one; beyond, about so many points, no peak missing.
+_EXACT_EVENTS = 250_000
+_MAX_POINTS = 60_000
+
+
+def document_of(
+    analysis: Analysis,
+    label: str | None = None,
+    redact: bool = False,
+    exact: int = _EXACT_EVENTS,
+    report: dict[str, Any] | None = None,
+) -> Document:
+    """The document of an analysis, with its timeline and every allocation worth drawing.
+
+    Args:
+        analysis: what :func:`memprof.analyze` returned.
+        label: a title; see :func:`build_document`.
+        redact: leave out what says who made it where (see :mod:`memprof.redact`).
+        exact: up to how many events the timeline has every one.
+        report: the report where it says more than the analysis alone (the other ranks), redacted already.
+    """
+    report = analysis.to_dict() if (alone := report is None) else report
+    allocations, elsewhere = analysis.explain("peak", top=_MAX_ALLOCATIONS), analysis.explain_phases()
+    if redact:
+        from memprof.redact import redact as redacted
+
+        report = redacted(report) if alone else report
+        allocations, elsewhere = redacted(allocations), redacted(elsewhere)
+    points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
+    return build_document(report, analysis.series(points), label, allocations, elsewhere)
+
+
+def build_document(
+    report: dict[str, Any],
+    series: dict[str, Any] | None = None,
+    label: str | None = None,
+    allocations: Sequence[Mapping[str, Any]] | None = None,
+    elsewhere: Sequence[Mapping[str, Any]] = (),
+) -> Document:
+    """The document of one report (``memprof.report/1``).
+
+    Args:
+        report: the report as ``Analysis.to_dict`` gives it.
+        series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
+        label: a title of the reader's choice; default: the model and step, or the file's name.
+        allocations: those alive at the peak, where more are known than the report lists.
+        elsewhere: the largest at other phases' peaks, for the timeline's panel.
+    """
+    listed = report["peak"]["allocations"] if allocations is None else allocations
+    rows = allocation_rows(listed, report["peak"]["active_bytes"])
+    return Document(
+        title=plain(label) if label else _title(report),
+        subtitle=_subtitle(report),
+        badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
+        summary=summary_of(report),
+        oom=_oom(report.get("oom")),
+        advice=advised(report),
+        rows=group_rows(report),
+        phases=phase_rows(report),
+        timeline=timeline_of(series) if series and series["time_us"] else None,
+        icicle=icicle(report, rows),
+        allocations=rows[:_MAX_ROWS],
+        allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
+        allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
+        elsewhere=allocation_rows(elsewhere, report["peak"]["active_bytes"])[:_MAX_ELSEWHERE],
+        device_peak=_device_peak(report.get("device_peak")),
+        steps=_steps(report.get("growth")),
+        evidence=evidence_shares(report),
+        adds_up=adds_up(report),
+        host=_host(report.get("host")),
+        reproduce=_reproduce(report["source"]),
+        config=_config(report["source"]["config"]),
+        notes=tuple(_sentence(note) for note in report["notes"]),
+        prediction=prediction_of(report),
+        report=report,
+        ranks=ranks_of(report),
+        outside=outside_facts(report.get("outside")),
+        switches=switch_rows(report.get("switches")),
+    )
+
+
+def _sentence(note: str) -> str:
+    """A note as a sentence: a capital first, a full stop last."""
+    words = plain(note).strip()
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
+
+
+def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    return tuple((plain(key), plain(value)) for key, value in sorted((config or {}).items()) if value is not None)
+
+
+_MODEL_KEYS = ("model", "model_name", "model_name_or_path", "_name_or_path", "name_or_path")
+
+
+def _base_name(path: object) -> str:
+    text = str(path)
+    return PureWindowsPath(text).name if "\\" in text else PurePosixPath(text).name
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    source = report["source"]
+    config = source["config"] or {}
+    model = next((config[k] for k in _MODEL_KEYS if isinstance(config.get(k), str) and config[k]), None)
+    if model:
+        return plain(_base_name(model.rstrip("/")) or model)
+    return plain(_base_name(source["files"][0])) if source["files"] else "Memory report"
+
+
+def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
+    source = report["source"]
+    words = [KIND_WORDS.get(source["kind"], source["kind"])]
+    device = source.get("device_name") or f"device {source['device']}"
+    total = source["device_total_bytes"]
+    words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
+    others = [str(d) for d in source.get("devices") or [] if d != source["device"]]
+    if others:
+        own = f"device {source['device']}; " if source.get("device_name") else ""
+        words[-1] += f" ({own}the file also holds {sentence_list(others)}, see --device)"
+    if source["torch"]:
+        words.append(f"torch {source['torch']}")
+    if (source["world_size"] or 1) > 1:
+        words.append(f"rank {source['rank']} of {source['world_size']}")
+    words.append(f"{thousands(source['events'])} events")
+    steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
+    if steps:
+        words.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")
+    if source["history"] != "complete":
+        words.append(HISTORY_WORDS.get(source["history"], source["history"]))
+    return tuple(plain(w) for w in words)
+
+
+def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
+    if not device or device["reserved_bytes"] is None:
+        return None
+    return DevicePeak(
+        bytes=device["reserved_bytes"] + (device["non_torch_bytes"] or 0),
+        reserved_bytes=device["reserved_bytes"],
+        non_torch_bytes=device["non_torch_bytes"],
+        where=where_words(device["phase"], device["step"]),
+        grown_by=_growths(device["grown_by"]),
+    )
+
+
+def _growths(grown_by: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
+    """By phase and call site, the largest first; the stack shown is the one that brought the most."""
+    merged: dict[tuple[str, str], Growth] = {}
+    for grown in sorted(grown_by, key=lambda g: -g["bytes"]):
+        phase = plain(phase_label(grown["phase"])) if grown["phase"] else ""
+        site = call_site(grown["stack"])
+        known = merged.get((phase, site))
+        stack = known.stack if known else shown_stack(grown["stack"])
+        merged[phase, site] = Growth(grown["bytes"] + (known.bytes if known else 0), phase, site, stack)
+    return tuple(sorted(merged.values(), key=lambda g: -g.bytes))
+
+
+def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
+    if not oom:
+        return None
+    asked, free = oom["requested_bytes"], oom["device_free_bytes"]
+    where = where_words(oom["phase"], oom["step"])
+    sentence = f"Out of memory in {where}: {size(asked)} were asked for"
+    sentence += f", {size(free)} were free on the device." if free is not None else "."
+    if oom.get("fits_defragmented") is not None:
+        idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
+        verdict = "would have fitted" if oom["fits_defragmented"] else "would not have fitted either"
+        sentence += f" {size(idle)} lay free inside the allocator: in one piece with it, the request {verdict}."
+    return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
+
+
+def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
+    """Only where there is a trend to see: the first step builds the optimizer's state, so two say nothing."""
+    if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
+        return None
+    steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
+    left = tuple(
+        Leftover(
+            bytes=x["bytes"],
+            bytes_per_step=x["bytes_per_step"],
+            steps=x["steps"],
+            category=plain(x["category"]),
+            category_label=plain(category_label(x["category"])),
+            held_by=tuple(plain(who) for who in x.get("held_by") or []),
+            site=call_site(x["stack"]),
+            stack=shown_stack(x["stack"]),
+        )
+        for x in growth["left_behind"]
+    )
+    return Steps(_growth_words(growth), steps, left)
+
+
+def _growth_words(growth: Mapping[str, Any]) -> str:
+    slope, explained = growth["end_bytes_per_step"], growth["explained_by_tokens"]
+    if slope is None:
+        return "Too few steps to see a trend."
+    words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
+    if explained is not None:
+        words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
+    return words + "."
+
+
+_HOST_LABELS = {
+    "rss_bytes": ("Resident memory of the process", "RSS"),
+    "pinned_bytes": ("Pinned memory held", "the pinned allocator rounds up to powers of two"),
+    "pinned_requested_bytes": ("Pinned memory requested", ""),
+    "managed_bytes": ("Managed memory", "paged optimizer state"),
+}
+
+
+def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
+    known = [(key, (host or {}).get(key)) for key in _HOST_LABELS]
+    facts = [Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int)]
+    offloaded = (host or {}).get("offloaded") or {}
+    facts += [Fact(f"Offloaded: {category_label(c).lower()}", size(n), "", n) for c, n in offloaded.items()]
+    return tuple(facts)
+
+
+def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
+    name = plain(_base_name(source["files"][0])) if source["files"] else "SNAPSHOT"
+    quoted = f"'{name}'" if any(c in " '\"$&;|<>()*?`\\" for c in name) else name
+    facts = [
+        Fact("Command", f"memprof report {quoted} -o report.html"),
+        Fact("Every allocation", f"memprof explain {quoted} --all"),
+        Fact("History", HISTORY_WORDS.get(source["history"], plain(source["history"]))),
+        Fact("memprof", __version__),
+    ]
+    versions = dict(source.get("versions") or {})
+    versions.setdefault("torch", source["torch"])
+    facts += [Fact(plain(k), plain(v)) for k, v in versions.items() if v and k != "memprof"]
+    recorder = (source.get("versions") or {}).get("memprof")
+    if recorder and recorder != __version__:
+        facts.append(Fact("recorded with memprof", plain(recorder)))
+    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes"))
+    if source.get("phases_known_by"):
+        words = {"marks": "marks in the recording", "stacks": "stacks (inferred)", "none": "nothing"}
+        facts.append(Fact("Phases known by", plain(words.get(source["phases_known_by"], source["phases_known_by"]))))
+    return tuple(facts)

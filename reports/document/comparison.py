@@ -1,0 +1,404 @@
+"""From a comparison's JSON to what the page, the terminal and markdown show of it: frozen, plain, in words where words
+are shown. Every string is one harmless line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.reports.document.build import Document, build_document
+from memprof.reports.document.model import Fact, Part
+from memprof.reports.document.tables import call_site, shown_stack
+from memprof.reports.document.text import gib, plain, signed_gib, size
+from memprof.reports.document.words import CATEGORY_WORDS, GROUP_WORDS, category_label, group_label, phase_label
+
+from memprof._version import __version__
+
+__all__ = [
+    "Column",
+    "Comparison",
+    "Line",
+    "OnlyIn",
+    "Setting",
+    "Verdict",
+    "build_comparison",
+    "change_words",
+    "children_worth_a_line",
+    "ratio_words",
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of."""
+
+    label: str
+    badge: str
+    document: Document | None
+    facts: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: a figure a column, ``None`` where it is not known.
+
+    ``differences``, ``ratios`` and ``changes`` are words, one for each column after the first.
+    """
+
+    id: str
+    label: str
+    words: str
+    at_peak: tuple[int | None, ...]
+    own_peak: tuple[int | None, ...]
+    differences: tuple[str, ...]
+    ratios: tuple[str, ...]
+    changes: tuple[str, ...]
+    children: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one run fits: ``words`` say by how much."""
+
+    fits: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that differs; ``matters`` where memory is known to depend on it."""
+
+    name: str
+    values: tuple[str, ...]
+    matters: bool
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Blocks of one stack and size that only one run holds, or holds more of."""
+
+    bytes: int
+    words: str
+    category: str
+    category_label: str
+    phase_label: str
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OnlyIn:
+    """What one run holds at its peak and the other does not."""
+
+    title: str
+    note: str
+    allocations: tuple[Missing, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from."""
+
+    title: str
+    headlines: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Line, ...]
+    beside: tuple[Line, ...]
+    capacity_bytes: int | None
+    verdicts: tuple[Verdict, ...]
+    scale_bytes: int
+    settings: tuple[Setting, ...]
+    only_in: tuple[OnlyIn, ...]
+    legend: tuple[Part, ...]
+    reproduce: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    data: dict[str, Any]
+
+
+# A published row has no categories: it is drawn in the colour of the only or main one it is made of; training memory,
+# which is many, in a colour of its own.
+_COLOUR_OF = {
+    "training": "training",
+    "grpo_loss": "loss_logits",
+    "reference_and_reward": "reference_model",
+    "inference": "inference_engine",
+    "kv_cache": "kv_cache",
+}
+
+
+def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] = ()) -> Comparison:
+    """What is shown of a comparison (``memprof.compare/1``).
+
+    Args:
+        data: the comparison as :func:`memprof.analysis.compare.compare` gives it.
+        documents: one a run, where the caller has them with their timelines; others are made from the reports.
+    """
+    runs = data["runs"]
+    known = list(documents) or [None] * len(runs)
+    columns = tuple(_column(run, document) for run, document in zip(runs, known, strict=True))
+    rows = tuple(_line(row, GROUP_WORDS) for row in data["rows"])
+    beside = _beside_rows(data["beside"])
+    labels = [column.label for column in columns]
+    capacity = data["capacity"]
+    highest = max((n or 0 for line in (rows[-1], *_stacked(beside)) for n in line.at_peak), default=0)
+    return Comparison(
+        title=" and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} others",
+        headlines=(*_unchanged(data), *_headlines(data, labels, rows)),
+        columns=columns,
+        rows=rows,
+        beside=beside,
+        capacity_bytes=capacity["bytes"] if capacity else None,
+        verdicts=_verdicts(capacity),
+        scale_bytes=max(highest, 1),
+        settings=tuple(_setting(line) for line in data["config_diff"]),
+        only_in=tuple(_only_in(entry, labels) for entry in data["allocations_only_in"] if entry["allocations"]),
+        legend=_legend(columns),
+        reproduce=_reproduce(data),
+        notes=_notes(data, columns),
+        data=data,
+    )
+
+
+def _stacked(beside: Sequence[Line]) -> list[Line]:
+    return [line for line in beside if line.id == "device_peak"]
+
+
+def _column(run: Mapping[str, Any], document: Document | None) -> Column:
+    label = plain(run["label"])
+    if run["report"] is None:
+        published = run["published"]
+        facts = (plain(published["setting"]), plain(published["source"]))
+        groups = published["groups"]
+        parts = tuple(Part(c, group_label(g), groups[g]) for g, c in _COLOUR_OF.items() if groups.get(g))
+        return Column(label, plain(run["badge"]), None, facts, parts)
+    made = document or build_document(run["report"], label=label)
+    return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar)
+
+
+def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
+    """The comparison's own, then each run's under its label."""
+    own = [plain(note) for note in data["notes"]]
+    return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
+
+
+def _legend(columns: Sequence[Column]) -> tuple[Part, ...]:
+    """Every colour once, under the name it has in the first run that shows it."""
+    parts: dict[str, Part] = {}
+    for column in columns:
+        for part in column.parts:
+            if part.bytes:
+                parts.setdefault(part.id, part)
+    return tuple(parts.values())
+
+
+def _reproduce(data: Mapping[str, Any]) -> tuple[Fact, ...]:
+    runs, capacity = data["runs"], data["capacity"]
+    files = [name for run in runs if run["report"] for name in run["report"]["source"]["files"][:1]]
+    shown = [_quoted(re.split(r"[/\\]", plain(name))[-1]) for name in files]
+    sets = dict.fromkeys(plain(run["published"]["set"]) for run in runs if run["report"] is None)
+    shown += [f"--published {_quoted(name)}" for name in sets]
+    shown += [f"--capacity {_sized(capacity['bytes'])}"] if capacity and capacity["from"] == "option" else []
+    return (
+        Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
+        Fact("memprof", __version__),
+        Fact("Units", "1 GiB = 2³⁰ bytes"),
+    )
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'" if re.search(r"[^\w.+-]", word) else word
+
+
+def _sized(n_bytes: int) -> str:
+    """A size as the command line takes it, exact."""
+    for factor, unit in ((2**30, "GiB"), (10**9, "GB"), (10**6, "MB")):
+        if n_bytes % factor == 0:
+            return f"{n_bytes // factor}{unit}"
+    return str(n_bytes)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Line:
+    figures = tuple(row["at_peak"])
+    children = row.get("categories") or row.get("details") or []
+    differences, ratios, changes = _changes(row, figures)
+    return Line(
+        id=plain(row["id"]),
+        label=plain(row["label"]),
+        words=words.get(row["id"], ""),
+        at_peak=figures,
+        own_peak=tuple(row.get("own_peak") or (None,) * len(figures)),
+        differences=differences,
+        ratios=ratios,
+        changes=changes,
+        children=tuple(_line(child, CATEGORY_WORDS) for child in children) if row["id"] != "unattributed" else (),
+    )
+
+
+def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
+    """What was reserved is only worth a row where something else is known beside it."""
+    outside = any(row["id"] == "non_torch" for row in rows)
+    return tuple(_beside(row) for row in rows if outside or row["id"] != "reserved")
+
+
+def _beside(row: Mapping[str, Any]) -> Line:
+    figures = tuple(row["values"])
+    nothing = (None,) * len(figures)
+    return Line(row["id"], plain(row["label"]), "", figures, nothing, *_changes(row, figures))
+
+
+def _changes(
+    row: Mapping[str, Any], figures: Sequence[int | None]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Differences, ratios and changes in words."""
+    return (
+        tuple("–" if d is None else signed_gib(d) for d in row["difference"][1:]),
+        tuple(ratio_words(r) for r in row["ratio"][1:]),
+        tuple(change_words(figures[0], n) for n in figures[1:]),
+    )
+
+
+# Groups that can hold one category only: the row says it all.
+_ALONE = ("grpo_loss", "inference", "kv_cache")
+
+
+def children_worth_a_line(row: Line) -> tuple[Line, ...]:
+    """A row's parts where each costs a line: without one that only repeats its row."""
+    return () if row.id in _ALONE else row.children
+
+
+def ratio_words(ratio: float | None) -> str:
+    """``0.11×``; ``–`` where there is nothing to divide by."""
+    if ratio is None:
+        return "–"
+    if 0 < ratio < 0.005:
+        return "<0.01×"
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×"
+
+
+def change_words(first: int | None, other: int | None) -> str:
+    """``90 % less``, ``12 % more``, ``9.4× as much``, ``same``, ``new``, ``gone``; ``–`` where one is not known."""
+    if first is None or other is None:
+        return "–"
+    if first == other:
+        return "same"
+    if not first or not other:
+        return "gone" if first else "new"
+    if other >= 2 * first:
+        return f"{other / first:.1f}× as much"
+    share = 100 * abs(other - first) / first
+    number = "<0.1" if share < 0.05 else f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
+    return f"{'>99' if share >= 99.5 else number} % {'less' if other < first else 'more'}"
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _unchanged(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a recorded run that was simulated: first of all, how far off the simulator is on the run as it was."""
+    found = data.get("unchanged")
+    if not found:
+        return ()
+    measured, simulated = found["measured_bytes"], found["simulated_bytes"]
+    error = f"{100 * (simulated - measured) / measured:+.2f} %" if measured else "not to be told"
+    figures = f"{size(simulated)} simulated, {size(measured)} measured"
+    return (f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures}).",)
+
+
+def _headlines(data: Mapping[str, Any], labels: Sequence[str], rows: Sequence[Line]) -> tuple[str, ...]:
+    """For each later run: how its total compares, and which category makes most of the difference."""
+    total = rows[-1].at_peak
+    published = any(run["report"] is None for run in data["runs"])
+    found = []
+    for i, label in enumerate(labels[1:], 1):
+        first, other = total[0], total[i]
+        if first is None or other is None:
+            continue
+        words = change_words(first, other)
+        against = "as much as" if words == "same" else f"{words} than" if words.endswith(("less", "more")) else words
+        against = f"{against.removesuffix(' as much')} as much as" if "×" in words else against
+        what = "comes to" if published else "holds at its peak"
+        sentence = f"{label} {what} {gib(other)} GiB, {against} {labels[0]} ({gib(first)} GiB)."
+        found.append(f"{sentence} {_largest(rows, i)}".strip())
+    return tuple(found)
+
+
+def _largest(rows: Sequence[Line], index: int) -> str:
+    """What differs most between the first run and another: a category; a group where one of the two has no others."""
+    lines = [part for row in rows[:-1] for part in _comparable(row, index)]
+    largest = max(lines, key=lambda line: abs(_minus(line, index) or 0), default=None)
+    change = _minus(largest, index) if largest else None
+    return f"Largest difference: {_inside(largest.label)}, {signed_gib(change)} GiB." if largest and change else ""
+
+
+def _comparable(row: Line, index: int) -> Sequence[Line]:
+    known = [child for child in row.children if _minus(child, index) is not None]
+    return known or ([row] if _minus(row, index) is not None else [])
+
+
+def _inside(label: str) -> str:
+    """A label inside a sentence: ``KV cache`` stays, ``Weights`` does not."""
+    return label if label[1:2].isupper() else label[:1].lower() + label[1:]
+
+
+def _minus(line: Line, index: int) -> int | None:
+    first, other = line.at_peak[0], line.at_peak[index]
+    return None if first is None or other is None else other - first
+
+
+def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
+    if capacity is None:
+        return ()
+    found = []
+    for left, fits, need, basis in zip(
+        capacity["left"], capacity["fits"], capacity["needs"], capacity["basis"], strict=True
+    ):
+        words = f"yes, {gib(left)} GiB free" if fits else f"no, {gib(-left)} GiB too much"
+        if not fits and need >= 2 * capacity["bytes"]:
+            words = f"no, {need / capacity['bytes']:.1f}× the device"
+        found.append(Verdict(fits, words + ("" if basis == "device_peak" else ", by its total")))
+    return tuple(found)
+
+
+def _setting(line: Mapping[str, Any]) -> Setting:
+    name = line["setting"] if line["of"] == "config" else f"{line['setting']} ({line['of']})"
+    return Setting(plain(name), tuple("–" if v is None else plain(v) for v in line["values"]), line["matters"])
+
+
+# ---- allocations -----------------------------------------------------------------------------------------------------
+
+
+def _only_in(entry: Mapping[str, Any], labels: Sequence[str]) -> OnlyIn:
+    here, there = labels[entry["in"]], labels[entry["not_in"]]
+    note = f"{gib(entry['bytes'])} GiB by stack and size, {gib(sum(a['bytes'] for a in entry['allocations']))} listed"
+    if entry["above_bytes"]:
+        note += f"; blocks of up to {size(entry['above_bytes'])} are not compared: a report does not list them all"
+    return OnlyIn(f"At the peak of {here}, not of {there}", note, tuple(_missing(a) for a in entry["allocations"]))
+
+
+def _named(allocation: Mapping[str, Any], count: int) -> str:
+    """The tensor's name where no stack says where it was made; of several like it, with stars for the digits."""
+    name = plain(allocation.get("name") or "")
+    return re.sub(r"\d+", "*", name) if count > 1 else name
+
+
+def _missing(allocation: Mapping[str, Any]) -> Missing:
+    n_more = allocation["count_in"] - allocation["count_not_in"]
+    many = f"{n_more} × {size(allocation['each_bytes'])}" if n_more > 1 else size(allocation["each_bytes"])
+    if allocation["count_not_in"]:
+        many += f" ({allocation['count_in']} against {allocation['count_not_in']})"
+    detail = f", {allocation['detail'].replace('_', ' ')}" if allocation.get("detail") else ""
+    return Missing(
+        bytes=allocation["bytes"],
+        words=many,
+        category=plain(allocation["category"]),
+        category_label=plain(category_label(allocation["category"]) + detail),
+        phase_label=plain(phase_label(allocation["phase"])) if allocation.get("phase") else "",
+        site=call_site(allocation["stack"]) or _named(allocation, n_more) or "no stack recorded",
+        stack=shown_stack(allocation["stack"]),
+    )

@@ -1,0 +1,488 @@
+"""The document: what a report says, ready to be shown. Frozen, plain, in bytes and microseconds.
+
+Every string in it is one harmless line (see :func:`memprof.reports.document.text.plain`); escaping for HTML, markdown
+or the terminal's markup is the renderers' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "AddsUp",
+    "Advice",
+    "Advised",
+    "Allocation",
+    "Cell",
+    "Check",
+    "Combination",
+    "DevicePeak",
+    "Document",
+    "EvidenceShare",
+    "Fact",
+    "Growth",
+    "Leftover",
+    "LengthRow",
+    "NeedRow",
+    "Node",
+    "NodeRow",
+    "Oom",
+    "Part",
+    "PhaseRow",
+    "PhaseSpread",
+    "Prediction",
+    "RankRow",
+    "Ranks",
+    "Row",
+    "Span",
+    "Step",
+    "Steps",
+    "Summary",
+    "SwitchRow",
+    "Timeline",
+]
+
+@dataclass(frozen=True)
+class Cell:
+    """One rank's bytes of one category.
+
+    ``heat`` runs from 0 (nothing) to 8 (the most any rank holds of anything), ``shade`` from 1 (the lowest rank)
+    to 8 (the highest) where the category's spread is worth showing, and is 0 elsewhere; ``above`` says that it stands
+    clearly above the median rank's.
+    """
+
+    bytes: int
+    heat: int
+    shade: int
+    above: bool
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known."""
+
+    rank: int
+    node: str
+    where: str
+    peak_bytes: int
+    held_bytes: int | None
+    oom: bool
+    shown: bool
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class PhaseSpread:
+    """One phase over the ranks, each at its highest in it."""
+
+    phase: str
+    label: str
+    highest_rank: int
+    highest_bytes: int
+    median_bytes: int
+    lowest_bytes: int
+    lowest_rank: int
+    imbalance: float
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One machine: its ranks, the fullest of them, and what all of them hold."""
+
+    node: str
+    ranks: str
+    count: int
+    highest_rank: int
+    highest_bytes: int
+    mean_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Everything shown of the ranks beside the one that the document is about.
+
+    ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
+    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all.
+    """
+
+    sentence: str
+    missing: str
+    differences: tuple[str, ...]
+    count: int
+    world_size: int
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[RankRow, ...]
+    phases: tuple[PhaseSpread, ...]
+    nodes: tuple[NodeRow, ...]
+    median_bytes: int
+    lowest_bytes: int
+    total_bytes: int
+    imbalance: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+
+    id: str
+    label: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
+
+    label: str
+    value: str
+    note: str = ""
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The first screen.
+
+    ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
+    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
+    in a sentence what the peak is made of, ``where`` when it was.
+    """
+
+    peak_bytes: int
+    peak_word: str
+    where: str
+    cause: str
+    capacity_bytes: int | None
+    scale_bytes: int
+    facts: tuple[Fact, ...]
+    bar: tuple[Part, ...]
+    rest: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the published table, one of its categories, or one of a category's details.
+
+    ``own_peak`` is the highest it reached at any time, ``None`` where that is not known (a group's categories peak
+    at different times; details are counted at the peak only).
+    """
+
+    id: str
+    label: str
+    words: str
+    at_peak: int
+    own_peak: int | None
+    children: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks."""
+
+    phase: str
+    label: str
+    count: int
+    step: int | None
+    total_us: int
+    time_share: float
+    low_bytes: int
+    peak_bytes: int
+    peak_time_us: int
+    is_peak: bool
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Blocks alive at the peak that are alike: same size, category, evidence, phase, stack, and name but for digits.
+
+    ``bytes`` is the sum of all ``count``; ``address`` the first one's; ``why`` says in words how the category is known.
+    ``lives`` holds ``(born_us, died_us)`` of each on the recording's clock: ``None`` is before it began, and not freed.
+    """
+
+    address: str
+    name: str
+    shape: str
+    count: int
+    bytes: int
+    each_bytes: int
+    share: float
+    category: str
+    category_label: str
+    detail: str
+    evidence: str
+    rule: str
+    why: str
+    alternatives: tuple[str, ...]
+    phase: str
+    phase_label: str
+    lives: tuple[tuple[int | None, int | None], ...]
+    lifetime: str
+    retained: bool
+    held_by: tuple[str, ...]
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EvidenceShare:
+    """Bytes at the peak whose category is known in one way."""
+
+    id: str
+    words: str
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
+
+    label: str
+    value: str
+    note: str
+    ok: bool | None
+
+
+@dataclass(frozen=True)
+class AddsUp:
+    """*Does it add up?*: every check, and whether all hold."""
+
+    checks: tuple[Check, ...]
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase's stretch of the timeline; ``start_point``/``end_point`` index the timeline's points."""
+
+    phase: str
+    label: str
+    short: str
+    step: int | None
+    within: str | None
+    start_us: int
+    end_us: int
+    start_point: int
+    end_point: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The decimated series: the same instants for every category, the peak and every phase's peak among them.
+
+    ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
+    ids to bytes, bottom of the stack first, those that are never used left out. ``phase_x`` puts every point on an
+    axis where each span is one unit wide.
+    """
+
+    clock_us: int
+    time_us: tuple[int, ...]
+    phase_x: tuple[float, ...]
+    spans: tuple[Span, ...]
+    categories: dict[str, tuple[int, ...]]
+    reserved: tuple[int, ...] | None
+    total: tuple[int, ...]
+    peak_point: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A rectangle of the icicle: category, then call site, then tensor."""
+
+    label: str
+    category: str
+    bytes: int
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Segments one stack made the allocator take from the device while it set new records."""
+
+    bytes: int
+    phase: str
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The highest reserved (+ outside torch): what decides an OOM."""
+
+    bytes: int
+    reserved_bytes: int
+    non_torch_bytes: int | None
+    where: str
+    grown_by: tuple[Growth, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step: its highest allocated bytes, and what is left when it ends."""
+
+    step: int
+    peak_bytes: int
+    end_bytes: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Bytes one stack left behind in several steps."""
+
+    bytes: int
+    bytes_per_step: float
+    steps: int
+    category: str
+    category_label: str
+    held_by: tuple[str, ...]
+    site: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Memory over the optimizer steps, in a sentence and in figures."""
+
+    sentence: str
+    steps: tuple[Step, ...]
+    left_behind: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True)
+class Oom:
+    """The request that failed."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    where: str
+    sentence: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SwitchRow:
+    """The device after an engine went to sleep, woke up or got new weights; ``counted`` is what torch says it holds."""
+
+    label: str
+    phase: str
+    step: int | None
+    counted_bytes: int | None
+    unmapped_bytes: int
+    resident_bytes: int | None
+    device_used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that would lower the peak.
+
+    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
+    ``also`` what else there is to know (host memory, which of the two peaks this is about).
+    """
+
+    action: str
+    saves_bytes: int
+    costs: str
+    basis: str
+    setting: str = ""
+    exact: bool = False
+    toll: int = 0
+    after_bytes: int | None = None
+    limit: str = ""
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Changes that together make a run fit, or come nearest to it."""
+
+    sentence: str
+    fits: bool
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
+
+    first: str
+    changes: tuple[Advice, ...]
+    basis: str
+    combination: Combination | None = None
+
+
+@dataclass(frozen=True)
+class NeedRow:
+    """One phase of a simulated run: what it holds, and what the device must have for it."""
+
+    label: str
+    allocated_bytes: int
+    needed_bytes: int
+    fits: bool
+    decides: bool
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
+
+    label: str
+    tokens: int
+    share_below: float
+    peak_bytes: int
+    needed_bytes: int
+    fits: bool | None
+    executed: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
+
+    fits: bool | None
+    verdict: str
+    error: str
+    limit_bytes: int | None
+    needs: tuple[NeedRow, ...]
+    lengths: tuple[LengthRow, ...]
+    lengths_sentence: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
+
+    ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's.
+    """
+
+    title: str
+    subtitle: tuple[str, ...]
+    badge: str
+    summary: Summary
+    oom: Oom | None
+    advice: Advised
+    rows: tuple[Row, ...]
+    phases: tuple[PhaseRow, ...]
+    timeline: Timeline | None
+    icicle: Node
+    allocations: tuple[Allocation, ...]
+    allocations_bytes: int
+    allocations_listed: int
+    elsewhere: tuple[Allocation, ...]
+    device_peak: DevicePeak | None
+    steps: Steps | None
+    evidence: tuple[EvidenceShare, ...]
+    adds_up: AddsUp
+    host: tuple[Fact, ...]
+    reproduce: tuple[Fact, ...]
+    config: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    prediction: Prediction | None
+    report: dict[str, Any]
+    ranks: Ranks | None = None
+    outside: tuple[Fact, ...] = ()
+    switches: tuple[SwitchRow, ...] = ()

@@ -1,0 +1,79 @@
+"""What lies on the device beside torch's memory, as facts to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memprof.reports.document.model import Fact, SwitchRow
+from memprof.reports.document.text import plain, sentence_list, size
+from memprof.reports.document.words import phase_label
+
+__all__ = ["outside_facts", "switch_rows"]
+
+
+def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
+    """The facts; none where no driver was asked."""
+    if not outside:
+        return ()
+    facts = []
+    if outside["reason"]:
+        facts.append(Fact("Not known", plain(outside["reason"])))
+    device = "the slice (MIG)" if outside["mig"] else "the device"
+    _add(facts, "At the fullest", outside["highest_used_bytes"], _of(outside["capacity_bytes"], device))
+    _add(facts, "This process", outside["own_bytes"], "torch's reserved memory and the two lines below")
+    _add(
+        facts, "Before recording", outside["at_start_bytes"],
+        "beside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
+    )  # fmt: skip
+    _add(facts, "Since then", outside["grown_bytes"], _grown(outside))
+    others = outside["processes"]
+    named = sentence_list(
+        f"{p['pid']}: {size(p['bytes']) if p['bytes'] is not None else 'not told'}" for p in others[:6]
+    )
+    _add(
+        facts,
+        "Other processes",
+        outside["others_bytes"],
+        plain(f"by process id, {named}" if others else "there are none"),
+    )
+    _add(facts, "Nobody's", outside["unnamed_bytes"], "the driver's own reserve, or processes it does not list")
+    return tuple(facts)
+
+
+def _add(facts: list[Fact], label: str, n_bytes: int | None, note: str) -> None:
+    if n_bytes is not None:
+        facts.append(Fact(label, size(n_bytes), note, n_bytes))
+
+
+def _of(capacity: int | None, device: str) -> str:
+    return f"held by everybody, of {size(capacity)} of {device}" if capacity else "held by everybody"
+
+
+def _grown(outside: Mapping[str, Any]) -> str:
+    """What is known to be in the process that allocates past torch."""
+    groups = outside["process_groups"]
+    found = [f"NCCL's communicators ({groups} process group{'s' if groups != 1 else ''})"] if groups else []
+    found += [plain(a) for a in outside["allocators"]]
+    usual = "modules loaded later, cuBLAS and cuDNN handles"
+    return f"beside torch: {sentence_list([*found, usual])}; the driver does not tell them apart"
+
+
+# A run switches once a step: the newest are enough to see a pattern, and what does not come back.
+_MOST_SWITCHES = 40
+
+
+def switch_rows(switches: Sequence[Mapping[str, Any]] | None) -> tuple[SwitchRow, ...]:
+    """The newest switches between rollout and training, in order."""
+    return tuple(
+        SwitchRow(
+            label=plain(phase_label(s["phase"])),
+            phase=plain(s["phase"]),
+            step=s["step"],
+            counted_bytes=s["allocated_bytes"] if s["reserved_bytes"] is None else s["reserved_bytes"],
+            unmapped_bytes=s["unmapped_bytes"],
+            resident_bytes=s["resident_bytes"],
+            device_used_bytes=s["device_used_bytes"],
+        )
+        for s in (switches or [])[-_MOST_SWITCHES:]
+    )

@@ -1,0 +1,84 @@
+"""A simulated run's own sections of the document: does it fit, how far off may it be, what do lengths change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memprof.reports.document.model import Fact, LengthRow, NeedRow, Prediction
+from memprof.reports.document.text import gib, plain
+from memprof.reports.document.words import phase_label
+
+__all__ = ["prediction_facts", "prediction_of"]
+
+
+def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
+    """What the report says of a prediction; None for a recorded run."""
+    error, fit, lengths = (report.get(name) for name in ("expected_error", "fit", "lengths"))
+    if not (error or fit or lengths):
+        return None
+    return Prediction(
+        fits=fit["fits"] if fit else None,
+        verdict=plain(fit["sentence"]) if fit else "",
+        error=plain(error["sentence"]) if error else "",
+        limit_bytes=fit["limit_bytes"] if fit else None,
+        needs=tuple(_need(need, fit["phase"]) for need in fit["phases"]) if fit else (),
+        lengths=tuple(_length(point) for point in lengths["points"]) if lengths else (),
+        lengths_sentence=plain(lengths["sentence"]) if lengths else "",
+    )
+
+
+def _need(need: Mapping[str, Any], decides: str) -> NeedRow:
+    return NeedRow(
+        label=plain(phase_label(need["phase"])),
+        allocated_bytes=need["allocated_bytes"],
+        needed_bytes=need["needed_bytes"],
+        fits=need["fits"],
+        decides=need["phase"] == decides,
+    )
+
+
+def _length(point: Mapping[str, Any]) -> LengthRow:
+    return LengthRow(
+        label=plain(", ".join(point["names"])),
+        tokens=point["length"],
+        share_below=point["share_below"],
+        peak_bytes=point["peak_bytes"],
+        needed_bytes=point["needed_bytes"],
+        fits=point["fits"],
+        executed=point["executed"],
+    )
+
+
+def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
+    """Beside the peak: the verdict, and how far off the figures may be."""
+    facts = []
+    if fit := report.get("fit"):
+        left = fit["headroom_bytes"]
+        words = "fits" if fit["fits"] else "does not fit"
+        note = f"needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB, {100 * fit['margin']:.0f} % kept"
+        note += f"; {phase_label(fit['phase']).lower()} decides"
+        facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note), left))
+        facts += _host(fit["host"])
+    if error := report.get("expected_error"):
+        held, reserved = error["allocated"], error["reserved"]
+        note = f"reserved {_range(reserved)}; {held['comparisons'] + reserved['comparisons']} comparisons"
+        if error["not_compared"]:
+            note += f"; never compared: {', '.join(error['not_compared'])}"
+        facts.append(Fact("Expected error", _range(held), plain(note)))
+    return tuple(facts)
+
+
+def _host(host: Mapping[str, Any] | None) -> list[Fact]:
+    if not host:
+        return []
+    if host["total_bytes"] is None:
+        note = "of all processes on the node; its size is not known"
+    else:
+        note = f"of {gib(host['total_bytes'])}; {'fits' if host['fits'] else 'does not fit'}"
+    return [Fact("Host needs", f"{gib(host['needed_bytes'])} GiB", note, host["needed_bytes"])]
+
+
+def _range(error: Mapping[str, Any]) -> str:
+    low, high = (f"{100 * error[side]:+.2f}".replace("-", "−") for side in ("low", "high"))
+    return f"{low} to {high} %"

@@ -1,0 +1,181 @@
+"""From a merged report's ``ranks`` and ``across_ranks`` to what the document shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from memprof.reports.document.model import Cell, NodeRow, PhaseSpread, RankRow, Ranks
+from memprof.reports.document.text import plain, sentence_list, size
+from memprof.reports.document.words import STACK_ORDER, category_label, phase_label
+
+__all__ = ["ranks_of"]
+
+_HEATS = 8
+# A cell is marked where it stands above the median by this part of the median rank's whole peak.
+_CLEARLY = 0.02
+_MOST_MISSING = 8
+# A category that nowhere comes to this part of the highest peak shares a column with the others like it.
+_WORTH_A_COLUMN = 0.01
+# Peaks that lie this close together are alike.
+_ALIKE = 0.005
+
+
+def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
+    """The ranks of a report, ``None`` where it is of one process alone."""
+    ranks, across = report.get("ranks") or [], report.get("across_ranks")
+    if not ranks or not across:
+        return None
+    peak = across["peak"]
+    spreads = {s["category"]: s for s in across["categories"]}
+    worth = [c for c in spreads if spreads[c]["highest_bytes"] >= _WORTH_A_COLUMN * peak["highest_bytes"]]
+    columns = [c for c in STACK_ORDER if c in worth] + [c for c in worth if c not in STACK_ORDER]
+    scale = _Scale(
+        columns,
+        spreads,
+        max((s["highest_bytes"] for s in spreads.values()), default=0),
+        _CLEARLY * peak["median_bytes"],
+    )
+    rows = [_row(r, report["source"]["rank"], scale) for r in ranks]
+    rows.sort(key=lambda r: (not r.oom, -r.peak_bytes, r.rank))
+    world = across["world_size"] or len(ranks)
+    return Ranks(
+        sentence=_sentence(across, len(ranks), report["source"]["rank"], rows),
+        missing=_missing(across["missing"]),
+        differences=tuple(_difference(d) for d in across["differences"]),
+        count=len(ranks),
+        world_size=world,
+        columns=(
+            *((c, plain(category_label(c))) for c in columns),
+            *([("", "Everything else")] if len(columns) < len(spreads) else []),
+        ),
+        rows=tuple(rows),
+        phases=tuple(_phase(p) for p in across["phases"]),
+        nodes=tuple(sorted((_node(n) for n in across["nodes"]), key=lambda n: -n.highest_bytes)),
+        median_bytes=peak["median_bytes"],
+        lowest_bytes=peak["lowest_bytes"],
+        total_bytes=peak["total_bytes"],
+        imbalance=peak["imbalance"],
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What cells are measured against: each column's spread, the largest cell, and what is clearly above."""
+
+    columns: Sequence[str]
+    spreads: Mapping[str, Any]
+    most: int
+    clearly: float
+
+    def cell(self, column: str, n: int) -> Cell:
+        """A rank's cell in one column."""
+        spread = self.spreads[column]
+        low, high = spread["lowest_bytes"], spread["highest_bytes"]
+        shade = 1 + round((_HEATS - 1) * (n - low) / (high - low)) if high - low > self.clearly else 0
+        return Cell(n, ceil(_HEATS * n / self.most), shade, n - spread["median_bytes"] > self.clearly)
+
+
+def _row(rank: Mapping[str, Any], shown: int, scale: _Scale) -> RankRow:
+    peak, device, held = rank["peak"], rank["device_peak"], rank["peak"]["categories"]
+    reserved = device["reserved_bytes"]
+    cells = [scale.cell(c, held.get(c, 0)) for c in scale.columns]
+    rest = peak["active_bytes"] - sum(c.bytes for c in cells)
+    if len(scale.columns) < len(scale.spreads):
+        cells.append(Cell(rest, ceil(_HEATS * rest / scale.most), 0, False))
+    return RankRow(
+        rank=rank["rank"],
+        node=plain(rank["node"] or ""),
+        where=_where(peak),
+        peak_bytes=peak["active_bytes"],
+        held_bytes=None if reserved is None else reserved + (device["non_torch_bytes"] or 0),
+        oom=rank["oom"] is not None,
+        shown=rank["rank"] == shown,
+        cells=tuple(cells),
+    )
+
+
+def _where(peak: Mapping[str, Any]) -> str:
+    phase = phase_label(peak["phase"]).lower() if peak["phase"] else "an unknown phase"
+    return plain(phase if peak["step"] is None else f"{phase}, step {peak['step']}")
+
+
+def _sentence(across: Mapping[str, Any], count: int, shown: int, rows: Sequence[RankRow]) -> str:
+    peak = across["peak"]
+    failed = sorted(r.rank for r in rows if r.oom)
+    words = ""
+    if failed:
+        words = f"{_numbered(failed)} ran out of memory. "
+    if count == 1:
+        return f"{words}Only rank {shown} is here; it peaks at {size(peak['highest_bytes'])}."
+    if peak["highest_bytes"] - peak["lowest_bytes"] <= _ALIKE * peak["highest_bytes"]:
+        words += f"All {count} ranks peak alike, at {size(peak['highest_bytes'])}."
+    else:
+        first = next(r for r in rows if r.rank == peak["highest_rank"])
+        words += (
+            f"Rank {first.rank} peaks highest: {size(first.peak_bytes)} in {first.where}, "
+            f"{100 * peak['imbalance']:.1f} % above the mean of {count} ranks; "
+            f"rank {peak['lowest_rank']} lowest: {size(peak['lowest_bytes'])}."
+        )
+    return f"{words} Everything else on this page is about rank {shown}."
+
+
+def _missing(missing: Sequence[Mapping[str, Any]]) -> str:
+    if not missing:
+        return ""
+    known = [m for m in missing if m["last_step"] is not None]
+    words = f"No recording of {_numbered([m['rank'] for m in missing]).lower()}."
+    for m in known[:_MOST_MISSING]:
+        peak = f", highest {size(m['peak_allocated_bytes'])} allocated" if m["peak_allocated_bytes"] else ""
+        words += f" Rank {m['rank']} last counted step {m['last_step']}{peak}."
+    return words
+
+
+def _numbered(ranks: Sequence[int]) -> str:
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {sentence_list(_runs(ranks))}"
+
+
+def _runs(ranks: Iterable[int]) -> list[str]:
+    """``0, 1, 2, 3, 7`` as ``0–3, 7``."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in found]
+
+
+def _difference(difference: Mapping[str, Any]) -> str:
+    what = "memory outside torch" if difference["category"] == "non_torch" else category_label(difference["category"])
+    phase = f" in {phase_label(difference['phase']).lower()}" if difference["phase"] else ""
+    reason = f": {difference['reason']}" if difference["reason"] else ""
+    words = f"Rank {difference['rank']} holds {size(difference['bytes'])} more {what.lower()} than the median rank"
+    return plain(f"{words}{phase}{reason}.")
+
+
+def _phase(spread: Mapping[str, Any]) -> PhaseSpread:
+    return PhaseSpread(
+        phase=plain(spread["phase"]),
+        label=plain(phase_label(spread["phase"])),
+        highest_rank=spread["highest_rank"],
+        highest_bytes=spread["highest_bytes"],
+        median_bytes=spread["median_bytes"],
+        lowest_bytes=spread["lowest_bytes"],
+        lowest_rank=spread["lowest_rank"],
+        imbalance=spread["imbalance"],
+    )
+
+
+def _node(spread: Mapping[str, Any]) -> NodeRow:
+    return NodeRow(
+        node=plain(spread["node"] or "not known"),
+        ranks=", ".join(_runs(spread["ranks"])),
+        count=len(spread["ranks"]),
+        highest_rank=spread["highest_rank"],
+        highest_bytes=spread["highest_bytes"],
+        mean_bytes=spread["mean_bytes"],
+        total_bytes=spread["total_bytes"],
+    )

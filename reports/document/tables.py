@@ -1,0 +1,291 @@
+"""The document's tables, from the report: rows, phases, allocations, evidence, the icicle."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from memprof.reports.document.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
+from memprof.reports.document.text import duration, plain, sentence_list, short_path, size, thousands
+from memprof.reports.document.words import (
+    CATEGORY_WORDS,
+    EVIDENCE_WORDS,
+    GROUP_WORDS,
+    STACK_ORDER,
+    category_label,
+    group_label,
+    humanise,
+    phase_label,
+)
+
+from memprof.frame_paths import text_path
+from memprof.vocabulary import GROUP_OF, Evidence, Group
+
+__all__ = [
+    "allocation_rows",
+    "call_site",
+    "category_parts",
+    "evidence_shares",
+    "group_rows",
+    "icicle",
+    "phase_rows",
+    "shown_stack",
+    "single_allocations",
+    "tensor_shape",
+    "why",
+]
+
+_CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
+for _category, _group in GROUP_OF.items():
+    _CATEGORIES_OF[str(_group)].append(str(_category))
+
+# Frames outside Python: by their file's ending, or because there is no file.
+_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d")
+
+# Frames that say where Python was, not whose tensor it is.
+_STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
+
+
+def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
+    """The non-empty categories in the order they are stacked."""
+    known = [c for c in STACK_ORDER if categories.get(c)]
+    others = [c for c in categories if c not in STACK_ORDER and categories[c]]
+    return tuple(Part(c, plain(category_label(c)), categories[c]) for c in known + others)
+
+
+def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
+    """The published table's rows, the total last; ``unattributed`` only hides when it never held a byte."""
+    peak, own = report["peak"], report["own_peaks"]
+    group_own = report.get("group_own_peaks") or {}
+    rows = []
+    for group in (str(g) for g in Group):
+        if group == Group.TOTAL:
+            words = GROUP_WORDS[group]
+            rows.append(Row(group, group_label(group), words, peak["active_bytes"], group_own.get(group)))
+            continue
+        children = _category_rows(_CATEGORIES_OF[group], peak, own)
+        if group == Group.UNATTRIBUTED:
+            rows.append(children[0] if children else Row(group, group_label(group), GROUP_WORDS[group], 0, 0))
+            continue
+        own_peak = group_own.get(group, _only_own_peak(children))
+        rows.append(Row(group, group_label(group), GROUP_WORDS[group], peak["groups"][group], own_peak, children))
+    return tuple(rows)
+
+
+def _only_own_peak(children: Sequence[Row]) -> int | None:
+    """A group's own peak, where it follows from its categories': at most one of them ever held anything."""
+    if not children:
+        return 0
+    return children[0].own_peak if len(children) == 1 else None
+
+
+def _category_rows(ids: Iterable[str], peak: Mapping[str, Any], own: Mapping[str, int]) -> tuple[Row, ...]:
+    rows = [
+        Row(c, category_label(c), CATEGORY_WORDS[c], peak["categories"].get(c, 0), own.get(c, 0), _details(c, peak))
+        for c in ids
+        if peak["categories"].get(c, 0) or own.get(c, 0)
+    ]
+    return tuple(sorted(rows, key=lambda r: -r.at_peak))
+
+
+def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
+    details = peak["details"].get(category, {})
+    rows = [Row(plain(d), plain(humanise(d)), "", n, None) for d, n in details.items() if n]
+    rest = peak["categories"].get(category, 0) - sum(row.at_peak for row in rows)
+    if rows and rest:
+        rows.append(Row("", "not broken down", "", rest, None))
+    return tuple(sorted(rows, key=lambda r: -r.at_peak))
+
+
+def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
+    """One row a phase, in order of first appearance; repeats folded, the worst one shown."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for phase in report["phases"]:
+        runs.setdefault(phase["phase"], []).append(phase)
+    everything = sum(p["end_us"] - p["start_us"] for p in report["phases"]) or 1
+    return tuple(_phase_row(name, group, everything, report["peak"]) for name, group in runs.items())
+
+
+def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int, peak: Mapping[str, Any]) -> PhaseRow:
+    worst = max(runs, key=lambda p: p["peak_bytes"])
+    total_us = sum(p["end_us"] - p["start_us"] for p in runs)
+    holds_peak = any(name == peak["phase"] and p["start_us"] <= peak["time_us"] <= p["end_us"] for p in runs)
+    return PhaseRow(
+        phase=plain(name),
+        label=plain(phase_label(name)),
+        count=len(runs),
+        step=worst["step"],
+        total_us=total_us,
+        time_share=total_us / everything_us,
+        low_bytes=min(p["peak_bytes"] for p in runs),
+        peak_bytes=worst["peak_bytes"],
+        peak_time_us=worst["peak_time_us"],
+        is_peak=holds_peak,
+        parts=category_parts(worst["categories"]),
+    )
+
+
+def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
+    """How the bytes at the peak are known, strongest evidence first, empty kinds left out."""
+    held = report["peak"]["evidence"]
+    whole = report["peak"]["active_bytes"] or 1
+    kinds = [str(e) for e in Evidence]
+    return tuple(EvidenceShare(e, EVIDENCE_WORDS[e], held[e], held[e] / whole) for e in kinds if held.get(e))
+
+
+def call_site(stack: Sequence[str]) -> str:
+    """The innermost Python frame outside torch and the standard library, shortened; else the innermost Python frame."""
+    python = [frame for frame in stack if not _NATIVE.search(frame)]
+    found = next((frame for frame in python if not _is_inner(frame)), python[0] if python else None)
+    return plain(short_path(found)) if found else ""
+
+
+def _is_inner(frame: str) -> bool:
+    file = text_path(frame)
+    torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
+    return torch or bool(_STANDARD.search(frame))
+
+
+def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
+    """A stack as it is shown: runs of native (C++) frames keep their innermost and say how many more there were."""
+    lines: list[str] = []
+    for native, run in groupby(stack, key=lambda frame: bool(_NATIVE.search(frame))):
+        frames = [plain(frame) for frame in run]
+        if native and len(frames) > 2:
+            frames = [frames[0], f"… {len(frames) - 1} more C++ frames"]
+        lines += frames
+    return tuple(lines)
+
+
+def why(allocation: Mapping[str, Any]) -> str:
+    """One line: how the category of this allocation is known."""
+    evidence, rule = allocation["evidence"], allocation.get("rule")
+    words = EVIDENCE_WORDS.get(evidence, humanise(evidence))
+    if rule:
+        words = f"rule {rule} matched its stack" if evidence == "stack" else f"{words} ({rule})"
+    alternatives = allocation.get("alternatives") or []
+    if alternatives:
+        words += f"; could also be {sentence_list(category_label(a).lower() for a in alternatives)}"
+    return plain(words)
+
+
+def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+    """The listed allocations, those that are alike folded into one, the largest sum first; ``whole`` is 100 %."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for allocation in listed:
+        alike.setdefault(_likeness(allocation), []).append(allocation)
+    rows = [_allocation(group, whole or 1) for group in alike.values()]
+    return tuple(sorted(rows, key=lambda a: -a.bytes))
+
+
+def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
+    """One row for each allocation, in the order given: what ``memprof explain`` shows."""
+    whole = sum(a["bytes"] for a in listed) or 1
+    return tuple(_allocation([a], whole) for a in listed)
+
+
+def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:
+    name = re.sub(r"\d+", "#", str(allocation.get("name") or ""))
+    keys = ("bytes", "category", "detail", "evidence", "rule", "phase", "retained")
+    name += tensor_shape(allocation.get("tag"))
+    stack, others = allocation.get("stack") or [], allocation.get("alternatives") or []
+    return (*(allocation.get(k) for k in keys), name, tuple(stack), tuple(others))
+
+
+def _allocation(group: Sequence[Mapping[str, Any]], whole: int) -> Allocation:
+    first = group[0]
+    total = sum(a["bytes"] for a in group)
+    stack = shown_stack(first.get("stack") or [])
+    return Allocation(
+        address=hex(first["address"]) if isinstance(first["address"], int) else plain(first["address"]),
+        name=_common_name([str(a.get("name") or "") for a in group]),
+        shape=tensor_shape(first.get("tag")),
+        count=len(group),
+        bytes=total,
+        each_bytes=first["bytes"],
+        share=total / whole,
+        category=plain(first["category"]),
+        category_label=plain(category_label(first["category"])),
+        detail=plain(humanise(first["detail"] or "")),
+        evidence=plain(first["evidence"]),
+        rule=plain(first.get("rule") or ""),
+        why=why(first),
+        alternatives=tuple(plain(category_label(a)) for a in first.get("alternatives") or []),
+        phase=plain(first["phase"] or ""),
+        phase_label=plain(phase_label(first["phase"])) if first["phase"] else "",
+        lives=tuple((a.get("born_us"), _freed(a)) for a in group),
+        lifetime=_lifetime(group),
+        retained=bool(first["retained"]),
+        held_by=tuple(dict.fromkeys(plain(who) for a in group for who in a.get("held_by") or [])),
+        site=call_site(first.get("stack") or []),
+        stack=stack,
+    )
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """``layers.0.w`` and ``layers.1.w`` as ``layers.*.w``: the digits that differ become a star."""
+    parts = [re.split(r"(\d+)", name) for name in names]
+    if any(len(p) != len(parts[0]) for p in parts):
+        return plain(names[0])
+    return plain("".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True)))
+
+
+def tensor_shape(tag: str | None) -> str:
+    """``8×128×576 bfloat16`` from a recorder's own tag; empty for no tag or somebody else's."""
+    if not tag or not tag.startswith("memprof:"):
+        return ""
+    fields = dict(field.partition("=")[::2] for field in tag.removeprefix("memprof:").split(";"))
+    return plain(f"{fields.get('shape', '').replace('x', '×')} {fields.get('dtype', '')}".strip())
+
+
+def _freed(allocation: Mapping[str, Any]) -> int | None:
+    died = allocation.get("died_us")
+    return died if isinstance(died, int) and died >= 0 else None
+
+
+def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
+    """How long the blocks lived; the range where they differ."""
+    if any(_freed(a) is None for a in group):
+        born_before = all(a.get("born_us") is None for a in group)
+        return "the whole recording" if born_before else "to the end"
+    if any(a.get("born_us") is None for a in group):
+        return "from before recording"
+    lives = sorted(a["died_us"] - a["born_us"] for a in group)
+    low, high = duration(lives[0]), duration(lives[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:
+    """The peak as nested rectangles: category, call site, tensor. What is not listed is a node of its own."""
+    peak = report["peak"]
+    listed: dict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        listed[allocation.category].append(allocation)
+    parts = sorted(category_parts(peak["categories"]), key=lambda p: -p.bytes)
+    children = tuple(Node(p.label, p.id, p.bytes, _sites(p, listed[p.id])) for p in parts)
+    return Node("Peak", "", peak["active_bytes"], children)
+
+
+def _sites(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
+    by_site: dict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        by_site[allocation.site or "no stack recorded"].append(allocation)
+    nodes = [
+        Node(site, part.id, sum(a.bytes for a in group), tuple(Node(_leaf(a), part.id, a.bytes) for a in group))
+        for site, group in by_site.items()
+    ]
+    rest = part.bytes - sum(n.bytes for n in nodes)
+    nodes.sort(key=lambda n: -n.bytes)
+    if rest > 0:
+        nodes.append(Node("smaller allocations", part.id, rest))
+    return tuple(nodes)
+
+
+def _leaf(allocation: Allocation) -> str:
+    """The tensor, by the best name there is: its own, its shape, or what and how large it is."""
+    parts = (allocation.detail, size(allocation.each_bytes))
+    label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
+    return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label

@@ -1,0 +1,1 @@
+"""Render the document as a self-contained HTML page."""

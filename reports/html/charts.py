@@ -1,0 +1,150 @@
+"""The timeline with its panel, and the icicle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.model import Allocation, Document, Node, Timeline
+from memprof.reports.document.text import duration, gib, percent
+from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
+from memprof.reports.html.static_timeline import highest_of, timeline_svg
+
+__all__ = ["icicle_section", "timeline_section", "timelines_section"]
+
+
+def timeline_section(timeline: Timeline | None, document: Document) -> Markup | None:
+    """The timeline: the static picture that paints first, the chart that replaces it, and the panel."""
+    return timelines_section([("", document)]) if timeline else None
+
+
+def timelines_section(runs: Sequence[tuple[str, Document]]) -> Markup | None:
+    """The timelines of several runs, under their labels and on one scale; the chart shows one at a time."""
+    drawn = [(label, document, document.timeline) for label, document in runs if document.timeline]
+    if not drawn:
+        return None
+    highest = max(highest_of(timeline) for _, _, timeline in drawn)
+    switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
+    tools = el(
+        "div",
+        {"class": "tools needs-js", "role": "toolbar", "aria-label": "Timeline"},
+        switch,
+        _choice("range", (("all", "Whole run"), ("peak", "Around the peak"))),
+        _choice("axis", (("phase", "By phase"), ("time", "By time"))),
+        el("button", {"type": "button", "id": "patterns", "aria-pressed": "false"}, "Patterns"),
+        el(
+            "span",
+            {"class": "muted keys"},
+            *[
+                (el("kbd", {}, key), f" {what} ")
+                for key, what in (("←→", "move"), ("[ ]", "phase"), ("P", "peak"), ("+−", "zoom"))
+            ],
+        ),
+    )
+    label = (
+        "Timeline. Arrow keys move the cursor, brackets jump between phases, P goes to the peak, plus and minus zoom."
+    )
+    chart = el("div", {"id": "chart", "tabindex": "0", "role": "application", "aria-label": label})
+    pictures = [_picture(label, timeline, highest) for label, _, timeline in drawn]
+    plot = el("div", {"class": "plot"}, *pictures, chart, el("div", {"id": "cursor", "hidden": True}))
+    dotted = any(timeline.reserved for _, _, timeline in drawn)
+    note = f"each pixel column shows its highest moment{'; dotted line is reserved memory' if dotted else ''}"
+    return section(
+        "timeline",
+        "Timeline",
+        note + ("; one scale for all runs" if len(drawn) > 1 else ""),
+        tools,
+        el("div", {"class": "split"}, plot, _panel(drawn[0][1])),
+        el("p", {"class": "muted caption", "id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
+    )
+
+
+def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
+    caption = el("figcaption", {}, label) if label else None
+    return el("figure", {"class": "picture"}, caption, timeline_svg(timeline, highest=highest))
+
+
+def _axis_note(timeline: Timeline | None) -> str:
+    long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline else ""
+    keys = "Drag to zoom, double-click to reset, click to hold the cursor."
+    return f"Phases are drawn equally wide, what is between them narrower{long}. {keys}"
+
+
+def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
+    buttons = [
+        el(
+            "button",
+            {"type": "button", "data-choice": name, "data-value": value, "aria-pressed": "true" if i == 0 else "false"},
+            label,
+        )
+        for i, (value, label) in enumerate(options)
+    ]
+    return el("span", {"class": "group", "role": "group"}, *buttons)
+
+
+def _panel(document: Document) -> Markup:
+    """What is alive at the cursor; from Python it shows the peak."""
+    parts = sorted(document.summary.bar, key=lambda p: -p.bytes)
+    active = sum(p.bytes for p in parts)
+    items = [el("li", {}, swatch(p.id), el("span", {}, p.label), el("b", {}, gib(p.bytes))) for p in parts]
+    largest = [
+        el(
+            "li",
+            {"title": _allocation_title(a)},
+            swatch(a.category),
+            el("span", {}, what(a)),
+            el("b", {}, gib(a.bytes)),
+        )
+        for a in document.allocations[:7]
+    ]
+    return el(
+        "aside",
+        {"id": "panel", "aria-live": "polite", "aria-label": "Alive at the cursor"},
+        el("h3", {"id": "panel-title"}, "Peak"),
+        el("p", {"class": "muted", "id": "panel-where"}, document.summary.where),
+        el("p", {"class": "panel-total"}, el("strong", {"id": "panel-total"}, gib(active)), " GiB"),
+        el("ul", {"id": "panel-parts"}, *items),
+        el("h3", {"id": "panel-largest-title"}, "Largest alive"),
+        el("ul", {"id": "panel-largest"}, *largest),
+    )
+
+
+def _allocation_title(allocation: Allocation) -> str:
+    return " · ".join(w for w in (allocation.category_label, allocation.shape, allocation.site, allocation.why) if w)
+
+
+def icicle_section(root: Node) -> Markup | None:
+    """The peak as nested boxes."""
+    if not root.bytes:
+        return None
+    return section(
+        "icicle",
+        "Where it was made",
+        "category › call site › tensor; press a box to zoom, the top one to go back",
+        el("div", {"class": "icicle", "id": "icicle-root"}, _node(root, root.bytes, root.bytes, 0)),
+    )
+
+
+def _node(node: Node, total: int, parent: int, depth: int) -> Markup:
+    children, small = [], 0
+    for child in node.children:
+        if child.bytes * 250 < total:
+            small += child.bytes
+        else:
+            children.append(child)
+    if small:
+        children.append(Node("smaller ones", node.category, small))
+    words = f"{node.label}, {gib(node.bytes)} GiB, {percent(node.bytes, total)} of the peak"
+    colour = f"c-{colour_class(node.category)}" if node.category else "root"
+    button = el(
+        "button",
+        {"type": "button", "class": f"box {colour}", "title": words},
+        el("span", {}, node.label),
+        el("b", {}, gib(node.bytes)),
+        el("span", {"class": "sr"}, f" GiB, {percent(node.bytes, total)} of the peak"),
+    )
+    below = (
+        el("div", {"class": "kids"}, *[_node(c, total, node.bytes, depth + 1) for c in children]) if children else None
+    )
+    return el(
+        "div", {"class": f"node d{depth}", "style": f"flex:{100 * node.bytes / (parent or 1):.3f} 1 0"}, button, below
+    )

@@ -1,0 +1,338 @@
+"""The page of a comparison: who needs how much, what was set differently, row by row, and what only one run holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting
+from memprof.reports.document.text import gib
+from memprof.reports.html.charts import timelines_section
+from memprof.reports.html.elements import (
+    Child,
+    Markup,
+    bar,
+    breakable,
+    colour_class,
+    column,
+    el,
+    fact_list,
+    join,
+    section,
+    swatch,
+)
+from memprof.reports.html.summary import page_header
+
+from memprof.units import GIB
+
+__all__ = ["comparison_body"]
+
+
+def comparison_body(comparison: Comparison) -> Markup:
+    """Everything between the page's header and its footer."""
+    subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
+    drawn = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
+    return join(
+        page_header(comparison.title, subtitle),
+        el(
+            "main",
+            {"id": "main"},
+            _cards(comparison),
+            _settings(comparison),
+            _table(comparison),
+            timelines_section(drawn),
+            _only_in(comparison.only_in),
+            _bottom(comparison),
+        ),
+    )
+
+
+# ---- cards -----------------------------------------------------------------------------------------------------------
+
+
+def _cards(comparison: Comparison) -> Markup:
+    totals = comparison.rows[-1].at_peak
+    cards = [_card(comparison, i, totals[i]) for i in range(len(comparison.columns))]
+    return el(
+        "section",
+        {"id": "summary", "aria-label": "Summary"},
+        *[el("p", {"class": "cause"}, sentence) for sentence in comparison.headlines],
+        el("div", {"class": "cards"}, *cards),
+    )
+
+
+def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
+    column = comparison.columns[index]
+    document = column.document
+    number = "–" if total is None else gib(total)
+    words: list[Child] = []
+    if document:
+        words.append(el("p", {}, f"{document.summary.peak_word} in {document.summary.where}"))
+        words.append(el("p", {"class": "muted"}, document.summary.cause))
+    else:
+        words.append(el("p", {}, "A sum of components, not a peak"))
+    words += [el("p", {"class": "muted fine"}, " · ".join(column.facts))]
+    if document and document.oom:
+        words.insert(0, el("p", {"class": "bad"}, document.oom.sentence))
+    return el(
+        "div",
+        {"class": "card"},
+        el("h2", {}, column.label, " ", _badge(column)),
+        el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " GiB"),
+        _fits(comparison, index),
+        _card_bar(comparison, column),
+        *words,
+    )
+
+
+def _badge(column: Column) -> Markup:
+    return el("span", {"class": f"badge {column.badge}"}, column.badge)
+
+
+def _fits(comparison: Comparison, index: int) -> Markup | None:
+    if not comparison.verdicts:
+        return None
+    verdict = comparison.verdicts[index]
+    words = f"Fits in {_device(comparison)}: {verdict.words}"
+    return el("p", {"class": "ok" if verdict.fits else "bad"}, words)
+
+
+def _card_bar(comparison: Comparison, column: Column) -> Markup:
+    described = ", ".join(f"{p.label} {gib(p.bytes)} GiB" for p in column.parts)
+    scale = _scale(comparison)
+    return el("div", {"class": "capped"}, bar(column.parts, scale, described=described), _cap(comparison, scale))
+
+
+def _scale(comparison: Comparison) -> int:
+    """Bytes of a full bar. The capacity is part of the scale unless everything would look tiny beside it."""
+    capacity = comparison.capacity_bytes or 0
+    return max(comparison.scale_bytes, capacity if capacity <= 4 * comparison.scale_bytes else 0)
+
+
+def _cap(comparison: Comparison, scale: int) -> Markup | None:
+    capacity = comparison.capacity_bytes
+    if not capacity or capacity > scale:
+        return None
+    style = f"left:{100 * capacity / scale:.3f}%"
+    return el("i", {"class": "cap", "style": style, "title": f"{gib(capacity)} GiB, the device", "aria-hidden": "true"})
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def _settings(comparison: Comparison) -> Markup | None:
+    if not comparison.settings:
+        return None
+    matters = [s for s in comparison.settings if s.matters]
+    others = [s for s in comparison.settings if not s.matters]
+    first = _setting_table(comparison, matters) if matters else None
+    rest = None
+    if others:
+        one = len(others) == 1
+        words = "1 other setting differs" if one else f"{len(others)} other settings and circumstances differ"
+        words = words if matters else f"{len(others)} difference{'' if one else 's'}"
+        table = _setting_table(comparison, others)
+        rest = el("details", {"class": "config", "open": not matters}, el("summary", {}, words), table)
+    return section("changed", "What was set differently", "", first, rest)
+
+
+def _setting_table(comparison: Comparison, settings: Sequence[Setting]) -> Markup:
+    head = el("tr", {}, column("Setting"), *[column(c.label) for c in comparison.columns])
+    rows = [
+        el(
+            "tr",
+            {},
+            el("th", {"scope": "row"}, breakable(setting.name)),
+            *[el("td", {}, el("code", {}, value)) for value in setting.values],
+        )
+        for setting in settings
+    ]
+    table = el("table", {"class": "settings"}, el("thead", {}, head), el("tbody", {}, *rows))
+    return el("div", {"class": "scroll", "tabindex": "0"}, table)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _table(comparison: Comparison) -> Markup:
+    body: list[Child] = []
+    for row in comparison.rows:
+        body += _rows(comparison, row, 0, "")
+    body += [_row(comparison, line, 0, "", beside=True) for line in comparison.beside]
+    if comparison.verdicts:
+        body.append(_fits_row(comparison))
+    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not fall together"
+    if any(c.document is None for c in comparison.columns):
+        note += "; published figures are components added up"
+    table = el(
+        "table",
+        {"class": "components compared", "style": f"--runs:{len(comparison.columns)}"},
+        el("thead", {}, _head(comparison)),
+        el("tbody", {}, *body),
+    )
+    return section(
+        "components", "Side by side", note, el("div", {"class": "scroll", "tabindex": "0"}, table), _legend(comparison)
+    )
+
+
+def _head(comparison: Comparison) -> Markup:
+    cells: list[Child] = [column("Component")]
+    for run in comparison.columns:
+        cells.append(el("th", {"scope": "col", "class": "figure"}, run.label, " ", _badge(run)))
+        cells += [column("own peak", True, "wide")] if run.document else []
+    if len(comparison.columns) == 2:
+        cells += [column("Difference", True, "difference"), column("Ratio", True, "wide"), column("Change")]
+    return el("tr", {}, *cells)
+
+
+def _rows(comparison: Comparison, line: Line, level: int, parent: str) -> list[Markup]:
+    found = [_row(comparison, line, level, parent)]
+    path = f"{parent}/{line.id}" if parent else line.id
+    for child in line.children:
+        found += _rows(comparison, child, level + 1, path)
+    return found
+
+
+def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside: bool = False) -> Markup:
+    colour = parent.rpartition("/")[2] if level == 2 else line.id
+    cells: list[Child] = []
+    for i, (figure, own) in enumerate(zip(line.at_peak, line.own_peak, strict=True)):
+        cells.append(_figure(comparison, line, i, figure, level, colour))
+        if comparison.columns[i].document:
+            cells.append(el("td", {"class": "num wide muted"}, "" if own is None else gib(own)))
+    if len(comparison.columns) == 2:
+        cells.append(el("td", {"class": "num difference"}, line.differences[0]))
+        cells.append(el("td", {"class": "num wide"}, line.ratios[0]))
+        cells.append(el("td", {"class": "change"}, line.changes[0]))
+    empty = not any(line.at_peak) and not any(line.own_peak)
+    kind = "total" if line.id == "total" else "beside" if beside else "zero" if empty else ""
+    path = f"{parent}/{line.id}" if parent else line.id
+    return el(
+        "tr",
+        {"class": f"level{level} {kind}".strip(), "data-path": path, "data-parent": parent or None},
+        el("th", {"scope": "row", "title": line.words or None}, swatch(colour) if level == 1 else None, line.label),
+        *cells,
+    )
+
+
+def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, level: int, colour: str) -> Markup:
+    """A figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
+    scale = _scale(comparison)
+    parts: list[tuple[str, int]] = [(colour, figure or 0)]
+    if level == 0 and any(child.at_peak[index] for child in line.children):
+        parts = [(child.id, child.at_peak[index] or 0) for child in line.children]
+    elif level == 0 and figure and comparison.columns[index].document is None:
+        parts = [(part.id, part.bytes) for part in comparison.columns[index].parts if part.label == line.label]
+    plain = line.id in ("total", "device_peak", "reserved", "non_torch")
+    host = line.id.endswith("_bytes")
+    segments = [
+        el(
+            "span",
+            {"class": f"seg c-{'total' if plain else colour_class(c)}", "style": f"width:{100 * n / scale:.4f}%"},
+        )
+        for c, n in ([(colour, figure or 0)] if plain else [] if host else parts)
+        if n
+    ]
+    cap = _cap(comparison, scale) if line.id in ("total", "device_peak") and figure is not None else None
+    return el(
+        "td",
+        {"class": "figure"},
+        el("span", {"class": "num"}, "–" if figure is None else gib(figure)),
+        el("div", {"class": "bar thin capped"}, *segments, cap),
+        _change_below(comparison, line, index),
+    )
+
+
+def _change_below(comparison: Comparison, line: Line, index: int) -> Markup | None:
+    """Among three runs or more, how a later one differs stands below its figure; there is no room for columns."""
+    if len(comparison.columns) == 2 or not index or line.changes[index - 1] in ("–", "same"):
+        return None
+    return el("small", {}, f"{line.differences[index - 1]}, {line.changes[index - 1]}")
+
+
+def _fits_row(comparison: Comparison) -> Markup:
+    cells: list[Child] = []
+    for run, verdict in zip(comparison.columns, comparison.verdicts, strict=True):
+        cells.append(el("td", {"class": "ok" if verdict.fits else "bad"}, verdict.words))
+        cells += [el("td", {"class": "wide"})] if run.document else []
+    if len(comparison.columns) == 2:
+        cells += [el("td", {"class": "difference"}), el("td", {"class": "wide"}), el("td")]
+    drawn = " (dashed line)" if (comparison.capacity_bytes or 0) <= _scale(comparison) else ""
+    return el("tr", {"class": "fits"}, el("th", {"scope": "row"}, f"Fits in {_device(comparison)}{drawn}"), *cells)
+
+
+def _device(comparison: Comparison) -> str:
+    """The capacity as it was given: 24 GB are not 24 GiB."""
+    capacity = comparison.capacity_bytes or 0
+    return f"{capacity / 1e9:g} GB" if capacity % 10**8 == 0 else f"{capacity / GIB:.2f} GiB"
+
+
+def _legend(comparison: Comparison) -> Markup:
+    return el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label) for p in comparison.legend])
+
+
+# ---- what only one holds ---------------------------------------------------------------------------------------------
+
+
+def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
+    if not entries:
+        return None
+    return section(
+        "only-in",
+        "Held by one and not by the other",
+        "blocks alive at the peak, by stack and size, counted",
+        el(
+            "div",
+            {"class": "columns even"},
+            *[_only_in_part(entry, i, len(entries)) for i, entry in enumerate(entries)],
+        ),
+    )
+
+
+def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
+    """One direction of one pair; of several pairs only the first is open."""
+    if n_entries <= 2:
+        return el("div", {}, el("h3", {}, entry.title), _only_in_table(entry))
+    return el(
+        "details",
+        {"class": "only-in", "open": index < 2},
+        el("summary", {}, entry.title),
+        _only_in_table(entry),
+    )
+
+
+def _only_in_table(entry: OnlyIn) -> Markup:
+    head = el("tr", {}, column("GiB", True), column("Blocks"), column("Made at"))
+    rows = [
+        el(
+            "tr",
+            {},
+            el("td", {"class": "num"}, gib(a.bytes)),
+            el("td", {}, a.words, el("small", {}, swatch(a.category), a.category_label)),
+            el("td", {"class": "what"}, _made_at(a.site, a.stack)),
+        )
+        for a in entry.allocations[:12]
+    ]
+    table = el("table", {"class": "only-in"}, el("thead", {}, head), el("tbody", {}, *rows))
+    note = el("p", {"class": "muted fine"}, entry.note)
+    return join(note, el("div", {"class": "scroll", "tabindex": "0"}, table))
+
+
+def _made_at(site: str, stack: Sequence[str]) -> Markup:
+    if not stack:
+        return el("span", {}, site)
+    return el("details", {}, el("summary", {}, breakable(site)), el("pre", {"tabindex": "0"}, "\n".join(stack)))
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _bottom(comparison: Comparison) -> Markup:
+    notes = None
+    if comparison.notes:
+        items = [el("li", {}, note) for note in comparison.notes]
+        notes = section("notes", "Notes", "", el("ul", {"class": "notes"}, *items))
+    return el("div", {"class": "columns"}, _reproduce(comparison), notes)
+
+
+def _reproduce(comparison: Comparison) -> Markup:
+    return section("reproduce", "Reproduce", "", fact_list(comparison.reproduce))

@@ -1,0 +1,138 @@
+"""Elements with everything escaped: the only way text gets into a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Union
+
+from memprof.reports.document.model import Allocation, Fact, Part
+from memprof.reports.document.text import gib, thousands
+from memprof.reports.palette import slug
+
+__all__ = [
+    "Child",
+    "Markup",
+    "bar",
+    "breakable",
+    "colour_class",
+    "column",
+    "el",
+    "fact_list",
+    "join",
+    "section",
+    "stack_details",
+    "swatch",
+    "what",
+]
+
+# HTML's only: an SVG shape without an end tag would hold every shape that follows.
+_VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
+
+
+class Markup(str):
+    """Text that is already markup."""
+
+
+Child = Union[str, Markup, None, "list[Child]", "tuple[Child, ...]"]
+
+
+def join(*children: Child) -> Markup:
+    """Children one after the other; plain text escaped, ``None`` nothing."""
+    return Markup("".join(_render(child) for child in children))
+
+
+def _render(child: Child) -> str:
+    if child is None:
+        return ""
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, (list, tuple)):
+        return join(*child)
+    return escape(child, quote=False)
+
+
+def el(tag: str, attributes: dict[str, object] | None = None, *children: Child) -> Markup:
+    """One element. An attribute that is ``None`` or ``False`` is left out, ``True`` has no value."""
+    parts = [tag]
+    for name, value in (attributes or {}).items():
+        if value is True:
+            parts.append(name)
+        elif value is not None and value is not False:
+            parts.append(f'{name}="{escape(str(value), quote=True)}"')
+    head = " ".join(parts)
+    return Markup(f"<{head}>" if tag in _VOID else f"<{head}>{join(*children)}</{tag}>")
+
+
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
+
+
+def section(identifier: str, title: str, note: str, *children: Child) -> Markup:
+    """A titled section; ``note`` stands small beside its title."""
+    heading = el("h2", {"id": f"{identifier}-title"}, title, el("small", {}, note) if note else None)
+    return el("section", {"id": identifier, "aria-labelledby": f"{identifier}-title"}, heading, *children)
+
+
+def swatch(identifier: str) -> Markup:
+    """A square in a category's colour."""
+    return el("i", {"class": f"swatch c-{colour_class(identifier)}", "aria-hidden": "true"})
+
+
+def colour_class(identifier: str) -> str:
+    """The CSS class that colours a category, one of the parts of a device, or a published row."""
+    return identifier if identifier in _OWN_COLOUR else slug(identifier)
+
+
+def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
+    """Parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
+    segments = []
+    for part in parts:
+        width = 100 * part.bytes / scale
+        style = f"width:{width:.4f}%"
+        text = el("b", {}, part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
+        title = f"{part.label}: {gib(part.bytes)} GiB"
+        segments.append(el("span", {"class": f"seg c-{colour_class(part.id)}", "style": style, "title": title}, text))
+    return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
+
+
+def stack_details(frames: Sequence[str], title: str) -> Markup | None:
+    """A stack that opens under ``title``."""
+    if not frames:
+        return None
+    return el("details", {}, el("summary", {}, title), el("pre", {"tabindex": "0"}, "\n".join(frames)))
+
+
+def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
+    """A table column's heading."""
+    return el(
+        "th", {"scope": "col", "class": " ".join(c for c in ("num" if numeric else "", extra) if c) or None}, text
+    )
+
+
+def fact_list(facts: Sequence[Fact]) -> Markup:
+    """Labelled facts, one a line."""
+    code = ("Command", "Every allocation")
+    pairs = []
+    for fact in facts:
+        value = el("code", {}, fact.value) if fact.label in code else fact.value
+        pairs.append(
+            el(
+                "div",
+                {},
+                el("dt", {"class": "muted"}, fact.label),
+                el("dd", {}, value, " ", el("span", {"class": "muted"}, fact.note)),
+            )
+        )
+    return el("dl", {"class": "pairs"}, *pairs)
+
+
+def what(allocation: Allocation) -> str:
+    """What a line of allocations is called: its name, else where it was made."""
+    label = allocation.name or allocation.site or allocation.detail or allocation.category_label
+    return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label
+
+
+def breakable(text: str) -> Markup:
+    """Text that may break after a slash or an underscore: paths in narrow columns."""
+    return join(*[(part, el("wbr")) if part in ("/", "_") else part for part in re.split(r"([/_])", text)])

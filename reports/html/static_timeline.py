@@ -1,0 +1,160 @@
+"""The timeline as a static picture: paints before any script runs, stays when none does, and is what gets printed."""
+
+from __future__ import annotations
+
+import math
+
+from memprof.reports.document.model import Timeline
+from memprof.reports.document.text import gib
+from memprof.reports.html.elements import Markup, el, join
+from memprof.reports.html.plotly_figures import axis_of, peak_hold
+from memprof.reports.palette import slug
+
+from memprof.units import GIB
+
+__all__ = ["highest_of", "timeline_svg"]
+
+_WIDTH, _HEIGHT = 940, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
+
+
+def timeline_svg(timeline: Timeline, axis: str = "phase", highest: int = 0) -> Markup:
+    """An inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
+
+    ``highest`` bytes fit below its top, so that several pictures can share a scale.
+    """
+    x = axis_of(timeline, axis)
+    held = peak_hold(x, timeline.total, (_WIDTH - _LEFT - _RIGHT) // 2)
+    ceiling = max(highest_of(timeline), highest, 1) * 1.06
+    plot = _Plot(x[0], x[-1] if x[-1] > x[0] else x[0] + 1, ceiling)
+    label = f"Memory over the run by category; the peak is {gib(timeline.total[timeline.peak_point])} GiB."
+    return el(
+        "svg",
+        {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label, "class": "timeline-svg"},
+        _grid(plot),
+        _areas(timeline, held, plot),
+        _reserved(timeline, held, plot),
+        _ribbon(timeline, x, plot),
+        _peak_mark(timeline, x, plot),
+    )
+
+
+def highest_of(timeline: Timeline) -> int:
+    """The most bytes a picture of this timeline shows."""
+    return max(max(timeline.total), max(timeline.reserved or (0,)))
+
+
+class _Plot:
+    """Data to picture."""
+
+    def __init__(self, low: float, high: float, ceiling: float) -> None:
+        self.low, self.high, self.ceiling = low, high, ceiling
+
+    def x(self, value: float) -> float:
+        """Across."""
+        return round(_LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(self, n_bytes: float) -> float:
+        """Up: the picture's own axis points down."""
+        return round(_HEIGHT - _BOTTOM - n_bytes / self.ceiling * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+
+def nice_step(ceiling: float, n_ticks: int = 5) -> float:
+    """A round distance (1, 2 or 5 times a power of ten) that gives about ``n_ticks`` ticks."""
+    rough = ceiling / n_ticks
+    power = 10 ** math.floor(math.log10(rough))
+    return float(next(m * power for m in (1, 2, 5, 10) if m * power >= rough))
+
+
+def _grid(plot: _Plot) -> Markup:
+    step = nice_step(plot.ceiling / GIB)
+    lines = []
+    for i in range(int(plot.ceiling / GIB / step) + 1):
+        y = plot.y(i * step * GIB)
+        lines.append(el("line", {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": y, "y2": y, "class": "grid"}))
+        lines.append(el("text", {"x": _LEFT - 6, "y": y + 4, "text-anchor": "end"}, f"{i * step:g}"))
+    lines.append(el("text", {"x": 12, "y": _TOP - 8}, "GiB"))
+    return join(*lines)
+
+
+def _areas(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) -> Markup:
+    below = [0] * len(held)
+    paths = []
+    edges = [plot.x(start) for start, _ in held] + [plot.x(plot.high)]
+    for category, values in timeline.categories.items():
+        above = [b + values[point] for b, (_, point) in zip(below, held, strict=True)]
+        there = _stairs(edges, [plot.y(n) for n in above])
+        back = list(reversed(_stairs(edges, [plot.y(n) for n in below])))
+        path = "M" + "L".join(f"{px:g},{py:g}" for px, py in there + back) + "Z"
+        paths.append(el("path", {"d": path, "class": f"fill c-{slug(category)}"}))
+        below = above
+    return join(*paths)
+
+
+def _stairs(edges: list[float], heights: list[float]) -> list[tuple[float, float]]:
+    """Corners of a step line, the ones in the middle of a level left out."""
+    corners: list[tuple[float, float]] = []
+    for i, height in enumerate(heights):
+        if corners and corners[-1][1] == height:
+            corners[-1] = (edges[i + 1], height)
+        else:
+            corners += [(edges[i], height), (edges[i + 1], height)]
+    return corners
+
+
+def _reserved(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) -> Markup | None:
+    if timeline.reserved is None:
+        return None
+    edges = [plot.x(start) for start, _ in held] + [plot.x(plot.high)]
+    corners = _stairs(edges, [plot.y(timeline.reserved[point]) for _, point in held])
+    return el("polyline", {"points": " ".join(f"{px:g},{py:g}" for px, py in corners), "class": "reserved"})
+
+
+def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+    parts = []
+    for span in timeline.spans:
+        left = plot.x(x[span.start_point])
+        width = plot.x(x[min(span.end_point, len(x) - 1)]) - left
+        box = {"x": left, "y": _TOP - 14, "width": max(width - 0.6, 0.4), "height": 9}
+        title = span.label if span.step is None else f"{span.label}, step {span.step}"
+        parts.append(el("g", {}, el("title", {}, title), el("rect", {**box, "class": f"fill p-{slug(span.phase)}"})))
+        name = next((n for n in (span.label, span.short) if width > 6.4 * len(n)), "")
+        if name:
+            middle = {"x": left + width / 2, "y": _TOP - 18, "text-anchor": "middle"}
+            parts.append(el("text", middle, name))
+    return join(*parts, *_steps(timeline, x, plot))
+
+
+def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
+    """``(step, first point, last point)`` of each optimizer step, in order."""
+    found: dict[int, tuple[int, int]] = {}
+    last = len(timeline.time_us) - 1
+    for span in timeline.spans:
+        if span.step is not None:
+            first, _ = found.get(span.step, (span.start_point, 0))
+            found[span.step] = (first, min(span.end_point, last))
+    return [(step, first, end) for step, (first, end) in found.items()]
+
+
+def _steps(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> list[Markup]:
+    """The steps' numbers below the axis, each at the middle of its step."""
+    marks = []
+    for step, first, end in step_extents(timeline):
+        left, right = plot.x(x[first]), plot.x(x[end])
+        if right - left < 46:
+            continue
+        marks.append(el("line", {"x1": left, "x2": left, "y1": _HEIGHT - _BOTTOM, "y2": _HEIGHT - 8, "class": "grid"}))
+        middle = {"x": (left + right) / 2, "y": _HEIGHT - 8, "text-anchor": "middle"}
+        marks.append(el("text", middle, f"step {step}"))
+    return marks
+
+
+def _peak_mark(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
+    px = plot.x(x[timeline.peak_point])
+    peak = timeline.total[timeline.peak_point]
+    side = "end" if px > _WIDTH / 2 else "start"
+    shift = -7 if side == "end" else 7
+    return join(
+        el("line", {"x1": px, "x2": px, "y1": plot.y(peak) - 6, "y2": plot.y(0), "class": "peak"}),
+        el("text", {"x": px + shift, "y": plot.y(peak) - 1, "text-anchor": side, "class": "peak"}, f"{gib(peak)} peak"),
+    )

@@ -1,0 +1,306 @@
+"""The page's tables: components, allocations, phases, who grew the device peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
+from memprof.reports.document.text import duration, gib, percent, size, thousands
+from memprof.reports.html.elements import (
+    Child,
+    Markup,
+    bar,
+    breakable,
+    colour_class,
+    column,
+    el,
+    section,
+    stack_details,
+    swatch,
+    what,
+)
+from memprof.reports.palette import slug
+
+__all__ = ["allocation_table", "component_table", "device_peak_table", "phase_table"]
+
+
+def component_table(rows: Sequence[Row]) -> Markup:
+    """The published table's rows, down to categories and details."""
+    total = rows[-1].at_peak or 1
+    body: list[Child] = []
+    for row in rows:
+        body.append(_row(row, 0, total, ""))
+        for child in row.children:
+            body.append(_row(child, 1, total, row.id))
+            body += [_row(detail, 2, total, f"{row.id}/{child.id}") for detail in child.children]
+    head = el(
+        "tr",
+        {},
+        column("Component"),
+        column("At the peak", True),
+        column("Share", extra="wide"),
+        column("% of peak", True, "wide"),
+        column("Own peak", True),
+    )
+    return section(
+        "components",
+        "What the peak is made of",
+        "GiB; values at one instant add up, own peaks are each row's highest at any time and need not fall together",
+        el(
+            "div",
+            {"class": "scroll"},
+            el("table", {"class": "components"}, el("thead", {}, head), el("tbody", {}, *body)),
+        ),
+    )
+
+
+def _row(row: Row, level: int, total: int, parent: str) -> Markup:
+    path = f"{parent}/{row.id}" if parent else row.id
+    colour = parent.rpartition("/")[2] if level == 2 else row.id
+    own = "–" if row.own_peak is None else gib(row.own_peak)
+    return el(
+        "tr",
+        {
+            "class": f"level{level}" + (" total" if row.id == "total" else ""),
+            "data-path": path,
+            "data-parent": parent or None,
+        },
+        el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.label),
+        el("td", {"class": "num"}, gib(row.at_peak)),
+        el("td", {"class": "wide fills"}, el("div", {"class": "bar thin"}, *_row_bar(row, colour, level, total))),
+        el("td", {"class": "num wide"}, percent(row.at_peak, total)),
+        el("td", {"class": "num"}, own),
+    )
+
+
+def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
+    """A group's bar is made of its categories; the total's is plain."""
+    if level == 0 and row.children:
+        parts = [(child.id, child.at_peak) for child in row.children]
+    else:
+        parts = [(colour, row.at_peak)]
+    classes = {"total": "c-total"}
+    return [
+        el("span", {"class": f"seg {classes.get(c, 'c-' + colour_class(c))}", "style": f"width:{100 * n / total:.4f}%"})
+        for c, n in parts
+        if n
+    ]
+
+
+def steps_table(steps: Steps | None) -> Markup | None:
+    """Memory from step to step, and what stays behind."""
+    if steps is None:
+        return None
+    known = any(s.tokens is not None for s in steps.steps)
+    head = [column("Step"), column("Peak, GiB", True), column("Left at its end, GiB", True)]
+    head += [column("Tokens", True)] if known else []
+    rows = []
+    for s in steps.steps:
+        cells = [el("td", {"class": "num"}, gib(s.peak_bytes)), el("td", {"class": "num"}, gib(s.end_bytes))]
+        cells += [el("td", {"class": "num"}, "–" if s.tokens is None else thousands(s.tokens))] if known else []
+        rows.append(el("tr", {}, el("th", {"scope": "row"}, str(s.step)), *cells))
+    table = el("table", {"class": "steps"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *rows))
+    return section(
+        "steps", "From step to step", steps.sentence, el("div", {"class": "scroll"}, table), _left_behind(steps)
+    )
+
+
+def _left_behind(steps: Steps) -> Markup | None:
+    if not steps.left_behind:
+        return None
+    rows = [
+        el(
+            "tr",
+            {},
+            el("td", {}, stack_details(x.stack, x.site or "no stack recorded")),
+            el("td", {}, swatch(x.category), x.category_label),
+            el("td", {"class": "num"}, str(x.steps)),
+            el("td", {"class": "num"}, size(x.bytes)),
+            el("td", {"class": "num"}, size(round(x.bytes_per_step))),
+            el("td", {}, ", ".join(x.held_by) or "not known"),
+        )
+        for x in steps.left_behind
+    ]
+    names = [
+        ("Left behind in several steps", False),
+        ("Category", False),
+        ("Steps", True),
+        ("In all", True),
+        ("A step", True),
+        ("Held by", False),
+    ]
+    head = el("tr", {}, *[column(name, numeric) for name, numeric in names])
+    return el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows)))
+
+
+def allocation_table(document: Document) -> Markup | None:
+    """The largest allocations, each line opening to its evidence and stack."""
+    if not document.allocations:
+        return None
+    active = sum(p.bytes for p in document.summary.bar)
+    head = el(
+        "tr",
+        {},
+        *[
+            column("Allocation"),
+            column("Category"),
+            column("GiB", True),
+            column("% of peak", True, "wide"),
+            column("Made in", extra="wide"),
+            column("Alive for", True, "wide"),
+        ],
+    )
+    search = el(
+        "input",
+        {
+            "type": "search",
+            "id": "filter",
+            "class": "needs-js",
+            "placeholder": "Filter by tensor, file or function",
+            "aria-label": "Filter allocations",
+        },
+    )
+    listed = f"{gib(document.allocations_bytes)} of {gib(active)} GiB"
+    note = f"the {thousands(document.allocations_listed)} largest, {listed}; alike ones are one line"
+    more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
+    rows = [_allocation_row(a) for a in document.allocations]
+    table = el(
+        "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)
+    )
+    return section(
+        "allocations", "Allocations alive at the peak", note, search, el("div", {"class": "scroll"}, table), more
+    )
+
+
+def _allocation_row(allocation: Allocation) -> Markup:
+    body = [
+        el(
+            "p",
+            {},
+            el("span", {"class": f"evidence e-{allocation.evidence}"}, allocation.evidence),
+            " ",
+            allocation.why,
+        ),
+        el("p", {"class": "muted"}, _particulars(allocation)),
+    ]
+    if allocation.stack:
+        body.append(el("pre", {"tabindex": "0"}, "\n".join(allocation.stack)))
+    small = " · ".join(w for w in (allocation.shape, allocation.site if allocation.name else "") if w)
+    summary = el(
+        "summary",
+        {},
+        el("span", {"class": "what"}, breakable(what(allocation))),
+        el("small", {"class": "muted"}, small) if small else None,
+    )
+    category = allocation.category_label + (f", {allocation.detail}" if allocation.detail else "")
+    return el(
+        "tr",
+        {},
+        el("td", {}, el("details", {}, summary, *body)),
+        el("td", {}, swatch(allocation.category), category),
+        el("td", {"class": "num"}, gib(allocation.bytes)),
+        el("td", {"class": "num wide"}, f"{100 * allocation.share:.1f}"),
+        el("td", {"class": "wide"}, allocation.phase_label),
+        el("td", {"class": "num wide"}, allocation.lifetime),
+    )
+
+
+def _particulars(allocation: Allocation) -> str:
+    many = (
+        f"{thousands(allocation.count)} blocks of {size(allocation.each_bytes)} each, the first at "
+        if allocation.count > 1
+        else "at "
+    )
+    outlives = "; outlives the step or phase that made it" if allocation.retained else ""
+    held = f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
+    return f"{many}{allocation.address}, alive {allocation.lifetime}{outlives}{held}"
+
+
+def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
+    """Every phase with its worst peak."""
+    if not phases:
+        return None
+    scale = max(p.peak_bytes for p in phases) or 1
+    head = el(
+        "tr",
+        {},
+        column("Phase"),
+        column("Time", True),
+        column("of the run", True, "wide"),
+        column("Peak, GiB", True),
+        column("What was alive at that phase's peak", extra="wide"),
+    )
+    rows = [_phase_row(p, scale) for p in phases]
+    return section(
+        "phases",
+        "Phases",
+        "repeats folded, the worst one shown",
+        el("div", {"class": "scroll"}, el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows))),
+    )
+
+
+def _phase_row(row: PhaseRow, scale: int) -> Markup:
+    low = f"{gib(row.low_bytes)} – " if gib(row.low_bytes) != gib(row.peak_bytes) else ""
+    return el(
+        "tr",
+        {},
+        el(
+            "th",
+            {"scope": "row"},
+            el("i", {"class": f"swatch p-{slug(row.phase)}", "aria-hidden": "true"}),
+            row.label,
+            el("span", {"class": "badge"}, f"×{row.count}") if row.count > 1 else None,
+            el("span", {"class": "badge peak"}, "peak") if row.is_peak else None,
+        ),
+        el("td", {"class": "num"}, duration(row.total_us)),
+        el("td", {"class": "num wide"}, f"{100 * row.time_share:.0f} %"),
+        el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, gib(row.peak_bytes))),
+        el(
+            "td",
+            {"class": "wide"},
+            bar(row.parts, scale, described=", ".join(f"{p.label} {gib(p.bytes)} GiB" for p in row.parts)),
+        ),
+    )
+
+
+def device_peak_table(peak: DevicePeak | None) -> Markup | None:
+    """Who made the allocator take more from the device."""
+    if peak is None:
+        return None
+    rows = [
+        el(
+            "tr",
+            {},
+            el(
+                "td",
+                {},
+                el(
+                    "details",
+                    {},
+                    el("summary", {}, g.site or "no stack recorded"),
+                    el("pre", {"tabindex": "0"}, "\n".join(g.stack)),
+                )
+                if g.stack
+                else g.site or "no stack recorded",
+            ),
+            el("td", {}, g.phase),
+            el("td", {"class": "num"}, gib(g.bytes)),
+            el("td", {"class": "num wide"}, percent(g.bytes, peak.reserved_bytes)),
+        )
+        for g in peak.grown_by[:12]
+    ]
+    head = el(
+        "tr",
+        {},
+        column("Made the allocator ask for more"),
+        column("Phase"),
+        column("GiB", True),
+        column("of reserved", True, "wide"),
+    )
+    outside = f" + {gib(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
+    return section(
+        "device-peak",
+        "Device peak",
+        f"{gib(peak.reserved_bytes)} GiB reserved{outside}, in {peak.where}: what decides an out-of-memory error",
+        el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
+    )

@@ -1,0 +1,1 @@
+"""Render the document for a terminal."""

@@ -1,0 +1,240 @@
+"""A comparison for a terminal: one bar a run on one scale, then the rows."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
+from memprof.reports.document.text import gib, short_path
+from memprof.reports.terminal.report import abilities, console_of, draw_bar, legend, swatch, table_of, text_of, write_to
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["print_comparison", "render_comparison"]
+
+
+def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
+    """Print to ``stream`` (standard output): its width, its colours, and ASCII where it knows nothing else."""
+    stream = stream or sys.stdout
+    write_to(stream, render_comparison(comparison, *abilities(stream)))
+
+
+def render_comparison(comparison: Comparison, width: int = 100, colour: bool = False) -> str:
+    """The comparison as text of at most ``width`` columns; narrow ones get fewer columns."""
+    from rich.text import Text
+
+    console = console_of(width, colour)
+    console.print(Text(comparison.title, style="bold"))
+    for sentence in comparison.headlines:
+        console.print(Text(sentence))
+    _print_settings(console, comparison)
+    console.print()
+    _print_bars(console, comparison, colour)
+    console.print()
+    _print_rows(console, comparison, colour)
+    for entry in comparison.only_in:
+        console.print()
+        _print_only_in(console, entry, 6 if len(comparison.columns) == 2 else 3, colour)
+    if comparison.notes:
+        console.print()
+    for note in comparison.notes:
+        console.print(Text(f"Note: {note}", style="dim"))
+    return text_of(console)
+
+
+def _print_settings(console: Console, comparison: Comparison) -> None:
+    from rich.text import Text
+
+    if not comparison.settings:
+        return
+    shown = [s for s in comparison.settings if s.matters]
+    if not shown and len(comparison.columns) <= 3:
+        shown = list(comparison.settings[:6])
+    console.print()
+    if not shown:
+        words = f"{len(comparison.settings)} circumstances differ, see --json or the page"
+        console.print(Text(words, style="dim"))
+        return
+    names = [_cut(setting.name, console.width // 3) for setting in shown]
+    columns = [[c.label, *(s.values[i] for s in shown)] for i, c in enumerate(comparison.columns)]
+    room = console.width - max(12, *map(len, names)) - 2 * (1 + len(columns))
+    head, *values = zip(*_fitted(columns, room), strict=True)
+    table = table_of(("What changed", "left", False), *[(label, "left", False) for label in head])
+    for name, line in zip(names, values, strict=True):
+        table.add_row(Text(name), *[Text(value) for value in line])
+    console.print(table)
+    rest = len(comparison.settings) - len(shown)
+    if rest:
+        console.print(Text(f"… and {rest} other settings, see --json or the page", style="dim"))
+
+
+def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
+    """Columns of words cut to ``room`` in all: the widest give way first."""
+    widths = [max(6, *map(len, column)) for column in columns]
+    while sum(widths) > room and max(widths) > 6:
+        widths[widths.index(max(widths))] -= 1
+    return [[_cut(word, width) for word in column] for column, width in zip(columns, widths, strict=True)]
+
+
+def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
+    """Each run's composition on one scale; a bar of the device's capacity beside them."""
+    from rich.text import Text
+
+    names = _short_labels([column.label for column in comparison.columns], min(24, console.width // 3))
+    margin = max(map(len, names)) + 1
+    scale = max(comparison.scale_bytes, comparison.capacity_bytes or 0)
+    space = max(console.width - margin - 12, 10)
+    for name, column, total in zip(names, comparison.columns, comparison.rows[-1].at_peak, strict=True):
+        bar = draw_bar(column.parts, scale, space, colour)
+        _mark_capacity(bar, comparison.capacity_bytes, scale, space)
+        line = Text.assemble(name.ljust(margin), bar)
+        console.print(line.append(f" {'–' if total is None else gib(total)}", style="bold"), no_wrap=True)
+    for line in legend(comparison.legend, console.width - 1, colour, figures=False):
+        console.print(line)
+    if comparison.capacity_bytes:
+        console.print(Text(f"¦ {gib(comparison.capacity_bytes)} GiB, the device", style="dim"))
+
+
+def _mark_capacity(bar: Text, capacity: int | None, scale: int, space: int) -> None:
+    """A ``¦`` where the device ends."""
+    from rich.text import Text
+
+    if not capacity:
+        return
+    at = min(round(space * capacity / scale), space - 1)
+    bar.pad_right(max(at + 1 - len(bar), 0))
+    rest = bar[at + 1 :] if at + 1 < len(bar) else Text()
+    marked = Text.assemble(bar[:at] if at else Text(), "¦", rest)
+    bar.truncate(0)
+    bar.append_text(marked)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Which columns there is room for."""
+
+    own: bool
+    difference: bool
+    ratio: bool
+    change: bool
+
+
+# From everything to the bare figures; the first that fits is shown.
+_LAYOUTS = (
+    _Shown(own=True, difference=True, ratio=True, change=True),
+    _Shown(own=True, difference=True, ratio=False, change=True),
+    _Shown(own=False, difference=True, ratio=False, change=True),
+    _Shown(own=False, difference=False, ratio=False, change=True),
+    _Shown(own=False, difference=True, ratio=False, change=False),
+    _Shown(own=False, difference=False, ratio=False, change=False),
+)
+# The label's column shrinks to this before anything else is left out; a category's has its letter in it too.
+_LABEL_WIDTH, _INDENT = 26, 4
+
+
+def _print_rows(console: Console, comparison: Comparison, colour: bool) -> None:
+    """The rows with as many columns as fit; runs that do not fit get further tables, each with the first run again."""
+    later = list(range(1, len(comparison.columns)))
+    while later:
+        for n_taken in range(len(later), 0, -1):
+            runs = [0, *later[:n_taken]]
+            cells = [_table_cells(comparison, runs, shown, console.width) for shown in _LAYOUTS]
+            fitting = next((c for c in cells if _width(c) <= console.width), None)
+            if fitting or n_taken == 1:
+                console.print(_rows(comparison, fitting or cells[-1], console.width, colour))
+                break
+        later = later[n_taken:]
+        if later:
+            console.print()
+
+
+def _width(cells: list[list[str]]) -> int:
+    return _LABEL_WIDTH + _figures_width(cells)
+
+
+def _figures_width(cells: list[list[str]]) -> int:
+    """Everything right of the labels; a column is 6 wide at least."""
+    columns = list(zip(*cells, strict=True))[1:]
+    return sum(2 + max(6, *map(len, column)) for column in columns)
+
+
+def _table_cells(comparison: Comparison, runs: list[int], shown: _Shown, width: int) -> list[list[str]]:
+    """The head and every line as words: the label first, then the figures of ``runs``, then how they differ."""
+    head = ["GiB at the peak"]
+    for name in _short_labels([comparison.columns[i].label for i in runs], max((width - 44) // len(runs) // 2, 8)):
+        head += [name, *(["own peak"] if shown.own else [])]
+    for _ in runs[1:]:
+        head += ["Difference"] if shown.difference else []
+        head += ["Ratio"] if shown.ratio else []
+        head += ["Change"] if shown.change else []
+    lines = [line for row in comparison.rows for line in (row, *children_worth_a_line(row))]
+    body = [_line_cells(line, runs, shown) for line in (*lines, *comparison.beside)]
+    if comparison.verdicts:
+        fits = [f"Fits {gib(comparison.capacity_bytes or 0)}"]
+        for i in runs:
+            fits += ["yes" if comparison.verdicts[i].fits else "no", *([""] if shown.own else [])]
+        body.append(fits + [""] * (len(head) - len(fits)))
+    return [head, *body]
+
+
+def _line_cells(line: Line, runs: list[int], shown: _Shown) -> list[str]:
+    cells = [line.label]
+    for i in runs:
+        figure, own = line.at_peak[i], line.own_peak[i]
+        cells.append("–" if figure is None else gib(figure))
+        cells += ["" if own is None else gib(own)] if shown.own else []
+    for i in runs[1:]:
+        cells += [line.differences[i - 1]] if shown.difference else []
+        cells += [line.ratios[i - 1]] if shown.ratio else []
+        cells += [line.changes[i - 1]] if shown.change else []
+    return cells
+
+
+def _rows(comparison: Comparison, cells: list[list[str]], width: int, colour: bool) -> Table:
+    from rich.text import Text
+
+    head, *body = cells
+    table = table_of((head[0], "left", True), *[(n, "left" if n == "Change" else "right", False) for n in head[1:]])
+    room = max(width - _figures_width(cells), 8)
+    kinds: list[tuple[str, int]] = []
+    for row in comparison.rows:
+        kinds += [(row.id, 0), *[(child.id, 1) for child in children_worth_a_line(row)]]
+    kinds += [(line.id, 0) for line in comparison.beside]
+    for i, line in enumerate(body):
+        identifier, level = kinds[i] if i < len(kinds) else ("", 0)
+        name = _cut(line[0], room - _INDENT if level else room)
+        label = Text.assemble("  ", swatch(identifier, colour), f" {name}") if level else Text(name)
+        style = "bold" if identifier == "total" else "dim" if i >= len(kinds) - len(comparison.beside) else None
+        table.add_row(label, *line[1:], style=style)
+    return table
+
+
+def _cut(words: str, room: int) -> str:
+    return words if len(words) <= room else f"{words[: room - 1]}…"
+
+
+def _short_labels(labels: list[str], room: int) -> list[str]:
+    """Labels of at most ``room`` characters: their ends where they begin alike, their beginnings otherwise."""
+    alike = len({label[: room // 2] for label in labels}) == 1
+    return [
+        label if len(label) <= room else f"…{label[1 - room :]}" if alike else _cut(label, room) for label in labels
+    ]
+
+
+def _print_only_in(console: Console, entry: OnlyIn, most: int, colour: bool) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((entry.title, "bold"), (f"  {entry.note}", "dim")))
+    wide = console.width >= 80
+    heads = [("GiB", "right", False), ("Blocks", "left", False)]
+    heads += [("Category", "left", False), ("Made at", "left", True)] if wide else [("Category", "left", True)]
+    table = table_of(*heads)
+    for a in entry.allocations[:most]:
+        label = Text.assemble(swatch(a.category, colour), f" {a.category_label}")
+        table.add_row(gib(a.bytes), a.words, label, *([Text(short_path(a.site, 1))] if wide else []))
+    console.print(table)

@@ -1,0 +1,245 @@
+"""The allocator's model: its rules one by one, its invariants, and recorded traces replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.errors import UsageError
+from memprof.snapshot import Action, load_snapshot
+from memprof.timeline.timeline import history_of
+from memprof.vocabulary import History
+from tests.snapshot.programs import MIB, Program, programs
+
+
+def recorded(text: str = "", capacity: int | None = None) -> tuple[CachingAllocator, list[tuple[str, int]]]:
+    events: list[tuple[str, int]] = []
+    allocator = CachingAllocator(
+        parse_settings(text), capacity, lambda action, address, size, stream, pool: events.append((action, size))
+    )
+    return allocator, events
+
+
+@pytest.mark.parametrize(
+    ("request_", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 1, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB, 12 * MIB),  # a rest of at most 1 MiB would be kept; here 2 MiB rounding leaves more
+        (11 * MIB + 1, 12 * MIB, 12 * MIB),  # ... and here less: the block gets the whole segment
+    ],
+)
+def test_rounding_and_segments(request_: int, block: int, segment: int) -> None:
+    allocator, events = recorded()
+    _, size = allocator.malloc(request_)
+    if request_ == 10 * MIB + 1:
+        block = 10 * MIB + 512
+    assert size == block
+    assert events == [("segment_alloc", segment), ("alloc", request_)]
+
+
+def test_best_fit_and_merging() -> None:
+    allocator, _ = recorded()
+    blocks = [allocator.malloc(4 * MIB)[0] for _ in range(5)]  # one 20 MiB segment, full
+    assert allocator.reserved == 20 * MIB
+    allocator.free(blocks[0])
+    allocator.free(blocks[2])
+    allocator.free(blocks[3])
+    assert allocator.malloc(4 * MIB)[0] == blocks[0], "the smallest that fits, not the first or the largest"
+    assert allocator.malloc(8 * MIB)[0] == blocks[2], "neighbours merge"
+    assert allocator.reserved == 20 * MIB
+
+
+def test_an_unsplit_rest_stays_with_its_block() -> None:
+    allocator, _ = recorded()
+    address, _ = allocator.malloc(20 * MIB)
+    allocator.free(address)
+    assert allocator.malloc(19 * MIB)[1] == 20 * MIB
+    allocator.free(address)
+    assert allocator.malloc(19 * MIB - 512)[1] == 19 * MIB - 512
+
+
+def test_streams_and_pools_do_not_share() -> None:
+    allocator, events = recorded()
+    address, _ = allocator.malloc(512)
+    allocator.free(address)
+    allocator.malloc(512, stream=3)
+    allocator.malloc(512, pool=1)
+    assert [e for e, _ in events].count("segment_alloc") == 3
+    assert [(s["stream"], s["segment_pool_id"]) for s in allocator.segments()] == [
+        (0, (0, 0)),
+        (3, (0, 0)),
+        (0, (0, 1)),
+    ]
+
+
+def test_a_pending_free_is_active_but_not_allocated() -> None:
+    allocator, _ = recorded()
+    address, size = allocator.malloc(1000)
+    allocator.request_free(address)
+    assert (allocator.active, allocator.allocated, allocator.requested) == (size, 0, 1000)
+    assert allocator.malloc(1000)[0] != address
+    allocator.complete_free(address)
+    assert allocator.malloc(1000)[0] == address
+    with pytest.raises(UsageError):
+        allocator.complete_free(address)
+    with pytest.raises(UsageError):
+        allocator.free(12345)
+
+
+def test_cached_segments_go_back_before_the_device_runs_out() -> None:
+    allocator, events = recorded(capacity=50 * MIB)
+    address, _ = allocator.malloc(30 * MIB)
+    allocator.free(address)
+    allocator.malloc(40 * MIB)
+    assert [e for e, _ in events][-3:] == ["segment_free", "segment_alloc", "alloc"]
+    with pytest.raises(OutOfMemory) as caught:
+        allocator.malloc(20 * MIB)
+    assert (caught.value.requested, caught.value.free, caught.value.exit_code) == (20 * MIB, 10 * MIB, 4)
+    assert events[-1] == ("oom", 20 * MIB)
+
+
+def test_split_limit() -> None:
+    allocator, _ = recorded("max_split_size_mb:100")
+    big, _ = allocator.malloc(200 * MIB)
+    allocator.free(big)
+    allocator.malloc(50 * MIB)
+    assert allocator.reserved == 250 * MIB, "a small request does not split a block above the limit"
+    assert allocator.malloc(190 * MIB) == (big, 200 * MIB), "a large one takes it whole, within 20 MiB"
+    allocator.free(big)
+    allocator.malloc(150 * MIB)
+    assert allocator.reserved == 400 * MIB
+
+
+def test_garbage_collection_takes_the_oldest() -> None:
+    allocator, events = recorded("garbage_collection_threshold:0.5", capacity=200 * MIB)
+    often, _ = allocator.malloc(12 * MIB)
+    old, _ = allocator.malloc(60 * MIB)
+    new, _ = allocator.malloc(40 * MIB)
+    allocator.free(often)
+    allocator.free(old)
+    for _ in range(5):
+        allocator.free(allocator.malloc(12 * MIB)[0])
+    allocator.free(new)
+    allocator.malloc(90 * MIB)
+    freed = [size for action, size in events if action == "segment_free"]
+    assert freed == [60 * MIB]
+
+
+def test_expandable_segments_grow_in_place_and_give_pages_back() -> None:
+    allocator, events = recorded("expandable_segments:True", capacity=400 * MIB)
+    first, size = allocator.malloc(15 * MIB)
+    assert size == 15 * MIB
+    second, _ = allocator.malloc(100 * MIB)
+    assert second == first + 15 * MIB, "one range that grows"
+    assert allocator.reserved == 120 * MIB
+    assert [(a, s) for a, s in events if a == "segment_map"] == [("segment_map", 20 * MIB), ("segment_map", 100 * MIB)]
+    allocator.free(second)
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MIB, "only whole pages go back"
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+    assert allocator.segments() == []
+    allocator.malloc(390 * MIB)
+    assert allocator.max_reserved == 400 * MIB
+
+
+def test_settings_strings() -> None:
+    parsed = parse_settings(
+        "max_split_size_mb:512, garbage_collection_threshold:0.8,expandable_segments:True,backend:native,"
+        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],large_segment_size_mb:32"
+    )
+    assert parsed.max_split_size == 512 * MIB
+    assert parsed.garbage_collection_threshold == 0.8
+    assert parsed.expandable_segments
+    assert parsed.large_segment_size == 32 * MIB
+    assert parsed.roundup_divisions == (1,) * 9 + (2, 4, 8, 8, 8, 8, 8)
+    assert parse_settings("roundup_power2_divisions:4").round_size(1200 * 1024) == 1280 * 1024
+    assert parse_settings("") == AllocatorSettings()
+    for bad in (
+        "max_split_size_mb",
+        "max_split_size_mb:x",
+        "roundup_power2_divisions:3",
+        "a:b:c",
+        "max_split_size_mb:5",
+    ):
+        with pytest.raises(UsageError):
+            parse_settings(bad)
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_invariants(program: Program) -> None:
+    """Blocks tile their segments, counters equal sums, and free neighbours do not exist."""
+    allocator = program.allocator
+    used = requested = reserved = 0
+    for segment in allocator.segments():
+        at = segment["address"]
+        previous = ""
+        for block in segment["blocks"]:
+            assert block["address"] == at
+            assert block["size"] % 512 == 0
+            assert not (previous == block["state"] == "inactive")
+            at += block["size"]
+            previous = block["state"]
+            if previous != "inactive":
+                used += block["size"]
+                requested += block["requested_size"]
+                assert block["requested_size"] <= block["size"]
+        assert at == segment["address"] + segment["total_size"]
+        reserved += segment["total_size"]
+    assert (used, requested, reserved) == (allocator.active, allocator.requested, allocator.reserved)
+    for address in program.live:
+        allocator.free(address)
+    pending = allocator.active
+    allocator.empty_cache()
+    if not pending and not any(s["segment_pool_id"] != (0, 0) for s in allocator.segments()):
+        assert allocator.reserved == 0
+
+
+def replay(path: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The segment events in a file, and those of the model when it is given the same requests."""
+    snapshot = load_snapshot(path)
+    device = snapshot.devices[0]
+    trace = snapshot.traces[device]
+    made: list[tuple[str, int]] = []
+    seen: list[tuple[str, int]] = []
+
+    def note(action: str, address: int, size: int, stream: int, pool: int) -> None:
+        if action.startswith("segment"):
+            made.append((action, size))
+
+    allocator = CachingAllocator(settings_of(snapshot.settings), on_event=note)
+    address_of: dict[int, int] = {}
+    for action, address, size, stream in zip(
+        trace.action.tolist(), trace.address.tolist(), trace.size.tolist(), trace.stream.tolist(), strict=True
+    ):
+        if action == Action.ALLOC:
+            address_of[address], _ = allocator.malloc(size, stream)
+        elif action == Action.FREE_COMPLETED:
+            allocator.free(address_of.pop(address))
+        elif action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
+            seen.append((Action(action).name.lower(), size))
+    return seen, made
+
+
+def test_complete_recordings_replayed(shared: Path) -> None:
+    """From requests alone: the same segments, in the same order, as were recorded."""
+    count = 0
+    for path in sorted([*(shared / "snapshots").glob("*.pickle"), *(shared / "truth").glob("*.pickle")]):
+        snapshot = load_snapshot(path)
+        if history_of(snapshot, snapshot.devices[0]) is not History.COMPLETE:
+            continue
+        seen, made = replay(path)
+        assert made == seen, path.name
+        count += len(seen)
+    assert count > 1000

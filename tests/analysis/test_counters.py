@@ -1,0 +1,89 @@
+"""The counters file: bounded, readable while it is written, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from memprof.analysis.counters import SCHEMA, CountersFile, find_counters, read_counters
+from memprof.errors import InputError
+
+
+def row(step: int) -> dict[str, object]:
+    return {"step": step, "time": 1.0, "recorded": False, "host_rss": step * 1000, "phases": {}}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path / "new" / "_memprof", 3, {"world_size": 8})
+    for step in (1, 2):
+        file.append(row(step))
+    file.append({"step": 2, "categories": {"weights": 5}, "groups": {"total": 5}})
+    read = read_counters(file.path)
+    assert (read.rank, read.world_size, read.newest) == (3, 8, row(2))
+    assert [r["step"] for r in read.steps] == [1, 2]
+    assert read.categories is not None
+    assert read.categories["categories"] == {"weights": 5}
+    assert read.ended is None
+    file.append({"ended": 9.0, "step": 2, "error": False})
+    assert read_counters(file.path).ended == {"ended": 9.0, "step": 2, "error": False}
+
+
+def test_the_file_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {}, max_bytes=4000)
+    sizes = []
+    for step in range(1, 400):
+        file.append(row(step))
+        sizes.append(os.path.getsize(file.path))
+    assert max(sizes) <= 4000
+    steps = [r["step"] for r in read_counters(file.path).steps]
+    assert steps == list(range(steps[0], 400))
+    assert len(steps) >= 15
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_end_alone_can_be_read(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {"world_size": 2})
+    for step in range(1, 200):
+        file.append(row(step))
+    read = read_counters(file.path, newest_bytes=1000)
+    assert read.world_size == 2
+    assert [r["step"] for r in read.steps][-3:] == [197, 198, 199]
+    assert len(read.steps) < 20
+
+
+def test_a_new_training_begins_a_new_file(tmp_path: Path) -> None:
+    CountersFile(tmp_path, 0, {}).append(row(7))
+    CountersFile(tmp_path, 0, {}).append(row(1))
+    assert [r["step"] for r in read_counters(tmp_path / "counters.rank-0.jsonl").steps] == [1]
+
+
+def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {})
+    file.append(row(1))
+    with open(file.path, "ab") as stream:
+        stream.write(b'garbage\n[1]\n{"step": "two"}\n' + json.dumps(row(2)).encode())  # the last has no end yet
+    assert [r["step"] for r in read_counters(file.path).steps] == [1]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"[]\n", b"\x80\x04", b'{"schema": "memprof.counters/9"}\n'])
+def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "counters.rank-0.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=SCHEMA):
+        read_counters(path)
+
+
+def test_files_are_found_in_a_run_by_rank(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        CountersFile(tmp_path / "_memprof", rank, {})
+    found = [p.name for p in find_counters(tmp_path)]
+    assert found == [f"counters.rank-{n}.jsonl" for n in (0, 2, 10)]
+    assert [p.name for p in find_counters(tmp_path / "_memprof")] == found
+    with pytest.raises(InputError, match="no such folder"):
+        find_counters(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"counters\.rank"):
+        find_counters(tmp_path / "empty")

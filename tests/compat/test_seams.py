@@ -1,0 +1,86 @@
+"""Wrapping one object's methods, and putting them back."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from memprof.compat.patching import Seams
+
+
+class Thing:
+    def work(self, x: int, fail: bool = False) -> int:
+        if fail:
+            raise KeyError("the user's own")
+        return x + 1
+
+    def outer(self, **kwargs: Any) -> int:
+        return self.work(1, **kwargs)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self.errors: list[BaseException] = []
+        self.calls: list[Any] = []
+        self.seams = Seams(self.failures.append, self.errors.append)
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        self.calls.append((args, kwargs))
+        return "token"
+
+    def leave(self, token: Any, result: Any, error: BaseException | None) -> None:
+        self.calls.append((token, result, error))
+
+
+def test_a_call_passes_through_and_is_seen() -> None:
+    thing, log = Thing(), Log()
+    assert log.seams.wrap(thing, "work", log.enter, log.leave)
+    assert not log.seams.wrap(thing, "no_such_method", log.enter)
+    assert thing.work(4, fail=False) == 5
+    assert log.calls == [((4,), {"fail": False}), ("token", 5, None)]
+    assert Thing().work(1) == 2
+    assert len(log.calls) == 2
+    log.seams.restore()
+    assert vars(thing) == {}
+
+
+def test_an_instances_own_attribute_comes_back() -> None:
+    thing, log = Thing(), Log()
+    thing.work = own = lambda x: x * 10  # type: ignore[method-assign, assignment, misc]
+    log.seams.wrap(thing, "work", log.enter)
+    assert thing.work(2) == 20
+    log.seams.restore()
+    assert vars(thing) == {"work": own}
+
+
+def test_the_users_exception_is_untouched_and_told_once_at_the_outermost_seam() -> None:
+    thing, log = Thing(), Log()
+    log.seams.wrap(thing, "outer")
+    log.seams.wrap(thing, "work", log.enter, log.leave)
+    with pytest.raises(KeyError, match="own") as caught:
+        thing.outer(fail=True)
+    assert log.errors == [caught.value]
+    assert log.calls[-1] == ("token", None, caught.value)
+    assert log.failures == []
+
+
+def test_what_we_raise_never_reaches_the_user() -> None:
+    thing, log = Thing(), Log()
+    log.seams.wrap(thing, "work", lambda *_: 1 / 0, lambda *_: [][1])
+    assert thing.work(1) == 2
+    assert [type(f) for f in log.failures] == [ZeroDivisionError, IndexError]
+    assert log.errors == []
+
+
+def test_a_wrapper_wrapped_by_somebody_else_stays_and_sleeps() -> None:
+    thing, log = Thing(), Log()
+    log.seams.wrap(thing, "work", log.enter)
+    ours = thing.work
+    thing.work = theirs = functools.wraps(ours)(lambda x: ours(x) + 100)  # type: ignore[method-assign]
+    log.seams.restore()
+    assert thing.work is theirs
+    assert thing.work(1) == 102
+    assert log.calls == []

@@ -1,0 +1,119 @@
+"""Settings refuse what makes no sense, in a sentence, and are read from files other tools use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.cli.commands.plan import _most_gpus
+from memprof.cli.simulation_options import settings_of
+from memprof.config.from_recording import settings_like
+from memprof.config.gpus import find_gpu, known_gpus, workspace_bytes
+from memprof.config.settings import CHOICES, Settings, read_settings
+from memprof.errors import InputError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dtype": "int3"}, "choose from float32, bfloat16"),
+        ({"optim": "adam_of_mine"}, "cannot be simulated; choose from adamw_torch_fused"),
+        ({"load_in_4bit": True}, "needs an adapter"),
+        ({"num_generations": 1, "per_device_train_batch_size": 1}, "compares completions"),
+        ({"num_generations": 3}, "not a multiple of --num-generations 3"),
+        ({"prompt_length": 0}, "must be at least 1"),
+        ({"lora_r": 0}, "must be at least 1"),
+        *(({"sharding": name}, f"--sharding {name} divides .*: add --gpus 2") for name in CHOICES["sharding"][1:]),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **values)
+
+
+def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "model_name_or_path: a/b\nmax_completion_length: 99\nlora_r: 4\nlora_target_modules: q_proj,v_proj\nx: 1\n"
+    )
+    assert read_settings(file) == {
+        "model": "a/b", "completion_length": 99, "lora_r": 4, "lora_target_modules": ("q_proj", "v_proj"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "[1]"), ("a.json", "{"), ("a.yaml", "- 1"), ("a.yaml", "a: [")])
+def test_files_that_are_none_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError):
+        read_settings(tmp_path / name)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_settings(tmp_path / "absent.yaml")
+
+
+def test_settings_are_plain_data() -> None:
+    plain = Settings(model="m").to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("h100", "H100"), ("RTX 4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100", "A100-80GB")]
+)
+def test_gpus_are_known_by_name(text: str, name: str) -> None:
+    assert find_gpu(text).name == name
+
+
+def test_gpus_are_given_by_size() -> None:
+    assert find_gpu("24GB").total_bytes == 24 * 10**9
+    assert find_gpu("24GiB").total_bytes == 24 * 2**30
+    with pytest.raises(UsageError, match="give a size such as 24GB"):
+        find_gpu("a big one")
+
+
+def test_a_card_holds_less_than_its_name_says() -> None:
+    h100 = next(g for g in known_gpus() if g.name == "H100")
+    assert 79 * 2**30 < h100.total_bytes < 80 * 2**30
+    assert workspace_bytes(h100) == 32 * 2**20
+    assert workspace_bytes(find_gpu("A100")) == 8_519_680
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gpus": 8, "sharding": "zero2", "optim": "adamw_8bit"}, "torch's own AdamW"),
+        ({"gpus": 8, "sharding": "fsdp2", "lora_r": 4, "load_in_4bit": True}, "leaves such weights whole"),
+        ({"gpus": 8, "sharding": "fsdp2", "optim": "adamw_8bit"}, "torch's own AdamW"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **values)
+
+
+def test_sharding_on_one_gpu_is_refused_wherever_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"model": "m", "sharding": "zero2"}))
+    with pytest.raises(UsageError, match="add --gpus 2"):
+        settings_of(file, {})
+    assert settings_of(file, {"gpus": 4}).sharding == "zero2"
+    with pytest.raises(UsageError, match="add --gpus 2"):
+        Settings(model="m", gpus=4, sharding="zero2").with_(gpus=1)
+    with pytest.raises(UsageError, match="--sharding ddp is of several GPUs: add --gpus 2"):
+        settings_of(None, {"model": "m", "sharding": "ddp"})
+    file.write_text(json.dumps(Settings(model="m").to_dict()))  # as it was kept, default and all
+    assert settings_of(file, {}) == Settings(model="m")
+
+
+def test_older_simulations_that_name_a_sharding_of_one_gpu_are_still_read() -> None:
+    config = {**Settings(model="Qwen/Qwen2.5-0.5B-Instruct").to_dict(), "sharding": "fsdp2"}
+    assert settings_like({"kind": "simulated", "config": config}).settings.sharding == "ddp"
+
+
+def test_a_plan_that_varies_the_gpus_may_shard() -> None:
+    assert _most_gpus(("gpus", [2, 8, 4])) == {"gpus": 8}
+    assert _most_gpus(("gpus", ["many"])) == {"gpus": 1}
+    assert _most_gpus(("beta", [0.1])) == _most_gpus(None) == {}

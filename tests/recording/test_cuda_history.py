@@ -1,0 +1,238 @@
+"""The CUDA recorder's logic, against an allocator that behaves like CUDA's at the calls memprof makes.
+
+What is replaced is only the outermost seam (:class:`memprof.recording.cuda.backend.CudaBackend`); that the real torch
+answers those calls in this way needs a GPU to see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memprof.recording.cuda import history as module
+from memprof.recording.cuda.backend import TorchCuda
+from memprof.recording.cuda.history import CudaHistory
+from memprof.recording.recorder import DeviceInfo, Recorder, Tags
+from memprof.recording.session import Session
+from memprof.snapshot import load_snapshot
+from memprof.timeline.timeline import build_timeline
+from tests.recording.fake_cuda import Allocator
+
+
+@pytest.fixture(autouse=True)
+def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(self.index, "cuda", "Pretend", 24 * 10**9))
+
+
+def started(allocator: Allocator, **options: Any) -> CudaHistory:
+    recorder = CudaHistory(torch.device("cuda", allocator.index), backend=allocator, **options)
+    recorder.start()
+    return recorder
+
+
+def test_history_is_taken_before_it_is_stopped() -> None:
+    allocator = Allocator()
+    recorder = started(allocator)
+    kept = allocator.malloc(1000)
+    allocator.free(allocator.malloc(700))
+    recorder.stop()
+    assert allocator.recording is None
+    raw, recorded = recorder.dump()
+    assert [e["action"] for e in raw["device_traces"][0]] == ["alloc", "alloc", "free_requested", "free_completed"]
+    assert [b["address"] for b in raw["segments"][0]["blocks"] if b["state"] == "active_allocated"] == [kept]
+    assert (recorded.history, recorded.thinned) == ("complete", [])
+
+
+def test_what_was_allocated_before_makes_it_start_late() -> None:
+    allocator = Allocator()
+    allocator.malloc(5)
+    recorder = started(allocator)
+    assert recorder.dump()[1].history == "started_late"
+
+
+def test_a_full_ring_is_truncated_and_starts_at_its_oldest_entry() -> None:
+    allocator = Allocator()
+    recorder = started(allocator, max_entries=9)
+    for _ in range(10):
+        allocator.free(allocator.malloc(100))
+    raw, recorded = recorder.dump()
+    assert recorded.history == "truncated"
+    assert recorded.start_us == raw["device_traces"][0][0]["time_us"]
+
+
+def test_a_users_own_history_is_read_and_left_alone() -> None:
+    allocator = Allocator()
+    allocator.record("state", "all", 50, [], False)
+    allocator.malloc(640)
+    allocator.calls.clear()
+    recorder = started(allocator)
+    recorder.set_tags(Tags("generate", 1))
+    for _ in range(40):
+        recorder.on_token(1)
+    recorder.stop()
+    assert [c for c in allocator.calls if c != "reset"] == []
+    assert allocator.recording == {"context": "state", "stacks": "all", "max_entries": 50, "skip": []}
+    assert len(recorder.dump()[0]["device_traces"][0]) == 1
+    assert "left as it was" in recorder.notes[0]
+
+
+def test_tags_follow_phases_and_a_users_tag_is_respected() -> None:
+    allocator = Allocator()
+    recorder = started(allocator)
+    recorder.set_tags(Tags("optimizer_step", 3))
+    assert allocator.text == "memprof:phase=optimizer_step;step=3;region=optimizer"
+    recorder.stop()
+    assert allocator.text == ""
+
+    allocator = Allocator()
+    allocator.text = "the user's"
+    recorder = started(allocator)
+    recorder.set_tags(Tags("forward", 1))
+    recorder.stop()
+    assert allocator.text == "the user's"
+
+
+def test_windows_have_their_own_peaks_by_resetting() -> None:
+    allocator = Allocator()
+    recorder = started(allocator)
+    recorder.open_window()
+    allocator.free(allocator.malloc(512 * 10))
+    recorder.open_window()
+    allocator.free(allocator.malloc(512 * 4))
+    inner = recorder.close_window()
+    recorder.open_window()
+    allocator.malloc(512)
+    second = recorder.close_window()
+    outer = recorder.close_window()
+    assert (inner.allocated_peak, second.allocated_peak, outer.allocated_peak) == (512 * 4, 512, 512 * 10)
+    assert (second.allocated_end, second.reserved_end) == (512, 2**21)
+
+
+def test_without_resetting_only_a_raised_peak_is_known() -> None:
+    allocator = Allocator()
+    recorder = started(allocator, reset_peaks=False)
+    allocator.free(allocator.malloc(512 * 10))
+    recorder.open_window()
+    allocator.free(allocator.malloc(512 * 4))
+    below = recorder.close_window()
+    recorder.open_window()
+    allocator.malloc(512 * 20)
+    above = recorder.close_window()
+    assert (below.allocated_peak, above.allocated_peak) == (None, 512 * 20)
+    assert "reset" not in allocator.calls
+
+
+def decode(allocator: Allocator, recorder: CudaHistory, tokens: int) -> list[int]:
+    """A decode loop with a cache of one block that grows, and scratch; live bytes after each token."""
+    recorder.set_tags(Tags("generate", 1))
+    recorder.on_token(16)
+    cache = allocator.malloc(512 * 16)
+    totals = []
+    for token in range(tokens):
+        recorder.on_token(1)
+        for _ in range(20):
+            allocator.free(allocator.malloc(300))
+        longer = allocator.malloc(512 * (17 + token))
+        allocator.free(cache)
+        cache = longer
+        totals.append(allocator.current)
+    recorder.set_tags(Tags("other", 1))
+    allocator.free(cache)
+    return totals
+
+
+def test_steady_decoding_is_thinned_and_totals_stay_exact_outside_the_gaps(tmp_path: Path) -> None:
+    full, thin = Allocator(), Allocator()
+    untouched = decode(full, started(full, thin=False), 200)
+    session = Session(recorder := started(thin))
+    recorder._backend = thin
+    assert decode(thin, recorder, 200) == untouched
+    thin.malloc(512 * 3)
+    raw, recorded = recorder.dump()
+    assert len(thin.trace) < len(full.trace) / 4
+    assert len(recorded.thinned) > 10
+    assert all(a < b for a, b in recorded.thinned)
+
+    session._started = False
+    path = tmp_path / "thin.pickle"
+    session.write(path)
+    line = build_timeline(load_snapshot(path))
+    assert line.active[0] == 0
+    assert line.active[-1] == 512 * 3
+    # The cache is nearly at its longest at the last recorded token.
+    assert line.max_requested > 0.9 * max(untouched)
+    assert raw["device_traces"][0] == sorted(raw["device_traces"][0], key=lambda e: e["time_us"])
+
+
+def test_thinning_ends_with_generation_and_begins_anew() -> None:
+    allocator = Allocator()
+    recorder = started(allocator)
+    decode(allocator, recorder, 30)
+    assert allocator.recording is not None
+    assert allocator.recording["skip"] == []
+    recorder.set_tags(Tags("forward", 1))
+    for _ in range(50):
+        recorder.on_token(1)
+    assert allocator.recording["skip"] == []
+
+
+def test_torch_without_the_means_is_not_thinned() -> None:
+    allocator = Allocator()
+    allocator.can_skip = False
+    recorder = started(allocator)
+    decode(allocator, recorder, 100)
+    assert "thin" not in allocator.calls
+
+
+def test_an_oom_is_told_with_sizes_and_stack() -> None:
+    allocator = Allocator(index=1)
+    recorder = started(allocator)
+    told: list[int] = []
+    recorder.on_oom = lambda: told.append(1)
+    assert allocator.observer is not None
+    allocator.observer(0, 1, 2, 3)
+    assert recorder.oom() is None
+    allocator.observer(1, 2**30, 24 * 10**9, 7 * 2**20)
+    found = recorder.oom()
+    assert found is not None
+    assert (found["requested_bytes"], found["device_free_bytes"]) == (2**30, 7 * 2**20)
+    assert any("test_cuda_history.py" in line for line in found["stack"])
+    assert told == [1]
+    recorder.stop()
+    recorder._oom = None
+    allocator.observer(1, 5, 6, 7)
+    assert recorder.oom() is None
+
+
+def test_a_session_on_it_writes_what_the_reader_understands(tmp_path: Path) -> None:
+    allocator = Allocator()
+    recorder: Recorder = CudaHistory(torch.device("cuda", 0), backend=allocator)
+    session = Session(recorder)
+    session.start()
+    session.set_step(1)
+    mark = session.enter_phase("forward")
+    assert mark is not None
+    allocator.free(allocator.malloc(512 * 100))
+    session.exit_phase(mark)
+    assert session.peak_of_step() == 512 * 100
+    session.stop()
+    session.write(tmp_path / "s.pickle")
+    snapshot = load_snapshot(tmp_path / "s.pickle")
+    assert snapshot.kind.value == "cuda"
+    (counter,) = snapshot.extra["counters"]
+    assert (counter["phase"], counter["step"], counter["allocated_peak"]) == ("forward", 1, 512 * 100)
+    assert build_timeline(snapshot).max_requested == 512 * 100
+    assert any("phase=forward;step=1" in text for text in snapshot.metadata)
+
+
+def test_the_real_backends_calls_exist_in_this_torch() -> None:
+    backend = TorchCuda()
+    assert {"context", "stacks", "max_entries", "clear_history", "skip_actions"} <= backend._accepted
+    assert backend.can_skip
+    assert backend.can_tag
+    assert hasattr(torch.cuda, "memory_stats_as_nested_dict")
+    assert not torch.cuda.is_available() or backend.history_enabled() in (True, False)
+    assert module.DEFAULT_ENTRIES == 1_000_000

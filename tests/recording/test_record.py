@@ -1,0 +1,158 @@
+"""``record`` around a hand-written loop."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memprof import load_snapshot, phase, record
+from memprof.errors import InputError, UsageError
+from memprof.recording.phases import ACTIVE
+from memprof.timeline.timeline import build_timeline
+
+
+def loop(path: Path, steps: int = 2, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, reference = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with record(path, model=model, reference_model=reference, config={"lr": 0.1}, **options) as session:
+        for step in range(1, steps + 1):
+            session.set_step(step)
+            with phase("forward"):
+                loss = (model(torch.ones(4, 8)) - reference(torch.ones(4, 8)).detach()).square().sum()
+            with phase("backward"):
+                loss.backward()
+            with phase("optimizer_step"):
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_a_loop_is_written_as_a_snapshot_anyone_can_load(tmp_path: Path) -> None:
+    _, optimizer = loop(tmp_path / "run.pickle")
+    snapshot = load_snapshot(tmp_path / "run.pickle")
+    extra = snapshot.extra
+    assert snapshot.kind.value == "trace"
+    assert extra["config"] == {"lr": 0.1}
+    assert [s[0] for s in extra["steps"]] == [1, 2]
+    marked = [(p["phase"], p["step"]) for p in extra["phases"] if p["phase"] != "other"]
+    assert marked == [(p, s) for s in (1, 2) for p in ("forward", "backward", "optimizer_step")]
+    owned = {row[2] for row in extra["owners"]}
+    assert owned == {"weights", "reference_model", "gradients", "optimizer_state"}
+    states = sum(t.nbytes for slots in optimizer.state.values() for t in slots.values())
+    line = build_timeline(snapshot)
+    seen = {a for a, *_, c, _, _ in ((r[0], r[1], r[2], r[3], r[4]) for r in extra["owners"]) if c == "optimizer_state"}
+    held = line.alive_at(line.n_events)
+    assert sum(int(line.size[r]) for r in held if int(line.address[r]) in seen) == states
+    assert extra["versions"]["torch"] == torch.__version__
+    assert extra["host"]["rss_bytes"] > 2**20
+    peaks = {(c["phase"], c["step"]): c["allocated_peak"] for c in extra["counters"]}
+    assert max(peaks.values()) == line.max_requested
+
+
+def test_gradients_are_known_without_any_mark(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with record(tmp_path / "run.pickle", model=model):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    owned = [row[2] for row in load_snapshot(tmp_path / "run.pickle").extra["owners"]]
+    assert owned.count("gradients") == 2
+    assert owned.count("optimizer_state") == 2
+
+
+def fail(then: Callable[[], Any] = lambda: None) -> None:
+    then()
+    raise ZeroDivisionError
+
+
+def test_an_exception_passes_and_the_snapshot_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), record(tmp_path / "run.pickle"), phase("reward"):
+        fail()
+    assert ACTIVE == []
+    extra = load_snapshot(tmp_path / "run.pickle").extra
+    assert [p["phase"] for p in extra["phases"] if p["phase"] != "other"] == ["reward"]
+
+
+def test_an_exception_wins_over_a_snapshot_that_cannot_be_written(tmp_path: Path) -> None:
+    target = tmp_path / "run.pickle"
+
+    def watched() -> None:
+        with record(target):
+            fail(target.mkdir)  # now in the way
+
+    with pytest.warns(UserWarning, match="could not write"), pytest.raises(ZeroDivisionError):
+        watched()
+
+
+def test_a_recording_that_cannot_begin_lets_the_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memprof.recording.trace.tensor_trace._visible_tensors", fail)
+    with pytest.warns(UserWarning, match="runs unwatched"):
+        loop(tmp_path / "run.pickle")
+    assert not (tmp_path / "run.pickle").exists()
+    assert ACTIVE == []
+
+
+def test_nothing_runs_when_the_target_is_impossible(tmp_path: Path) -> None:
+    for target in (tmp_path, tmp_path / "no" / "run.pickle"):
+        with pytest.raises(InputError, match="cannot be written"), record(target):
+            pytest.fail("the block ran")
+    for options, words in (({"kind": "cuda", "device": "cpu"}, "needs a CUDA"), ({"kind": "both"}, "'auto', 'cuda'")):
+        with pytest.raises(UsageError, match=words), record(tmp_path / "run.pickle", **options):
+            pytest.fail("the block ran")
+
+
+def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF", "0")
+    loop(tmp_path / "run.pickle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recordings_nest(tmp_path: Path) -> None:
+    with record(tmp_path / "outer.pickle"):
+        a = torch.ones(10)
+        with record(tmp_path / "inner.pickle"), phase("generate"):
+            b = torch.ones(20)
+    outer, inner = (load_snapshot(tmp_path / f"{n}.pickle") for n in ("outer", "inner"))
+    assert len(build_timeline(outer)) > len(build_timeline(inner)) - 2
+    for snapshot in (outer, inner):
+        assert "generate" in {p["phase"] for p in snapshot.extra["phases"]}
+    assert a.numel() + b.numel() == 30
+
+
+def test_a_mistake_of_ours_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memprof.recording.owners.OwnerBook.claim_gradients", lambda _: 1 / 0)
+    with pytest.warns(UserWarning, match="memprof failed and stopped watching") as caught:
+        loop(tmp_path / "run.pickle")
+    assert len([w for w in caught if "memprof" in str(w.message)]) == 1
+    notes = load_snapshot(tmp_path / "run.pickle").extra["notes"]
+    assert "ZeroDivisionError" in notes[0]
+
+
+def test_only_plain_data_is_pickled(tmp_path: Path) -> None:
+    class Level(int):
+        pass
+
+    with record(tmp_path / "run.pickle", config={"a": Level(3), "b": {1, 2}, "c": torch.float32, "d": True}):
+        pass
+
+    class Refusing(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise AssertionError(f"{module}.{name}")
+
+    with open(tmp_path / "run.pickle", "rb") as file:
+        config = Refusing(file).load()["memprof"]["config"]
+    assert config == {"a": 3, "b": [1, 2], "c": "torch.float32", "d": True}
+
+
+def test_importing_record_needs_no_torch() -> None:
+    code = "import sys, memprof.recording as r; r.phase('load').__enter__(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

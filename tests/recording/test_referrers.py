@@ -1,0 +1,72 @@
+"""Who holds a tensor, asked of real objects; and a leak found in a real loop, with its holder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memprof import analyze, phase, record  # noqa: E402
+from memprof.recording.referrers import holders_of, largest_tensors  # noqa: E402
+
+MIB = 2**20
+
+
+class Keeper:
+    """Something a program keeps."""
+
+    def __init__(self) -> None:
+        self.history: list[Any] = []
+        self.by_name: dict[str, Any] = {}
+
+
+def test_attributes_lists_and_nested_dicts_are_named() -> None:
+    keeper = Keeper()
+    kept, nested = torch.zeros(10), torch.zeros(20)
+    keeper.history += [None, kept]
+    keeper.by_name["last"] = [(nested, 1)]
+    assert holders_of(kept) == ["Keeper.history[1]"]
+    assert holders_of(nested) == ["Keeper.by_name['last'][0][0]"]
+
+
+def test_a_local_variable_is_no_holder_and_asking_keeps_nothing_alive() -> None:
+    import weakref
+
+    local = torch.zeros(10)
+    assert holders_of(local) == []
+    alive = weakref.ref(local)
+    del local
+    assert alive() is None
+
+
+def test_the_largest_come_first_one_for_each_storage() -> None:
+    big, view, small = torch.zeros(4 * MIB), None, torch.zeros(MIB)
+    view = big.view(2, -1)
+    found = largest_tensors(lambda storage: False, lambda device: device == "cpu", 2, MIB)
+    sizes = [tensor.untyped_storage().nbytes() for tensor in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == len(found)
+    assert view is not None
+    assert small is not None
+
+
+def test_a_leak_in_a_loop_is_named_with_its_holder(tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 64)
+    keeper = Keeper()
+    with record(tmp_path / "run.pickle", model=model, kind="trace") as session:
+        for step in range(1, 5):
+            session.set_step(step)
+            with phase("forward"):
+                out = model(torch.ones(8192, 64))
+                keeper.history.append(out.detach().clone())
+                del out
+    report = analyze(tmp_path / "run.pickle").to_dict()
+    left = report["growth"]["left_behind"]
+    assert left[0]["bytes"] == 3 * 8192 * 64 * 4
+    assert [who for who in left[0]["held_by"] if who.startswith("Keeper.history[")]
+    held = [a for a in report["peak"]["allocations"] if a["held_by"]]
+    assert held
+    assert len(keeper.history) == 4

@@ -1,0 +1,281 @@
+"""The document's figures, against the story the sample report was told from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memprof.reports.document.build import build_document, document_of
+from memprof.reports.document.model import Document, Row
+from memprof.reports.document.tables import call_site, shown_stack, single_allocations
+
+from memprof.units import GIB
+from tests.reports.sample import MIB, PEAK, sample
+
+
+@pytest.fixture
+def document() -> Document:
+    return build_document(*sample())
+
+
+def row(document: Document, identifier: str) -> Row:
+    return next(r for r in document.rows if r.id == identifier)
+
+
+def test_rows_add_up_to_the_total_and_children_to_their_row(document: Document) -> None:
+    groups = document.rows[:-1]
+    assert document.rows[-1].id == "total"
+    assert sum(r.at_peak for r in groups) == document.rows[-1].at_peak
+    for group in groups:
+        if group.children and group.id != "unattributed":
+            assert sum(c.at_peak for c in group.children) == group.at_peak
+        for category in group.children:
+            if category.children:
+                assert sum(d.at_peak for d in category.children) == category.at_peak
+
+
+def test_own_peaks_need_not_fall_together(document: Document) -> None:
+    cache = row(document, "kv_cache")
+    assert (cache.at_peak, cache.own_peak) == (0, 480 * MIB)
+    training = row(document, "training")
+    assert training.own_peak is not None
+    own = [c.own_peak or 0 for c in training.children]
+    assert max(own) < training.own_peak < sum(own)
+
+
+def test_a_groups_own_peak_is_unknown_rather_than_a_sum_of_peaks() -> None:
+    report, series = sample()
+    del report["group_own_peaks"]
+    document = build_document(report, series)
+    assert row(document, "training").own_peak is None
+    assert row(document, "kv_cache").own_peak == 480 * MIB
+
+
+def test_details_that_are_incomplete_say_so() -> None:
+    report, series = sample()
+    report["peak"]["details"]["activations"]["saved"] -= 100 * MIB
+    activations = next(c for c in row(build_document(report, series), "training").children if c.id == "activations")
+    assert [(d.label, d.at_peak // MIB) for d in activations.children] == [("saved", 1180), ("not broken down", 100)]
+
+
+def test_phases_fold_repeats_and_show_the_worst(document: Document) -> None:
+    phases = {p.phase: p for p in document.phases}
+    backward = phases["backward"]
+    assert (backward.count, backward.step, backward.is_peak) == (4, 2, True)
+    assert backward.peak_bytes == document.summary.peak_bytes
+    assert backward.low_bytes < backward.peak_bytes
+    assert [p.phase for p in document.phases if p.is_peak] == ["backward"]
+    assert sum(p.time_share for p in document.phases) == pytest.approx(1)
+    assert all(sum(part.bytes for part in p.parts) == p.peak_bytes for p in document.phases)
+
+
+def test_alike_allocations_are_one_line_and_lose_no_byte(document: Document) -> None:
+    weights = document.allocations[0]
+    assert (weights.name, weights.count, weights.each_bytes) == ("model.layers.*.mlp.up_proj.weight", 4, 700 * MIB)
+    assert weights.shape == "8960×1536 bfloat16"
+    assert sum(a.bytes for a in document.allocations) == document.allocations_bytes == document.summary.peak_bytes
+    assert document.allocations_listed == len(document.report["peak"]["allocations"])
+
+
+def test_evidence_and_alternatives_in_words(document: Document) -> None:
+    why = {a.category: a.why for a in document.allocations}
+    assert why["activations"] == "rule model.forward matched its stack"
+    assert "could also be temporaries" in why["activation_gradients"]
+    assert why["unattributed"] == "nothing explains it"
+    assert sum(e.bytes for e in document.evidence) == document.summary.peak_bytes
+
+
+def test_icicle_keeps_every_byte_at_every_level(document: Document) -> None:
+    assert document.icicle.bytes == sum(PEAK.values()) * MIB
+    for category in document.icicle.children:
+        assert sum(site.bytes for site in category.children) == category.bytes == PEAK[category.category] * MIB
+        for site in category.children:
+            assert not site.children or sum(leaf.bytes for leaf in site.children) == site.bytes
+    assert sum(c.bytes for c in document.icicle.children) == document.icicle.bytes
+
+
+def test_icicle_names_what_is_not_listed() -> None:
+    report, series = sample()
+    report["peak"]["allocations"] = report["peak"]["allocations"][:3]
+    icicle = build_document(report, series).icicle
+    rest = {c.category: c.children[-1] for c in icicle.children}
+    assert rest["gradients"].label == "smaller allocations"
+    assert sum(site.bytes for c in icicle.children for site in c.children) == icicle.bytes
+
+
+def test_everything_adds_up(document: Document) -> None:
+    assert document.adds_up.ok
+    labels = [c.label for c in document.adds_up.checks if c.ok]
+    assert labels == [
+        "Sum of categories",
+        "Sum of groups",
+        "Sum of evidence",
+        "Allocated + pending free",
+        "Requested + rounding",
+        "Active + cached + split + pools",
+        "Segments that grew the device peak",
+        "Phase peaks",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "label"),
+    [
+        (lambda r: r["peak"]["categories"].update(weights=1), "Sum of categories"),
+        (lambda r: r["peak"]["evidence"].update(owner=1), "Sum of evidence"),
+        (lambda r: r["peak"].update(pending_free_bytes=512), "Allocated + pending free"),
+        (lambda r: r["peak"].update(rounding_bytes=0), "Requested + rounding"),
+        (lambda r: r["peak"].update(cached_bytes=0), "Active + cached + split + pools"),
+        (lambda r: r["phases"][0].update(peak_bytes=1), "Phase peaks"),
+        (lambda r: r["device_peak"]["grown_by"].pop(), "Segments that grew the device peak"),
+    ],
+)
+def test_what_does_not_add_up_is_said(spoil: Any, label: str) -> None:
+    report, series = sample()
+    report = copy.deepcopy(report)
+    spoil(report)
+    sums = build_document(report, series).adds_up
+    assert not sums.ok
+    assert label in [c.label for c in sums.checks if c.ok is False]
+
+
+def test_pending_free_stands_between_allocated_and_active() -> None:
+    document = build_document(*sample(pending_mib=64))
+    assert document.adds_up.ok
+    assert document.summary.peak_bytes == (sum(PEAK.values()) - 64) * MIB
+    assert document.rows[-1].at_peak == sum(PEAK.values()) * MIB
+
+
+def test_a_trace_has_no_device() -> None:
+    document = build_document(*sample("trace"))
+    assert document.device_peak is None
+    assert document.summary.rest == ()
+    assert document.summary.capacity_bytes is None
+    assert "Headroom" not in {f.label for f in document.summary.facts}
+    assert document.adds_up.ok
+
+
+def test_a_simulation_is_badged() -> None:
+    assert build_document(*sample("simulated")).badge == "simulated"
+    assert build_document(*sample()).badge == "measured"
+
+
+def test_oom_says_what_was_asked_and_whether_it_would_have_fitted() -> None:
+    report, series = sample()
+    report["oom"] = {
+        "requested_bytes": 2 * GIB,
+        "device_free_bytes": 1 * GIB,
+        "phase": "backward",
+        "step": 3,
+        "stack": ["train.py:1 main"],
+        "fits_defragmented": True,
+        "cached_bytes": GIB,
+        "inactive_split_bytes": GIB // 2,
+    }
+    oom = build_document(report, series).oom
+    assert oom is not None
+    assert oom.sentence == (
+        "Out of memory in backward, step 3: 2.00 GiB were asked for, 1.00 GiB were free on the device. "
+        "1.50 GiB lay free inside the allocator: in one piece with it, the request would have fitted."
+    )
+
+
+def test_growth_across_steps_in_words() -> None:
+    report, series = sample()
+    steps = [{"step": i, "peak_bytes": 6 * GIB, "end_bytes": i * GIB, "tokens": 100} for i in (1, 2, 3)]
+    report["growth"] = {
+        "steps": steps,
+        "end_bytes_per_step": float(GIB),
+        "peak_bytes_per_token": 1.0,
+        "explained_by_tokens": 0.25,
+        "left_behind": [
+            {"bytes": 2 * GIB, "bytes_per_step": float(GIB), "steps": 2, "category": "inputs", "stack": ["a.py:1 keep"]}
+        ],
+    }
+    found = build_document(report, series).steps
+    assert found is not None
+    assert found.sentence == (
+        "What is left when a step ends changes by +1.00 GiB a step; "
+        "the number of tokens explains 25 % of how the peaks differ."
+    )
+    assert found.left_behind[0].site == "a.py:1 keep"
+
+
+def test_a_run_without_anything_is_still_a_document() -> None:
+    report, series = sample()
+    peak = report["peak"]
+    for name, value in peak.items():
+        if name.endswith("_bytes"):
+            peak[name] = 0
+        elif isinstance(value, dict):
+            peak[name] = {} if name == "details" else dict.fromkeys(value, 0)
+    peak["allocations"] = []
+    report |= {"phases": [], "own_peaks": dict.fromkeys(report["own_peaks"], 0), "group_own_peaks": {}}
+    report["device_peak"] |= {"reserved_bytes": 0, "grown_by": []}
+    document = build_document(report, {**series, "time_us": []})
+    assert document.summary.cause == "Nothing was allocated."
+    assert (document.timeline, document.phases, document.allocations) == (None, (), ())
+    assert document.adds_up.ok
+
+
+def test_call_site_is_the_first_frame_a_reader_can_act_on() -> None:
+    site = "/v/lib/python3.11/site-packages"
+    model = f"{site}/transformers/models/llama/modeling_llama.py:215 forward"
+    assert call_site([f"{site}/torch/nn/modules/linear.py:134 forward", model]) == "llama/modeling_llama.py:215 forward"
+    assert call_site(["??:0 at::native::add", "/usr/lib/python3.11/threading.py:1 run", "/w/a/train.py:3 step"]) == (
+        "a/train.py:3 step"
+    )
+    assert call_site([f"{site}/torch/autograd/graph.py:1 f"]) == "autograd/graph.py:1 f"
+    assert call_site(["C:\\work\\my run\\train.py:3 step"]) == "my run/train.py:3 step"
+    assert call_site([]) == ""
+
+
+def test_native_frames_are_folded_and_python_ones_never() -> None:
+    native = [f"??:0 at::native::f{i}" for i in range(5)] + ["/b/Context.cpp:12 c10::g"]
+    stack = [*native, "/w/train.py:3 step", "ceval.c:1 eval", "<string>:1 <module>"]
+    assert shown_stack(stack) == (
+        "??:0 at::native::f0",
+        "… 5 more C++ frames",
+        "/w/train.py:3 step",
+        "ceval.c:1 eval",
+        "<string>:1 <module>",
+    )
+
+
+def test_a_phase_nobody_knows_is_not_called_other() -> None:
+    report, series = sample()
+    report["source"] |= {"phases_known_by": "none", "history": "none"}
+    report["peak"]["phase"] = "other"
+    document = build_document(report, series)
+    assert document.summary.where.startswith("an unknown phase")
+    assert document.subtitle[-1] == "no history: the allocator's state only"
+
+
+def test_single_allocations_keep_order_and_are_not_folded() -> None:
+    listed = sample()[0]["peak"]["allocations"]
+    rows = single_allocations(listed)
+    assert [r.each_bytes for r in rows] == [a["bytes"] for a in listed]
+    assert {r.count for r in rows} == {1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cs336-medium-train-ctx256-t211",
+        "flexgen-opt-oom-t20",
+        "cs336-state-only-51g-t26",
+        "sd-guidance-legacy-list-t22",
+    ],
+)
+def test_real_snapshots_become_documents_that_add_up(shared: Path, name: str) -> None:
+    from memprof.analysis.analysis import analyze
+
+    analysis = analyze(shared / "snapshots" / f"{name}.pickle")
+    document = document_of(analysis)
+    assert document.adds_up.ok, [c for c in document.adds_up.checks if c.ok is False]
+    assert document.summary.peak_bytes == analysis.peak.allocated_bytes
+    assert sum(c.bytes for c in document.icicle.children) == document.icicle.bytes
+    if document.timeline:
+        assert max(document.timeline.total) >= document.summary.peak_bytes

@@ -1,0 +1,47 @@
+"""The first screen's figures, against the story the sample report was told from."""
+
+from __future__ import annotations
+
+import pytest
+from memprof.reports.document.build import build_document
+from memprof.reports.document.model import Document
+
+from memprof.units import GIB
+from tests.reports.sample import MIB, PEAK, sample
+
+
+@pytest.fixture
+def document() -> Document:
+    return build_document(*sample())
+
+
+def test_summary_says_the_peak_where_and_why(document: Document) -> None:
+    summary = document.summary
+    assert summary.peak_bytes == sum(PEAK.values()) * MIB
+    assert summary.where == "backward, step 2"
+    assert summary.capacity_bytes == 25_386_352_640
+    assert {p.id: p.bytes for p in summary.bar} == {c: n * MIB for c, n in PEAK.items()}
+    assert "weights, 2.73 GiB, 40 %" in summary.cause
+    assert "loss logits, 2.38 GiB, 35 %, made at kernels/chunked_logprob.py:88 forward" in summary.cause
+
+
+def test_the_bar_fills_the_device_exactly(document: Document) -> None:
+    summary = document.summary
+    assert sum(p.bytes for p in (*summary.bar, *summary.rest)) == summary.capacity_bytes == summary.scale_bytes
+
+
+def test_headroom_is_what_the_device_peak_leaves(document: Document) -> None:
+    facts = {f.label: f.bytes for f in document.summary.facts}
+    assert document.device_peak is not None
+    assert facts["Headroom"] == 25_386_352_640 - document.device_peak.bytes
+    assert facts["Generation's peak"] == (4 * 700 + 36 + 32 + 5 + 72 + 12 * 40 + 3) * MIB
+    assert facts["Unattributed"] == 5 * MIB
+
+
+def test_more_reserved_than_the_device_has_is_said() -> None:
+    report, series = sample()
+    report["source"]["device_total_bytes"] = 4 * GIB
+    document = build_document(report, series)
+    headroom = next(f for f in document.summary.facts if f.label == "Headroom")
+    assert headroom.note == "counted above the device's size"
+    assert (headroom.bytes or 0) < 0

@@ -1,0 +1,298 @@
+"""The page in real headless Chromium, from a file, as a reader opens it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memprof.reports.document.build import build_document
+from memprof.reports.document.text import gib
+from memprof.reports.html.page import write_html
+
+from tests.reports.html.browser import CHROMIUM, chromium, open_page
+from tests.reports.sample import MIB, hostile, sample
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
+
+PEAK = "6.78"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(build_document(*sample()), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser: Any, file: Path) -> Iterator[Any]:
+    with open_page(browser, file) as page:
+        yield page
+
+
+@pytest.fixture
+def page(shared_page: Any) -> Any:
+    shared_page.reload()
+    shared_page.wait_for_selector("html[data-ready=yes]", state="attached")
+    return shared_page
+
+
+def panel(page: Any) -> tuple[str, float, list[float]]:
+    """Heading, total and parts of the panel at the cursor, in GiB."""
+    parts = page.locator("#panel-parts b").all_inner_texts()
+    return (
+        page.locator("#panel-title").inner_text(),
+        float(page.locator("#panel-total").inner_text()),
+        [0.0 if p.startswith("<") else float(p) for p in parts],
+    )
+
+
+def drawn_peak(page: Any) -> float:
+    """The highest total of what plotly has drawn, in GiB."""
+    return float(
+        page.evaluate(
+            """() => { const t = document.getElementById("chart").data.filter(d => d.stackgroup);
+            return Math.max(...t[0].y.map((_, i) => t.reduce((sum, d) => sum + d.y[i], 0))); }"""
+        )
+    )
+
+
+def test_opens_from_disk_quietly_quickly_and_alone(browser: Any, file: Path) -> None:
+    start = time.perf_counter()
+    with open_page(browser, file) as page:
+        took = time.perf_counter() - start
+        assert page.problems == []
+        assert page.requested == [file.as_uri()]
+        assert page.locator("#peak-gib").inner_text() == PEAK
+    assert took < 15  # starting Chromium included; a hang, not a benchmark
+
+
+def test_the_peak_is_drawn_at_every_width_and_zoom(page: Any) -> None:
+    exact = sum(sample()[0]["peak"]["categories"].values()) / 2**30
+    for width in (1360, 1000, 700, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(150)
+        assert drawn_peak(page) == pytest.approx(exact, abs=1e-9)
+    page.set_viewport_size({"width": 1360, "height": 900})
+    page.click("[data-value=peak]")
+    assert drawn_peak(page) == pytest.approx(exact, abs=1e-9)
+    page.locator("#chart").focus()
+    for _ in range(4):
+        page.keyboard.press("+")
+        assert drawn_peak(page) == pytest.approx(exact, abs=1e-9)
+    page.click("[data-value=time]")
+    assert drawn_peak(page) == pytest.approx(exact, abs=1e-9)
+
+
+def test_panel_shows_the_peak_and_follows_the_keyboard(page: Any) -> None:
+    title, total, parts = panel(page)
+    assert (title, total) == ("Peak", float(PEAK))
+    assert sum(parts) == pytest.approx(total, abs=0.03)
+    page.locator("#chart").focus()
+    page.keyboard.press("Home")
+    title, total, parts = panel(page)
+    assert (title, total) == ("Held here", 0.68)
+    page.keyboard.press("]")
+    assert "Generate" in page.locator("#panel-where").inner_text()
+    page.keyboard.press("[")
+    assert "Load" in page.locator("#panel-where").inner_text()
+    page.keyboard.press("p")
+    assert panel(page)[:2] == ("Peak", float(PEAK))
+    page.keyboard.press("ArrowRight")
+    assert panel(page)[0] == "Held here"
+    page.keyboard.press("Escape")
+
+
+def test_panel_follows_the_mouse_and_a_click_holds_it(page: Any) -> None:
+    page.locator("#timeline").scroll_into_view_if_needed()
+    box = page.locator("#chart").bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 200)
+    assert "Load" in page.locator("#panel-where").inner_text()
+    page.mouse.down()
+    page.mouse.up()
+    held = panel(page)
+    assert held[0] == "Held here"
+    page.mouse.move(box["x"] + box["width"] - 30, box["y"] + 200)
+    assert panel(page) == held
+
+
+def test_dragging_zooms_and_double_click_resets(page: Any) -> None:
+    page.locator("#timeline").scroll_into_view_if_needed()
+    box = page.locator("#chart").bounding_box()
+    whole = page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range")
+    page.mouse.move(box["x"] + 300, box["y"] + 150)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 450, box["y"] + 160, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(300)
+    low, high = page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range")
+    assert high - low < (whole[1] - whole[0]) / 2
+    for _ in range(4):  # on a busy machine the two clicks can come too far apart to be one double click
+        page.mouse.dblclick(box["x"] + 300, box["y"] + 150)
+        page.wait_for_timeout(500)
+        if page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range") == whole:
+            break
+    assert page.evaluate("document.getElementById('chart')._fullLayout.xaxis.range") == whole
+    assert page.problems == []
+
+
+def test_axis_range_patterns_and_theme(page: Any) -> None:
+    ready = "document.getElementById('chart')._fullLayout"
+    times = sample()[1]["time_us"]
+    seconds = (times[-1] - times[0]) / 1e6
+    page.click("[data-value=time]")
+    assert page.evaluate(f"{ready}.xaxis.showticklabels") is True
+    assert page.evaluate(f"{ready}.xaxis.range[1]") == pytest.approx(seconds)
+    page.click("[data-value=phase]")
+    assert page.evaluate(f"{ready}.xaxis.range[1]") == 17
+    page.click("#patterns")
+    assert page.evaluate("document.getElementById('chart').data.some(d => d.fillpattern && d.fillpattern.shape)")
+    colour = "document.getElementById('chart').data[0].fillcolor"
+    light = page.evaluate(colour)
+    page.click("[data-value=peak]")
+    page.click("#theme")
+    page.click("#theme")
+    page.wait_for_timeout(200)
+    assert page.locator("#theme").inner_text() == "Theme: dark"
+    assert page.evaluate(colour) != light
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
+    assert page.locator("[data-value=peak]").get_attribute("aria-pressed") == "true"
+    page.click("#theme")
+
+
+def test_rows_open_and_close(page: Any) -> None:
+    weights = page.locator('tr[data-path="training/weights"]')
+    assert weights.is_visible()
+    assert not page.locator('tr[data-path="kv_cache/kv_cache"]').is_visible()
+    toggle = page.locator('tr[data-path="training"] .toggle')
+    toggle.focus()
+    page.keyboard.press("Enter")
+    assert not weights.is_visible()
+    assert toggle.get_attribute("aria-expanded") == "false"
+    page.keyboard.press("Enter")
+    page.locator('tr[data-path="training/activations"] .toggle').click()
+    assert page.locator('tr[data-path="training/activations/saved"]').is_visible()
+    page.locator('tr[data-path="training"] .toggle').click()
+    assert not page.locator('tr[data-path="training/activations/saved"]').is_visible()
+
+
+def test_filter_finds_by_stack(page: Any) -> None:
+    rows = page.locator("#allocation-table tbody tr:visible")
+    before = rows.count()
+    page.fill("#filter", "chunked_logprob loss")
+    assert 0 < rows.count() < before
+    page.fill("#filter", "no such thing")
+    assert rows.count() == 0
+    page.fill("#filter", "")
+    assert rows.count() == before
+
+
+def test_icicle_zooms_in_and_out(page: Any) -> None:
+    weights = page.locator(".icicle .d1 > .box", has_text="Weights").first
+    narrow = weights.bounding_box()["width"]
+    weights.click()
+    assert weights.bounding_box()["width"] > 2 * narrow
+    assert not page.locator(".icicle .d1 > .box", has_text="Loss logits").first.is_visible()
+    weights.click()
+    assert weights.bounding_box()["width"] == pytest.approx(narrow, abs=2)
+
+
+def test_download_is_the_report(page: Any, tmp_path: Path) -> None:
+    with page.expect_download() as download:
+        page.click("#download")
+    download.value.save_as(tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(sample()[0]))
+
+
+def picture_is_drawn(page: Any) -> None:
+    """The static picture shows the stack at its full height, and every phase."""
+    svg = page.locator(".timeline-svg")
+    assert svg.is_visible()
+    height = svg.bounding_box()["height"]
+    assert page.locator(".timeline-svg path.c-weights").bounding_box()["height"] > 0.2 * height
+    assert page.locator(".timeline-svg path.c-unattributed").bounding_box()["height"] > 0.3 * height
+    assert page.locator(".timeline-svg g rect").count() == 17
+
+
+def test_reads_without_javascript(browser: Any, file: Path) -> None:
+    with open_page(browser, file, java_script_enabled=False) as page:
+        picture_is_drawn(page)
+        assert page.locator('tr[data-path="kv_cache/kv_cache"]').is_visible()
+        assert not page.locator("#filter").is_visible()
+        assert page.locator("#panel-total").inner_text() == PEAK
+
+
+@pytest.mark.parametrize("width", [320, 420, 768])
+def test_narrow_screens_do_not_scroll_sideways(browser: Any, file: Path, width: int) -> None:
+    with open_page(browser, file, viewport={"width": width, "height": 800}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_prints_the_static_picture(browser: Any, file: Path, tmp_path: Path) -> None:
+    with open_page(browser, file) as page:
+        page.emulate_media(media="print")
+        picture_is_drawn(page)
+        assert not page.locator("#chart").is_visible()
+        assert not page.locator("#theme").is_visible()
+        assert len(page.pdf(path=str(tmp_path / "page.pdf"))) > 10_000
+
+
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.html"
+    write_html(build_document(*hostile()), path)
+    with open_page(browser, path) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        assert page.problems == []
+        assert page.requested == [path.as_uri()]
+        assert page.locator("h1").inner_text().startswith("script>")
+        page.locator("#chart").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("p")
+        assert page.problems == []
+
+
+def test_focus_is_seen_on_every_stop_of_the_keyboard(page: Any) -> None:
+    stops = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        stops.append(
+            page.evaluate(
+                """() => { const e = document.activeElement, s = getComputedStyle(e);
+                const seen = s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0;
+                return [e.id || e.textContent.slice(0, 20), seen]; }"""
+            )
+        )
+    assert len({name for name, _ in stops}) > 8
+    assert [name for name, seen in stops if not seen] == []
+
+
+@pytest.mark.parametrize("kind", ["trace", "empty", "one_event", "no_timeline"])
+def test_unusual_runs_open_too(browser: Any, tmp_path: Path, kind: str) -> None:
+    report, series = sample("trace" if kind != "no_timeline" else "cuda")
+    shown: dict[str, Any] | None = series
+    if kind == "no_timeline":
+        shown = None
+    if kind in ("empty", "one_event"):
+        n_points = 1
+        shown = {
+            "time_us": series["time_us"][:n_points],
+            "phase_spans": [],
+            "categories": {c: [MIB if kind == "one_event" else 0] for c in series["categories"]},
+            "reserved": None,
+            "peak_point": 0,
+        }
+    path = tmp_path / "page.html"
+    write_html(build_document(report, shown), path)
+    with open_page(browser, path) as page:
+        assert page.problems == []
+        assert page.locator("#peak-gib").inner_text() == gib(report["peak"]["allocated_bytes"])

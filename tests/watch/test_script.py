@@ -1,0 +1,119 @@
+"""``memprof run`` cannot be told from ``python`` by the script it runs, nor by whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.watch.programs import LOOP, left_in, python, signalled
+
+RUN = ("-m", "memprof", "run")
+
+PROBE = """
+import json, os, sys, __main__
+print(json.dumps({
+    "argv": sys.argv, "name": __name__, "file": os.path.abspath(__file__), "path": sys.path[0],
+    "stdin": sys.stdin.read(),
+    "main": __main__.__dict__ is globals(), "spec": None if __spec__ is None else __spec__.name,
+    "package": __package__ or "", "doc": __doc__, "names": sorted(n for n in globals() if n != "__annotations__"),
+}))
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "module", "package", "folder", "archive"])
+def test_what_a_script_sees_of_itself(tmp_path: Path, how: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "pkg/__init__.py", "pkg/__main__.py", "pkg/tool.py"):
+        (tmp_path / name).write_text("" if name.endswith("__init__.py") else PROBE)
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", PROBE)
+    target = {
+        "file": ["train.py"], "module": ["-m", "pkg.tool"], "package": ["-m", "pkg"], "folder": ["pkg"],
+        "archive": ["app.zip"],
+    }[how]  # fmt: skip
+    arguments = [*target, "--lr", "3e-4", "-m", "--out", "x", "--", "tail"]
+    alone = python(*arguments, cwd=tmp_path, stdin="typed")
+    watched = python(*RUN, *arguments, cwd=tmp_path, stdin="typed")
+    assert alone.returncode == 0, alone.stderr
+    assert (watched.returncode, watched.stdout, watched.stderr) == (0, alone.stdout, "")
+    assert left_in(tmp_path / "_memprof") == []
+
+
+ENDINGS = {
+    "exit code": "import sys; sys.exit(7)",
+    "exit with a sentence": "import sys; sys.exit('no such model')",
+    "error": "def f(x):\n    raise ValueError(x)\ntry:\n    f(1)\nexcept ValueError as e:\n    raise OSError from e",
+    "syntax": "x = = 1",
+    "interrupt": "raise KeyboardInterrupt",
+    "own hook": "import sys\nsys.excepthook = lambda t, e, tb: print('mine', t, tb.tb_frame.f_code.co_filename)\n1 / 0",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()",
+    "exit handler": "import atexit\natexit.register(print, 'bye')\nraise SystemExit(3)",
+    "os._exit": "import os\nos._exit(9)",
+    "killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "spawned children": (
+        "import multiprocessing as m\ndef f(x):\n    return x * x\nif __name__ == '__main__':\n"
+        "    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1, 2]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_every_ending_is_the_scripts_own(tmp_path: Path, how: str) -> None:
+    (tmp_path / "s.py").write_text(ENDINGS[how] + "\n")
+    alone, watched = (python(*before, "s.py", cwd=tmp_path) for before in ((), RUN))
+    assert (watched.returncode, watched.stdout, watched.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_missing_module_is_refused_as_python_does(tmp_path: Path) -> None:
+    alone, watched = (python(*before, "-m", "no_such_module", cwd=tmp_path) for before in ((), RUN))
+    assert (watched.returncode, watched.stderr) == (alone.returncode, alone.stderr)
+
+
+def test_ctrl_c_reaches_the_script(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(30)\n"
+        "except KeyboardInterrupt:\n    print('cleaning up')\n    raise\n"
+    )
+
+    def interrupt(process: subprocess.Popen[str]) -> None:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+
+    code, out, err = signalled([*RUN, "s.py"], tmp_path, interrupt, "ready")
+    assert (code, out) == (-signal.SIGINT, "ready\ncleaning up\n")
+    assert "KeyboardInterrupt" in err
+    assert "memprof" not in err
+
+
+def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("print('never')")
+    for arguments, code, says in (
+        (["nowhere.py"], 3, "nowhere.py: there is no such script"),
+        (["--capacity", "plenty", "s.py"], 2, "is not a size"),
+        (["--steps", "0", "s.py"], 2, "are no steps"),
+        (["--steps", "1", "--every", "2", "s.py"], 2, "exclude each other"),
+        ([], 2, "Missing argument 'SCRIPT'"),
+    ):
+        done = python(*RUN, *arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, ""), arguments
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_loop_computes_the_same_and_switched_off_nothing_is_watched(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    alone = python("loop.py", cwd=tmp_path)
+    off = python(*RUN, "loop.py", cwd=tmp_path, MEMPROF="0")
+    assert left_in(tmp_path / "_memprof") == []
+    watched = python(*RUN, "--no-table", "loop.py", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert (off.stdout, off.stderr) == (alone.stdout, alone.stderr)
+    assert watched.stdout == alone.stdout
+    assert watched.stderr == alone.stderr + f"memprof: _memprof{os.sep}report.html\n"
