@@ -136,7 +136,12 @@ def run(python: Path, runs: Sequence[str] = ("full", "lora")) -> Any:
         RuntimeError: it did not end well; with the last line it wrote.
     """
     script = Path(__file__).with_name("versions_run.py")
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [str(python), str(script), str(out), "--runs", *runs]

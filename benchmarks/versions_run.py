@@ -43,6 +43,7 @@ def main() -> None:
         checkpoint = save_model(Path(folder))
         runs = {name: watched(checkpoint, Path(folder) / name, lora=name == "lora") for name in options.runs}
         result = {"python": sys.version.split()[0], "versions": versions(), "runs": runs}
+        result["compat"] = compat()
         result["interrupted_in"] = interrupted(checkpoint, Path(folder) / "interrupted")
     options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -56,6 +57,20 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def compat() -> dict[str, dict[str, Any]]:
+    """Return which features are refused here, with the sentence (None: none), and what the callback cannot mark."""
+    from memprof.compat.check import missing, require
+    from memprof.errors import UsageError
+
+    said: dict[str, str | None] = {}
+    for feature in ("callback", "rehearse", "run", "attach", "record.trace", "simulate", "plan", "lean"):
+        try:
+            said[feature] = require(feature)
+        except UsageError as refusal:
+            said[feature] = str(refusal)
+    return {"refused": said, "missing": {"callback": missing("callback")}}
 
 
 def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:
@@ -125,7 +140,7 @@ def described(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(path: Path) -> dict[str, Any]:
-    """Return whether the categories add up at the peak and in every phase, and the shapes and lengths that were seen."""
+    """Return whether the categories add up at the peak and in every phase, and the shapes and lengths seen."""
     from memprof import analyze, load_snapshot
 
     snapshot = load_snapshot(path)
@@ -208,9 +223,7 @@ def tokenizer() -> Any:
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     # TRL before 1.0 hands all of a tokenizer's outputs to generate, which refuses token types.
     names = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, padding_side="left", model_input_names=names, **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", model_input_names=names, **special)
 
 
 if __name__ == "__main__":
