@@ -59,11 +59,13 @@ class CacheWatch:
         self._wrapped = []
 
     def _wrap(self, original: Any) -> Any:
-        import torch
+        from memprof.compat.torch import IS_COMPILING
+
+        is_compiling = IS_COMPILING.get()
 
         @functools.wraps(original)
         def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(cache, *args, **kwargs)
             self._guarded(self._before, args, kwargs)
             result = original(cache, *args, **kwargs)

@@ -158,9 +158,9 @@ class PlainLoop:
                 self._unhook()
 
     def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
-        from torch.compiler import is_compiling
+        from memprof.compat.torch import IS_COMPILING
 
-        original = vars(owner)[name]
+        original, is_compiling = vars(owner)[name], IS_COMPILING.get()
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +305,9 @@ class PlainLoop:
 
     def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
-        from torch.compiler import is_compiling
+        from memprof.compat.torch import IS_COMPILING
+
+        is_compiling = IS_COMPILING.get()
 
         def guarded(*arguments: Any) -> Any:
             if is_compiling() or self._over:
