@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
-from memprof.advice.recorded_run import Candidate, Run
+from memprof.advice.recorded_run import Run
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 

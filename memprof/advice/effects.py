@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memprof.advice.recorded_run import DTYPE_BYTES, Effect, Peak, Run
+from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.advice.training_moments import held
+from memprof.config.model_shape import DTYPE_BYTES
+from memprof.config.optimizers import optimizer
 
 __all__ = [
     "all_of",
@@ -92,28 +94,28 @@ def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
         return {}
     held = peak.of("activations")
     saved = {"activations": round(held * (1 - _CHECKPOINTED))}
-    if (sizes := run.sizes) is not None:
-        saved["activations"] = held - min(held, _boundaries(run) + held // max(sizes.layers, 1))
+    if (shape := run.shape) is not None:
+        saved["activations"] = held - min(held, _boundaries(run) + held // max(shape.layers, 1))
         if peak.phase == "backward":  # the copies are made again with each layer, not kept for backward
-            saved["weight_casts"] = peak.of("weight_casts") * (sizes.layers - 1) // max(sizes.layers, 1)
+            saved["weight_casts"] = peak.of("weight_casts") * (shape.layers - 1) // max(shape.layers, 1)
     return saved
 
 
 def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
     """The layers' inputs wait in the host's memory; two are on the device."""
-    if peak.phase not in ("forward", "backward") or run.sizes is None:
+    if peak.phase not in ("forward", "backward") or run.shape is None:
         return {}
     boundaries = min(_boundaries(run), peak.of("activations"))
-    return {"activations": boundaries - 2 * boundaries // max(run.sizes.layers, 1)}
+    return {"activations": boundaries - 2 * boundaries // max(run.shape.layers, 1)}
 
 
 def _boundaries(run: Run) -> int:
     """Layers × tokens × width, in the residual stream's dtype: the weights', since autocast leaves additions alone."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None:
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None:
         return 0
     tokens = settings.per_device_train_batch_size * settings.sequence_length
-    return sizes.layers * tokens * sizes.hidden * DTYPE_BYTES[settings.weights_dtype]
+    return shape.layers * tokens * shape.hidden * DTYPE_BYTES[settings.weights_dtype]
 
 
 def low_rank(rank: int, nf4: bool = False) -> Effect:
@@ -133,12 +135,12 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
                 saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
         elif nf4 and not run.settings.load_in_4bit:  # the adapter becomes bfloat16 with its base in 4 bits
             saved |= _lower(peak, ("adapters", "gradients", "optimizer_state"), 0.5)
-        if nf4 and run.sizes is not None and run.settings is not None:
-            linear = run.sizes.parameters - run.sizes.embeddings
+        if nf4 and run.shape is not None and run.settings is not None:
+            linear = run.shape.parameters - run.shape.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]
             # The rest is bfloat16, whatever it was: QLoRA's usual compute type.
-            saved["weights"] = round(linear * (wide - _NF4) + run.sizes.embeddings * (wide - 2))
-            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.sizes.layers, 1)))
+            saved["weights"] = round(linear * (wide - _NF4) + run.shape.embeddings * (wide - 2))
+            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.shape.layers, 1)))
             saved["activations"] = _narrower_stream(run, peak)
         return saved
 
@@ -146,9 +148,9 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
 
 
 def _adapter_parameters(run: Run, rank: int) -> int:
-    """A hundredth of the model's, where its sizes are not known."""
-    if run.sizes is not None:
-        return run.sizes.adapter_parameters(rank)
+    """A hundredth of the model's, where its shape is not known."""
+    if run.shape is not None:
+        return run.shape.adapter_parameters(rank)
     wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
     return max(p.of("weights") for p in run.peaks) // (100 * wide)
 
@@ -162,7 +164,7 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
     settings = run.settings
     if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
         saved |= {"gradients": 0, "temporaries": 0}
-    elif settings is None or "8bit" not in settings.optim:
+    elif settings is None or optimizer(settings.optim).bits is None:  # moments are as wide as the parameters
         saved["optimizer_state"] = peak.of("optimizer_state") // 2
     saved["weight_casts"] = peak.of("weight_casts")
     return {**saved, "activations": _narrower_stream(run, peak)}
@@ -170,26 +172,28 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
     """What activations give back when the residual stream is bfloat16 instead of float32."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    return max(0, min(held(settings, sizes), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), sizes))
+    return max(0, min(held(settings, shape), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), shape))
 
 
-def coarser_state(paged: bool) -> Effect:
-    """Adam's two moments in 8 bits (and scales: 2.03 bytes a parameter), those of embeddings as they were; or away.
+def coarser_state(optim: str) -> Effect:
+    """Keep Adam's two moments in few bits (and scales), those of embeddings as they were; or paged, off the device.
 
-    Measured on bitsandbytes' layout (docs/simulating.md).
+    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulating.md).
     """
+    row = optimizer(optim)
+    each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         state = peak.of("optimizer_state")
-        if paged:
+        if row.paged:
             return {"optimizer_state": state, "temporaries": _foreach(run, peak)}
         wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
-        left = state * 2.03 / (2 * wide)
-        if run.sizes is not None and (run.settings is None or run.settings.lora_r is None):
-            share = min(1.0, run.sizes.vocabulary * run.sizes.hidden / max(run.sizes.parameters, 1))
+        left = state * each / (2 * wide)
+        if run.shape is not None and (run.settings is None or run.settings.lora_r is None):
+            share = min(1.0, run.shape.vocabulary * run.shape.hidden / max(run.shape.parameters, 1))
             left += share * (state * 8 / (2 * wide) - left)
         return {"optimizer_state": round(state - left), "temporaries": _foreach(run, peak)}
 
@@ -202,8 +206,8 @@ def fused(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _foreach(run: Run, peak: Peak) -> int:
-    """Torch's foreach AdamW keeps a set of parameters' worth of scratch through its step; others do not."""
-    slow = run.settings is not None and run.settings.optim == "adamw_torch"
+    """Return the scratch of a foreach step, which keeps a set of parameters' worth of it; others do not."""
+    slow = run.settings is not None and optimizer(run.settings.optim).foreach
     return peak.of("temporaries") if slow and peak.phase == "optimizer_step" else 0
 
 
@@ -244,7 +248,7 @@ def quantized_cache(run: Run, peak: Peak) -> Mapping[str, int]:
     if peak.phase != "generate":
         return {}
     held = peak.of("kv_cache")
-    layers = run.sizes.layers if run.sizes is not None else 1
+    layers = run.shape.layers if run.shape is not None else 1
     return {"kv_cache": round(held * (1 - (0.5 + 4 / 64) / 2 - 1 / max(layers, 1)))}
 
 
@@ -264,7 +268,7 @@ def divided(ranks: int) -> Effect:
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")
         saved = dict(_lower(peak, names, 1 / ranks))
-        layers = run.sizes.layers if run.sizes is not None else 1
+        layers = run.shape.layers if run.shape is not None else 1
         saved["weights"] -= 2 * peak.of("weights") // max(layers, 1) if layers > 1 else saved["weights"]
         return {**saved, "communication": peak.of("communication")}
 
@@ -273,14 +277,14 @@ def divided(ranks: int) -> Effect:
 
 def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
     """A kernel that needs no [batch, 1, tokens, tokens] mask; with scores materialised, those too."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None or peak.phase not in _PASSES:
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None or peak.phase not in _PASSES:
         return {}
     square = settings.per_device_train_batch_size * settings.sequence_length**2
     if settings.attn != "math":
         return {"activations": 2 * square}
-    kept = 1 if settings.gradient_checkpointing not in (False, "none") else sizes.layers
-    return {"activations": min(square * sizes.heads * 2 * 2 * kept, peak.of("activations"))}
+    kept = 1 if settings.gradient_checkpointing not in (False, "none") else shape.layers
+    return {"activations": min(square * shape.heads * 2 * 2 * kept, peak.of("activations"))}
 
 
 def _logits(run: Run, share: float) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
-from memprof.advice.recorded_run import Candidate, Peak, Run, highest
+from memprof.advice.recorded_run import Peak, Run, highest
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
@@ -86,7 +87,7 @@ def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
     for peak in peaks:
         for category, n in peak.categories.items():
             own[category] = max(own.get(category, 0), n)
-    return Run(peaks=peaks, settings=settings, sizes=like.sizes, own_peaks=own, alloc_conf=settings.alloc_conf)
+    return Run(peaks=peaks, settings=settings, shape=like.shape, own_peaks=own, alloc_conf=settings.alloc_conf)
 
 
 def _promising(run: Run) -> list[Estimate]:

@@ -11,6 +11,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from memprof.config.optimizers import TABLE
+
 __all__ = ["comparisons", "expected_error", "not_compared"]
 
 
@@ -44,11 +46,12 @@ def _range(kinds: tuple[str, ...]) -> dict[str, Any]:
 
 def not_compared(config: Mapping[str, Any]) -> list[str]:
     """Parts of a run with these settings that are modelled, and that no real run was compared with."""
-    optimizer = str(config.get("optim", ""))
+    optim = str(config.get("optim", ""))
+    row = TABLE.get(optim)
     sharding = str(config.get("sharding", "ddp"))
     parts = {
         "4-bit layers": bool(config.get("load_in_4bit")),
-        f"optimizer {optimizer}": any(word in optimizer for word in ("bit", "paged")),
+        f"optimizer {optim}": row is not None and row.modelled,
         "vLLM's pool": config.get("generation") == "vllm",
         f"sharding {sharding}": (config.get("gpus") or 1) > 1 and sharding != "ddp",
         "gradient buckets": (config.get("gpus") or 1) > 1 and sharding == "ddp",

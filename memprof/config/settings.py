@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
-__all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
+__all__ = ["CHOICES", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -23,26 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_implementation": ("dynamic", "static", "quantized"),
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
 }
-
-
-# Executed by torch and transformers, or modelled (memprof.simulate.trainer.optimizers).
-OPTIMIZERS = (
-    "adamw_torch_fused",
-    "adamw_torch",
-    "adafactor",
-    "sgd",
-    "adagrad",
-    "rmsprop",
-    "adamw_8bit",
-    "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "paged_adamw",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "none",
-)
-_UNSHARDED = tuple(n for n in OPTIMIZERS if n not in ("adamw_torch_fused", "adamw_torch", "none"))
+_UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
 
 
 @dataclass(frozen=True)
