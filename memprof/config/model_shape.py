@@ -41,7 +41,7 @@ class Family:
         norms: norms of the residual stream's width in one layer.
         one_qkv: q, k and v are one linear layer, and so are gate and up.
         tied: the head shares the embeddings where the config does not say.
-        full_every: one layer in so many sees everything, the others a window (where the config names no layer types).
+        full_every: where a config has a window and names no layer types, one layer in so many sees everything; 0: none.
     """
 
     qkv_bias: bool = False
@@ -49,7 +49,7 @@ class Family:
     norms: int = 2
     one_qkv: bool = False
     tied: bool = False
-    full_every: int = 1
+    full_every: int = 0
 
 
 _LLAMA = Family()
@@ -204,11 +204,16 @@ class ModelShape:
 
         Args:
             rank: of its matrices.
-            targets: names of the linear layers it is on; ``all-linear`` stands for all but the output head.
+            targets: names of the linear layers it is on; ``all-linear`` stands for all but the output head. PEFT then
+                adapts experts and their routers too: gate and up, which are one tensor, with twice the rank.
         """
         wanted = set(targets)
-        on = [ends for name, ends in self.linear_layers.items() if name in wanted or "all-linear" in wanted]
-        return self.layers * rank * sum(inputs + outputs for inputs, outputs in on)
+        every = "all-linear" in wanted
+        ends = sum(sum(both) for name, both in self.linear_layers.items() if every or name in wanted)
+        if self.experts and every:
+            inner = self.expert_intermediate
+            ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
+        return self.layers * rank * ends
 
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
@@ -248,5 +253,8 @@ def _kinds(read: Callable[[str], Any], family: Family, layers: int) -> tuple[str
     stated = read("layer_types")
     if stated:
         return tuple(str(kind) for kind in stated)
+    if read("sliding_window") is None or read("use_sliding_window") is False:
+        return ("full_attention",) * layers
     every = int(read("sliding_window_pattern") or family.full_every)
-    return tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers))
+    seen = [every > 0 and (i + 1) % every == 0 for i in range(layers)]
+    return tuple("full_attention" if full else "sliding_attention" for full in seen)

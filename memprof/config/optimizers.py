@@ -40,6 +40,7 @@ class Optimizer:
         executed: torch or transformers run it in a simulation; otherwise its state is modelled by this row.
         sharded: it can be simulated with parameters divided among GPUs.
         steps_in_backward: it updates the weights inside the backward.
+        argument: what ``optim=`` is given, where that is another name.
         like: the name of the optimizer that is simulated in its place.
     """
 
@@ -54,6 +55,7 @@ class Optimizer:
     executed: bool = True
     sharded: bool = False
     steps_in_backward: bool = False
+    argument: str = ""
     like: str = ""
 
     @property
@@ -94,7 +96,7 @@ _OWN = (
     _bitsandbytes("adamw_bnb_8bit", 8),
     _bitsandbytes("paged_adamw_8bit", 8, paged=True),
     _bitsandbytes("paged_adamw_32bit", 32, paged=True),
-    _bitsandbytes("paged_adamw", 32, paged=True),
+    replace(_bitsandbytes("paged_adamw", 32, paged=True), argument="paged_adamw_32bit"),
     Optimizer("adamw_torch_8bit", bits=8, package="torchao", executed=False),
     Optimizer("adamw_torch_4bit", bits=4, block=128, package="torchao", executed=False),
     Optimizer("none", moments=0, sharded=True),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 
 __all__ = [
@@ -65,7 +66,7 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
         "num_generations": s.num_generations,
         "max_completion_length": s.completion_length,
         "gradient_checkpointing": bool(s.gradient_checkpointing),
-        "optim": s.optim,
+        "optim": optimizer(s.optim).argument or s.optim,
         "bf16": s.mixed_precision == "bf16",
         "beta": s.beta,
         "num_iterations": s.num_iterations,
@@ -110,7 +111,10 @@ def lean_arguments(settings: Settings) -> dict[str, Any]:
     if settings.recipe != "lean":
         return {}
     chosen = {name: getattr(settings, name) for name in LEAN_NAMES}
-    return {"checkpointing": settings.checkpointing, **{n: v for n, v in chosen.items() if v not in (None, False)}}
+    return {
+        "checkpointing": settings.checkpointing,
+        **{n: v for n, v in chosen.items() if v is not None and v is not False},
+    }
 
 
 def lora_arguments(settings: Settings) -> dict[str, Any] | None:
