@@ -1,4 +1,4 @@
-"""What a change takes from each category, reckoned from recorded bytes: the estimates behind advice.
+"""Reckon what a change takes from each category, from recorded bytes: the estimates behind advice.
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
 of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
@@ -52,12 +52,12 @@ _TILE = _TILE_ROWS * 32768 * 4
 
 
 def all_of(*categories: str) -> Effect:
-    """Everything these categories hold, at any time."""
+    """Remove everything these categories hold, at any time."""
     return lambda run, peak: {category: peak.of(category) for category in categories}
 
 
 def fewer_tokens(share: float, completions: float) -> Effect:
-    """The same step with ``share`` of the tokens: training, log-probs and generation.
+    """Run the same step with ``share`` of the tokens: training, log-probs and generation.
 
     ``completions`` is left of the completions' tokens, which are the ones that have logits.
     """
@@ -72,7 +72,7 @@ def fewer_tokens(share: float, completions: float) -> Effect:
 
 
 def smaller_micro_batch(share: float) -> Effect:
-    """``share`` of the sequences at a time. Generation keeps its batch; gradients now live from pass to pass."""
+    """Train ``share`` of the sequences at a time. Generation keeps its batch; gradients live from pass to pass."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         if peak.phase not in _PASSES:
@@ -89,7 +89,7 @@ def smaller_micro_batch(share: float) -> Effect:
 
 
 def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Each layer keeps its input only, and one layer at a time is computed again."""
+    """Keep each layer's input only, and compute one layer at a time again."""
     if peak.phase not in ("forward", "backward"):
         return {}
     held = peak.of("activations")
@@ -102,7 +102,7 @@ def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
-    """The layers' inputs wait in the host's memory; two are on the device."""
+    """Let the layers' inputs wait in the host's memory; two are on the device."""
     if peak.phase not in ("forward", "backward") or run.shape is None:
         return {}
     boundaries = min(_boundaries(run), peak.of("activations"))
@@ -110,7 +110,7 @@ def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _boundaries(run: Run) -> int:
-    """Layers × tokens × width, in the residual stream's dtype: the weights', since autocast leaves additions alone."""
+    """Return layers × tokens × width, in the weights' dtype: autocast leaves the residual stream alone."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None:
         return 0
@@ -119,7 +119,7 @@ def _boundaries(run: Run) -> int:
 
 
 def low_rank(rank: int, nf4: bool = False) -> Effect:
-    """Only an adapter is trained; ``nf4`` keeps the linear layers in 4 bits besides."""
+    """Train an adapter only; ``nf4`` keeps the linear layers in 4 bits besides."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         saved: dict[str, int] = {}
@@ -148,7 +148,7 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
 
 
 def _adapter_parameters(run: Run, rank: int) -> int:
-    """A hundredth of the model's, where its shape is not known."""
+    """Count an adapter's parameters: a hundredth of the model's where its shape is not known."""
     if run.shape is not None:
         return run.shape.adapter_parameters(rank)
     wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
@@ -156,7 +156,7 @@ def _adapter_parameters(run: Run, rank: int) -> int:
 
 
 def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Weights in bfloat16 instead of float32: half of them, of their gradients, moments and reference; no casts left.
+    """Keep weights in bfloat16, not float32: half of them, of gradients, moments and reference; no casts are left.
 
     The residual stream halves too; with checkpointing, that is most of the activations.
     """
@@ -171,7 +171,7 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
-    """What activations give back when the residual stream is bfloat16 instead of float32."""
+    """Return what activations give back when the residual stream is bfloat16 instead of float32."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
@@ -201,7 +201,7 @@ def coarser_state(optim: str) -> Effect:
 
 
 def fused(run: Run, peak: Peak) -> Mapping[str, int]:
-    """No scratch in the optimizer's step."""
+    """Remove the scratch of the optimizer's step."""
     return {"temporaries": _foreach(run, peak)}
 
 
@@ -212,19 +212,19 @@ def _foreach(run: Run, peak: Peak) -> int:
 
 
 def tiled_logits(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Logits a tile at a time instead of [batch, tokens, vocabulary]: what is left is some tiles."""
+    """Make logits a tile at a time instead of [batch, tokens, vocabulary]: some tiles are left."""
     return {"loss_logits": max(0, peak.of("loss_logits") - 3 * _TILE)} if peak.phase in _PASSES else {}
 
 
 def generated_elsewhere(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Another process generates: no cache, and nothing of the rollout's forward."""
+    """Let another process generate: no cache, and nothing of the rollout's forward."""
     if peak.phase != "generate":
         return {"inference_engine": peak.of("inference_engine")}
     return {c: peak.of(c) for c in ("kv_cache", "activations", "loss_logits", "inference_engine", "weight_casts")}
 
 
 def generated_less(share: float) -> Effect:
-    """``share`` of the sequences are generated at a time, and wait for training."""
+    """Generate ``share`` of the sequences at a time; fewer wait for training."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("kv_cache", "activations", "loss_logits", "inputs") if peak.phase == "generate" else ("inputs",)
@@ -234,7 +234,7 @@ def generated_less(share: float) -> Effect:
 
 
 def generated_together(share: float) -> Effect:
-    """``share`` of the sequences are in the cache at a time; what was generated waits as before."""
+    """Keep ``share`` of the sequences in the cache at a time; what was generated waits as before."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("kv_cache", "activations", "loss_logits")
@@ -244,7 +244,7 @@ def generated_together(share: float) -> Effect:
 
 
 def quantized_cache(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Half a byte for two, and a scale and a shift of two bytes each for every 64 values; one layer's are unpacked."""
+    """Keep half a byte for two, and a scale and a shift of two bytes each for 64 values; one layer is unpacked."""
     if peak.phase != "generate":
         return {}
     held = peak.of("kv_cache")
@@ -253,17 +253,17 @@ def quantized_cache(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def asleep(run: Run, peak: Peak) -> Mapping[str, int]:
-    """An engine that gives its memory back outside generation."""
+    """Give the engine's memory back outside generation."""
     return {} if peak.phase == "generate" else {"inference_engine": peak.of("inference_engine")}
 
 
 def smaller_engine(share: float) -> Effect:
-    """An engine that takes ``share`` of what it took."""
+    """Let the engine take ``share`` of what it took."""
     return lambda run, peak: _lower(peak, ("inference_engine",), share)
 
 
 def divided(ranks: int) -> Effect:
-    """Weights, gradients and moments in as many parts as there are ranks; buckets go, one layer at a time is whole."""
+    """Divide weights, gradients and moments by the ranks; buckets go, one layer at a time is whole."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")
@@ -276,7 +276,7 @@ def divided(ranks: int) -> Effect:
 
 
 def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
-    """A kernel that needs no [batch, 1, tokens, tokens] mask; with scores materialised, those too."""
+    """Remove the [batch, 1, tokens, tokens] mask, and the scores where they are materialised."""
     settings, shape = run.settings, run.shape
     if settings is None or shape is None or peak.phase not in _PASSES:
         return {}
@@ -288,7 +288,7 @@ def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
 
 
 def _logits(run: Run, share: float) -> float:
-    """What is left of the logits with ``share`` of the tokens: as much where they are materialised, or fill no tile."""
+    """Return the share of logits that is left: the tokens', where logits are materialised or fill no tile."""
     settings = run.settings
     if settings is None or settings.recipe not in ("trl", "lean"):
         return share

@@ -1,4 +1,4 @@
-"""What a training pass holds beside what stands, at the moments of it that can be highest: reckoned from sizes.
+"""Reckon what comes and goes in a training pass, at the moments that can be its highest, from a model's shape.
 
 A decoder layer's tensors are counted one by one, as transformers' Llama-like layers make them under autocast (RMSNorm
 computes in float32 and keeps its input; a norm's weight keeps its normalised input if it is trained; a linear layer
@@ -21,7 +21,7 @@ TRANSIENT = ("activations", "activation_gradients", "loss_logits", "gradients", 
 
 
 def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
-    """Bytes a token that one decoder layer keeps for its backward without checkpointing."""
+    """Return the bytes a token that one decoder layer keeps for its backward without checkpointing."""
     stream, wide = DTYPE_BYTES[s.weights_dtype], _compute(s)
     hidden, inner, queries, keys = m.hidden, m.intermediate, m.heads * m.head_dim, m.kv_heads * m.head_dim
     norms = 2 * 4 * hidden + (0 if s.lora_r else 2 * stream * hidden)
@@ -37,7 +37,7 @@ def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
 
 
 def held(s: Settings, m: ModelShape) -> int:
-    """Activations between a micro-batch's forward and backward, in bytes."""
+    """Return the bytes of activations between a micro-batch's forward and backward."""
     tokens = s.per_device_train_batch_size * s.sequence_length
     if s.checkpointing == "none":
         return m.layers * tokens * kept_by_a_layer(s, m)
@@ -49,7 +49,7 @@ def held(s: Settings, m: ModelShape) -> int:
 
 
 def moments(s: Settings, m: ModelShape, loss: int) -> dict[str, dict[str, dict[str, int]]]:
-    """By phase (forward, backward) and moment: bytes by category, of :data:`TRANSIENT`.
+    """Return bytes by category (of :data:`TRANSIENT`), by phase (forward, backward) and moment.
 
     Args:
         s: of the run; not sharded.
@@ -95,14 +95,14 @@ def _compute(s: Settings) -> int:
 
 
 def _own_copies(s: Settings) -> bool:
-    """Whether each linear layer casts its input for itself: from a float32 stream, or from an adapter's float32."""
+    """Tell whether each linear layer casts its input for itself: from a float32 stream, or an adapter's float32."""
     if s.mixed_precision == "no":
         return False
     return s.weights_dtype == "float32" or (s.lora_r is not None and not s.load_in_4bit)
 
 
 def _gradients(s: Settings, m: ModelShape) -> tuple[int, int]:
-    """Of all trained parameters, and of one vocabulary-wide matrix in flight (the head's, or the embedding's)."""
+    """Return the bytes of all gradients, and of a vocabulary-wide one in flight (the head's, or the embedding's)."""
     if s.lora_r is not None:
         return m.adapter_parameters(s.lora_r) * (2 if s.load_in_4bit else 4), 0
     wide = DTYPE_BYTES[s.weights_dtype]
@@ -110,7 +110,7 @@ def _gradients(s: Settings, m: ModelShape) -> tuple[int, int]:
 
 
 def _unmade(s: Settings, m: ModelShape) -> int:
-    """Gradients of one layer but for its last product's, which backward makes first."""
+    """Return the bytes of one layer's gradients but for its last product's, which backward makes first."""
     if s.lora_r is not None:
         return 0
     layer = (m.parameters - m.embeddings) // m.layers
@@ -118,7 +118,7 @@ def _unmade(s: Settings, m: ModelShape) -> int:
 
 
 def _last_product(s: Settings, m: ModelShape) -> int:
-    """Bytes a token that a layer's last linear layer needs beside what is kept, while it runs.
+    """Return the bytes a token that a layer's last linear layer needs while it runs, beside what is kept.
 
     PEFT copies its input to the adapter's dtype, which autocast copies back (that copy is kept), and adds two outputs.
     """
@@ -130,7 +130,7 @@ def _last_product(s: Settings, m: ModelShape) -> int:
 
 
 def _casts(s: Settings, m: ModelShape) -> int:
-    """Autocast's copies of the layers' weights; of 4-bit ones the largest, which is unpacked while it is used."""
+    """Return the bytes of autocast's copies of the layers' weights; of 4-bit ones the largest, unpacked while used."""
     if s.load_in_4bit:
         return 2 * m.hidden * m.intermediate
     if s.mixed_precision == "no" or s.weights_dtype != "float32":

@@ -1,4 +1,4 @@
-"""How far predictions were off where they could be compared: the one place that every screen quotes.
+"""Say how far predictions were off where they could be compared: the one place that every screen quotes.
 
 ``comparisons.json`` is written by ``benchmarks/simulator.py``, which runs them all again. No torch here.
 """
@@ -18,14 +18,14 @@ __all__ = ["comparisons", "expected_error", "not_compared"]
 
 @lru_cache(maxsize=1)
 def comparisons() -> tuple[dict[str, Any], ...]:
-    """Every comparison: ``name``, ``where`` (gpu, cpu), ``what`` (peak, reserved, generation), both sizes in bytes."""
+    """Return every comparison: ``name``, ``where`` (gpu, cpu), ``what`` (peak, reserved, generation), both sizes."""
     text = resources.files("memprof.config").joinpath("comparisons.json").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = json.loads(text)["comparisons"]
     return tuple(rows)
 
 
 def expected_error(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the error of predictions with these settings, as it stands in the report.
+    """Return what is known of the error of predictions with these settings, as it stands in the report.
 
     ``allocated`` and ``reserved`` hold the lowest and highest signed error seen (simulated / measured - 1) and how many
     comparisons there were; ``not_compared`` names what is modelled and nothing real was compared with.
@@ -45,7 +45,7 @@ def _range(kinds: tuple[str, ...]) -> dict[str, Any]:
 
 
 def not_compared(config: Mapping[str, Any]) -> list[str]:
-    """Parts of a run with these settings that are modelled, and that no real run was compared with."""
+    """List the parts of a run with these settings that are modelled and were never compared with a real run."""
     optim = str(config.get("optim", ""))
     row = TABLE.get(optim)
     sharding = str(config.get("sharding", "ddp"))
@@ -73,6 +73,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Signed, two decimals, a true minus."""
+    """Write a share in percent: signed, two decimals, a true minus."""
     text = f"{100 * share:+.2f} %"
     return text.replace("-", "−")

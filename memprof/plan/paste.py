@@ -28,7 +28,7 @@ def _cells(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def text(plan: Plan, drawn: str = "") -> str:
-    """For a terminal; ``drawn`` is the rows as bars."""
+    """Write a plan for a terminal; ``drawn`` is the rows as bars."""
     cells = _cells(plan)
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     numbers = {2, 3, 4}
@@ -40,14 +40,14 @@ def text(plan: Plan, drawn: str = "") -> str:
 
 
 def markdown(plan: Plan) -> str:
-    """For a README or an issue."""
+    """Write a plan for a README or an issue."""
     head, *rows = _cells(plan)
     lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|--:|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join([*lines, "", *_ending(plan, fence=True), "", *_notes(plan), ""])
 
 
 def _notes(plan: Plan) -> list[str]:
-    """How far off all of this may be."""
+    """Say how far off all of this may be."""
     return [str(plan.to_dict()["expected_error"]["sentence"])]
 
 
