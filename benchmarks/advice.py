@@ -169,7 +169,7 @@ def real(cache: Path, first: int, wanted: list[str], rows: Rows, keep: Callable[
     is not done again."""
     from memprof.advice.evaluate import evaluate_advice
     from memprof.config.from_recording import place_model, settings_like
-    from memprof.plan.runner import runner
+    from memprof.plan.subprocess_runner import runner
 
     for name, case in REAL.items():
         if wanted and not any(word in name for word in wanted):
@@ -247,7 +247,7 @@ def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Cal
 def combination(machine: Any) -> dict[str, Any]:
     """A full fine-tune of Qwen2.5-7B, made to fit 24 GB; the set simulated once more on its own.
 
-    ``machine`` simulates on that card (:class:`memprof.plan.runner.Runner`).
+    ``machine`` simulates on that card (:class:`memprof.plan.subprocess_runner.Runner`).
     """
     from memprof.advice.combine import combine
     from memprof.advice.recorded_run import Run
@@ -292,7 +292,7 @@ def main() -> None:
     given = parser.parse_args()
     before = json.loads(given.out.read_text(encoding="utf-8")) if given.out is not None and given.out.is_file() else {}
     if given.part == "combination":
-        from memprof.plan.runner import runner
+        from memprof.plan.subprocess_runner import runner
 
         with runner("24GB", workers=given.workers) as machine:
             _save({**before, "combination": combination(machine)}, given.out)
@@ -306,7 +306,7 @@ def main() -> None:
     if given.part == "real":
         real(given.cache, given.first, given.only, rows, keep)
     else:
-        from memprof.plan.runner import runner
+        from memprof.plan.subprocess_runner import runner
 
         with runner(None, workers=given.workers) as machine:
             simulated(machine, given.first, given.only, rows, keep)

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memprof.config.expected_error import MARGIN
 from memprof.config.gpus import known_gpus
-from memprof.simulate.fit import MARGIN
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu"
 _NEAR = 0.2  # of the measured need: how far around it the imaginary cards of ``near`` lie

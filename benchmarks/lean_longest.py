@@ -57,8 +57,8 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 def room(card: str) -> int:
     """Bytes that torch may reserve: the card's, less context and margin."""
+    from memprof.config.expected_error import room_bytes
     from memprof.config.gpus import find_gpu
-    from memprof.simulate.fit import room_bytes
 
     return room_bytes(find_gpu(CARDS[card]))
 

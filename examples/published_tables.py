@@ -111,7 +111,7 @@ def keep(file: Path, results: dict[str, Any]) -> None:
 
 def run_methods(file: Path, sizes: list[str], workers: int | None) -> None:
     """Simulate what is missing, size by size."""
-    from memprof.plan.runner import runner
+    from memprof.plan.subprocess_runner import runner
 
     results = kept(file)
     with runner("H100", workers=workers) as machine:

@@ -13,7 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError
 from memprof.plan import cache
-from memprof.plan.runner import runner
+from memprof.plan.subprocess_runner import runner
 from memprof.simulate.fit import run_row
 
 __all__ = ["chart", "ending", "options", "save", "simulate_all", "table"]

@@ -39,7 +39,7 @@ def simulated_parts(
         models: a folder for the model's config.
         gpu: name or size of a card that the run is to fit.
         seconds: when to stop starting simulations.
-        workers, use_cache, progress: see :class:`memprof.plan.runner.Runner`.
+        workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
 
     Raises:
         InputError, UsageError: a GPU was asked about, and the run cannot be simulated.
@@ -65,7 +65,7 @@ def _parts(
 ) -> dict[str, Any]:
     from memprof.advice.combine import combine
     from memprof.advice.evaluate import evaluate_advice
-    from memprof.plan.runner import runner
+    from memprof.plan.subprocess_runner import runner
 
     batch = workers or max(1, min(os.cpu_count() or 1, 4))
     with runner(ran_on(report["source"], settings), workers=workers, progress=progress, use_cache=use_cache) as machine:

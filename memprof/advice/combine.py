@@ -15,7 +15,7 @@ from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.plan.runner import Runner
+    from memprof.plan.subprocess_runner import Runner
 
 __all__ = ["Combination", "combine"]
 
@@ -91,8 +91,8 @@ class _State:
 
 class _Search:
     def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
+        from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
-        from memprof.simulate.fit import MARGIN
 
         self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN

@@ -14,7 +14,7 @@ from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from memprof.plan.runner import Runner
+    from memprof.plan.subprocess_runner import Runner
 
 __all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
 

@@ -1,6 +1,6 @@
 """``memory_budget``: the lean trainer's settings chosen by simulation, held against the first step, corrected once.
 
-The run is simulated in another process (:mod:`memprof.plan.apart`), so that nothing of it, random numbers
+The run is simulated in another process (:mod:`memprof.plan.subprocess_runner`), so that nothing of it, random numbers
 included, is touched here. Rank 0 chooses for all.
 """
 
@@ -69,11 +69,11 @@ def budget_bytes(budget: str, device: torch.device) -> int:
 
 
 def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
-    from memprof.plan.apart import Apart
+    from memprof.plan.subprocess_runner import runner
 
     settings, notes = settings_of(trainer)
     fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
-    with Apart(str(total) if settings.device == "cuda" else None) as process:
+    with runner(str(total) if settings.device == "cuda" else None, workers=1) as process:
         return choose(settings, total, process.run, fixed), notes
 
 

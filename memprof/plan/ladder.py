@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.expected_error import MARGIN
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
-from memprof.simulate.fit import MARGIN
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.config.expected_error import expected_error
+from memprof.config.expected_error import MARGIN, expected_error
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.plan.grid import methods_for
-from memprof.plan.runner import Runner, runner
-from memprof.simulate.fit import MARGIN
+from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 
@@ -101,7 +100,7 @@ def make_plan(
         maximize: what is made as large as fits: ``context`` (completion length), ``num_generations`` or ``batch``.
         vary: a setting and the values to compare instead of the methods.
         search: look for the best configuration.
-        workers, use_cache, progress: see :class:`memprof.plan.runner.Runner`.
+        workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
 
     Raises:
         UsageError: a name is not known.

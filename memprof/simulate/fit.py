@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.config.expected_error import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -16,22 +17,15 @@ if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
 __all__ = [
-    "MARGIN",
     "HostNeed",
     "Outcome",
     "PhaseNeed",
     "Verdict",
     "evaluate",
     "judge",
-    "room_bytes",
     "run_row",
     "summary_of",
 ]
-
-# Demanded above the prediction before a run is said to fit. Simulated and recorded reserved bytes differed by about one
-# percent on the captures they were compared on (docs/accuracy.md); this is three times that.
-MARGIN = 0.03
-
 
 @dataclass(frozen=True)
 class PhaseNeed:
@@ -131,11 +125,6 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     if settings.host_memory is not None and gpu is None:
         raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
     return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
-
-
-def room_bytes(gpu: Gpu) -> int:
-    """What torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
-    return int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
 
 
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:

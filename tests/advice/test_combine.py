@@ -29,8 +29,8 @@ class Reckoned:
         return [self._row(s) for s in wanted]
 
     def _row(self, s: Settings) -> dict[str, Any]:
+        from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
-        from memprof.simulate.fit import MARGIN
 
         count = SHAPE.parameters
         wide = 4 if s.dtype == "float32" else 2

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks import decisions, rivals, simulator
 from examples import published_tables
-from memprof.config.expected_error import comparisons
-from memprof.simulate.fit import MARGIN
+from memprof.config.expected_error import MARGIN, comparisons
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 ROWS = json.loads(simulator.RESULTS.read_text())["comparisons"]

@@ -33,8 +33,8 @@ class _Known:
         return [self._one(s) for s in wanted]
 
     def _one(self, s: Settings) -> dict[str, Any]:
+        from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
-        from memprof.simulate.fit import MARGIN
 
         fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
         token = 400_000 if s.gradient_checkpointing else 4_000_000

@@ -121,7 +121,7 @@ def _within(
     from memprof.config.gpus import find_gpu
     from memprof.config.settings import read_settings
     from memprof.plan.ladder import CHOSEN, choose, sentences
-    from memprof.plan.runner import runner
+    from memprof.plan.subprocess_runner import runner
 
     if budget.strip().lower() == "auto" and gpu is None:
         raise UsageError("--memory-budget auto is a card's memory: say which one with --gpu.")
@@ -199,7 +199,7 @@ class _Run:
 
     def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
         """More of the same at other lengths, in parallel, and remembered."""
-        from memprof.plan.runner import runner
+        from memprof.plan.subprocess_runner import runner
 
         with runner(self.gpu, workers=workers) as machine:
             return machine.run(wanted)

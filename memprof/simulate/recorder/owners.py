@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from memprof.recording.owners import OwnerBook, storages_of
 from memprof.vocabulary import Category
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
-
 __all__ = ["FakeOwnerBook"]
 
 _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 
 
+class AddressBook(Protocol):
+    """What the owners need of the recorder."""
+
+    def now_us(self) -> int: ...
+    def watches(self, device_type: str) -> bool: ...
+    def address_of(self, storage: Any) -> int: ...
+
+
 class FakeOwnerBook(OwnerBook):
     """Owners of fake storages, whose addresses only the recorder knows."""
 
-    def __init__(self, recorder: FakeRecorder) -> None:
+    def __init__(self, recorder: AddressBook) -> None:
         super().__init__(recorder.now_us, recorder.watches)
         self._recorder = recorder
         self._category_of: dict[int, Category] = {}

@@ -27,7 +27,7 @@ from memprof.simulate.recorder.host_memory import HostPool
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
-from memprof.simulate.recorder.repeats import Noted
+from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
 from memprof.vocabulary import Category, History, Kind
 
@@ -149,7 +149,7 @@ class FakeRecorder:
         self.paused = 0
         self.host = HostPool()
         self._on_host = 0
-        self._noted: Noted | None = None
+        self._noted: RoundLog | None = None
         self._claims = 0
 
     # -- recorder ----------------------------------------------------------------------------------------------
@@ -306,16 +306,16 @@ class FakeRecorder:
         if self._noted is not None:
             self._noted.freed(address)
 
-    def note(self) -> Noted | None:
-        """From now on what is taken and given back is noted as well; None where it is already."""
+    def note(self) -> RoundLog | None:
+        """Start to log what is taken and given back; None where a log is kept already."""
         if self._noted is not None:
             return None
-        self._noted = Noted()
+        self._noted = RoundLog()
         self._claims = self.owners.claims if self.owners is not None else 0
         return self._noted
 
-    def end_note(self, noted: Noted) -> None:
-        """What follows is not noted."""
+    def end_note(self, noted: RoundLog) -> None:
+        """Stop logging."""
         self._noted = None
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False

@@ -9,60 +9,18 @@ round does not leave as much as it gives back, or does anything but take and giv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.recorder.round_log import Born, RoundLog
 
-__all__ = ["Noted", "alike_rounds"]
+__all__ = ["alike_rounds"]
 
 _EXECUTED = 3  # at most, until one is known to repeat the one before it
 
 
-class Noted:
-    """What the recorder took and gave back in one round. ``only_device``: and that nothing else was noted."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Born | int] = []
-        self.only_device = True
-
-    def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
-        """Memory was taken at ``address``."""
-        self.steps.append(_Born(address, nbytes, stream, captured, tag))
-
-    def freed(self, address: int) -> None:
-        """What was taken there was given back."""
-        self.steps.append(address)
-
-    def sizes(self) -> list[int]:
-        """Of all that was taken, in order."""
-        return [step.nbytes for step in self.steps if isinstance(step, _Born)]
-
-    def left(self) -> tuple[dict[int, int], list[int]]:
-        """What this round took and kept, by its number and where it is; and what it gave back that was there before."""
-        mine: dict[int, int] = {}
-        given: list[int] = []
-        count = 0
-        for step in self.steps:
-            if isinstance(step, _Born):
-                mine[step.address] = count
-                count += 1
-            elif mine.pop(step, None) is None:
-                given.append(step)
-        return {number: address for address, number in sorted(mine.items(), key=lambda pair: pair[1])}, given
-
-
-class _Born(NamedTuple):
-    address: int
-    nbytes: int
-    stream: int
-    captured: Any
-    tag: str
-
-
 def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[slice]:
     """The rounds of a loop over ``rounds`` that are to be executed; those alike in length are repeated in between."""
-    first: Noted | None = None
+    first: RoundLog | None = None
     pattern: _Pattern | None = None
     length = None
     for number, rows in enumerate(rounds):
@@ -88,13 +46,13 @@ def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[sl
 class _Pattern:
     """A round's events, with what it takes by number: its own, and what the round before had left."""
 
-    def __init__(self, recorder: FakeRecorder, steps: list[_Born | tuple[bool, int]], left: dict[int, int]) -> None:
+    def __init__(self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int]) -> None:
         self._recorder, self._steps = recorder, steps
         self._left = left  # by number, where it is
         self._watches = {number: recorder.watch_at(address) for number, address in left.items()}
 
     @classmethod
-    def of(cls, recorder: FakeRecorder, first: Noted, second: Noted) -> _Pattern | None:
+    def of(cls, recorder: FakeRecorder, first: RoundLog, second: RoundLog) -> _Pattern | None:
         """None where the second round is not known to be one that goes on for ever."""
         left_before, _ = first.left()
         left, given = second.left()
@@ -110,11 +68,11 @@ class _Pattern:
         elif len({sizes[1][number] for number in left}) < len(left):
             return None  # which of the first round's is which of the second's?
         place = {left_before[number]: other for number, other in zip(before, left, strict=True)}
-        steps: list[_Born | tuple[bool, int]] = []
+        steps: list[Born | tuple[bool, int]] = []
         alive: dict[int, int] = {}
         count = 0
         for step in second.steps:
-            if isinstance(step, _Born):
+            if isinstance(step, Born):
                 alive[step.address] = count
                 count += 1
                 steps.append(step)
@@ -128,7 +86,7 @@ class _Pattern:
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:
-            if isinstance(step, _Born):
+            if isinstance(step, Born):
                 mine[count] = self._recorder.take(step.nbytes, step.stream, step.captured, step.tag)
                 count += 1
             else:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from memprof.config.catalogue import find_config
+from memprof.config.expected_error import MARGIN
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.ladder import CHOSEN, choose, cost_of, ladder, sentences
-from memprof.simulate.fit import MARGIN
 from memprof.simulate.trainer.recipes import config_of
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
 from tests.simulate.test_closed_forms import L as LAYERS

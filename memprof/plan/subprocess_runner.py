@@ -1,0 +1,204 @@
+"""Simulate settings in processes of their own, or take the result from the cache.
+
+The asking program must not notice: workers are neither forked nor do they import its main module, they see no GPU,
+and none of a launcher's variables makes them a rank of its run. Nothing of the simulator is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from memprof.config.catalogue import find_config
+from memprof.config.settings import Settings
+from memprof.errors import InputError, MemprofError, UsageError
+from memprof.plan import cache
+
+__all__ = ["Runner", "runner"]
+
+_ONE = 1_200_000_000  # bytes a worker takes while it simulates, measured with room to spare
+_WORKER = "memprof.simulate.worker"
+_LAUNCHERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
+)  # fmt: skip
+_LAUNCHERS_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_", "DEEPSPEED_")
+
+
+class Runner:
+    """Run settings in parallel, and remember what came out.
+
+    Args:
+        gpu: as ``--gpu``; None judges nothing.
+        workers: processes; None takes the cores there are, and no more than memory allows.
+        progress: told of every simulation that is done or was known: how many, and of how many asked for.
+        use_cache: keep results on disk.
+    """
+
+    def __init__(
+        self, gpu: str | None, workers: int | None, progress: Callable[[int, int], None] | None, use_cache: bool = True
+    ) -> None:
+        self.gpu = gpu
+        self._workers = workers or max(1, min(os.cpu_count() or 1, 8, _free_memory() // _ONE))
+        self._progress = progress
+        self._use_cache = use_cache
+        self._threads: ThreadPoolExecutor | None = None
+        self._all: list[_Worker] = []
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._asked = self._done = 0
+        self.executed = 0
+
+    def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+        """Return rows in the order of ``wanted``.
+
+        Args:
+            wanted: what to simulate.
+            refused: where to put, by index, why one could not be simulated; its row is empty then.
+
+        Raises:
+            InputError, UsageError: one cannot be simulated, and ``refused`` was not given.
+        """
+        rows: dict[int, dict[str, Any]] = {}
+        waiting: dict[Future[dict[str, Any]], tuple[int, str]] = {}
+        self._asked += len(wanted)
+        for index, settings in enumerate(wanted):
+            key = cache.key_of(settings.to_dict(), find_config(settings.model), self.gpu)
+            known = cache.load(key) if self._use_cache else None
+            if known is not None:
+                rows[index] = known
+                self._step()
+            else:
+                waiting[self._submit(settings)] = (index, key)
+        for future in as_completed(waiting):
+            index, key = waiting[future]
+            try:
+                rows[index] = future.result()
+            except MemprofError as error:
+                if refused is None:
+                    raise
+                rows[index], refused[index] = {}, str(error)
+            self.executed += 1
+            if self._use_cache and rows[index]:
+                cache.store(key, rows[index])
+            self._step()
+        return [rows[i] for i in range(len(wanted))]
+
+    def close(self) -> None:
+        """End the workers, in the middle of a simulation too."""
+        if self._threads is None:
+            return
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.end()
+        self._threads.shutdown(wait=True)
+
+    def _submit(self, settings: Settings) -> Future[dict[str, Any]]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="memprof-simulations")
+            self._all = [_Worker() for _ in range(self._workers)]
+            for worker in self._all:
+                self._idle.put(worker)
+        return self._threads.submit(self._ask, settings.to_dict())
+
+    def _ask(self, settings: dict[str, Any]) -> dict[str, Any]:
+        worker = self._idle.get()
+        try:
+            return worker.ask({"settings": settings, "gpu": self.gpu})
+        finally:
+            self._idle.put(worker)
+
+    def _step(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._asked)
+
+
+class _Worker:
+    """A process that simulates, started with the first question: one JSON line in, one out."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._ended = False
+        self._starting = Lock()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the row of one simulation.
+
+        Raises:
+            InputError, UsageError: it cannot be simulated, or the process ended by itself.
+        """
+        with self._starting:
+            if self._ended:
+                raise InputError("the simulations were ended before this one began.")
+            process = self._process = self._process or _start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            self._process = None
+            raise InputError(f"the process that simulates ended by itself (exit code {process.wait()}).")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise (UsageError if answer["exit_code"] == UsageError.exit_code else InputError)(answer["error"])
+        row: dict[str, Any] = answer["row"]
+        return row
+
+    def end(self) -> None:
+        """Kill the process: it writes nothing that could be left half-written."""
+        with self._starting:
+            self._ended, process = True, self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+
+
+@contextmanager
+def runner(
+    gpu: str | None,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    use_cache: bool = True,
+) -> Iterator[Runner]:
+    """A runner whose workers end with the block."""
+    made = Runner(gpu, workers, progress, use_cache)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    kept = {n: v for n, v in os.environ.items() if n not in _LAUNCHERS and not n.startswith(_LAUNCHERS_PREFIXES)}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-m", _WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "MEMPROF": "0"},
+    )
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return _ONE

@@ -1,0 +1,50 @@
+"""The log of one round of a loop: what was taken of the device and given back, in order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["Born", "RoundLog"]
+
+
+class Born(NamedTuple):
+    """Memory taken at ``address``, with the stack and tag it was taken under."""
+
+    address: int
+    nbytes: int
+    stream: int
+    captured: Any
+    tag: str
+
+
+class RoundLog:
+    """Log what the recorder takes and gives back in one round; ``only_device`` says that it did nothing else."""
+
+    def __init__(self) -> None:
+        self.steps: list[Born | int] = []
+        self.only_device = True
+
+    def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
+        """Memory was taken at ``address``."""
+        self.steps.append(Born(address, nbytes, stream, captured, tag))
+
+    def freed(self, address: int) -> None:
+        """What was taken there was given back."""
+        self.steps.append(address)
+
+    def sizes(self) -> list[int]:
+        """Of all that was taken, in order."""
+        return [step.nbytes for step in self.steps if isinstance(step, Born)]
+
+    def left(self) -> tuple[dict[int, int], list[int]]:
+        """What this round took and kept, by its number and where it is; and what it gave back that was there before."""
+        mine: dict[int, int] = {}
+        given: list[int] = []
+        count = 0
+        for step in self.steps:
+            if isinstance(step, Born):
+                mine[step.address] = count
+                count += 1
+            elif mine.pop(step, None) is None:
+                given.append(step)
+        return {number: address for address, number in sorted(mine.items(), key=lambda pair: pair[1])}, given

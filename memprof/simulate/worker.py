@@ -1,0 +1,47 @@
+"""Serve simulations to another process: ``python -m memprof.simulate.worker``.
+
+Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|null}``. Each answer on standard output is one
+line: ``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or ``{"error": SENTENCE, "exit_code": N}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import IO, Any
+
+from memprof.errors import InputError, MemprofError
+from memprof.simulate.fit import run_row
+
+__all__ = ["serve"]
+
+
+def serve(questions: IO[str], answers: IO[str]) -> None:
+    """Answer every line of ``questions`` in order; an error of any library becomes a sentence."""
+    for line in questions:
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"row": run_row(question["settings"], question["gpu"])}
+    except MemprofError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        return {"error": f"this run cannot be simulated ({what}).", "exit_code": InputError.exit_code}
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the asking process, which ends this one
+    # What libraries print must not come between answers.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    _main()

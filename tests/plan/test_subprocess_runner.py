@@ -1,0 +1,98 @@
+"""Simulations in processes of their own: real workers, that survive bad settings and end when they are told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.config.settings import Settings
+from memprof.errors import InputError, UsageError
+from memprof.plan.subprocess_runner import Runner, runner
+from tests.simulate.conftest import settings_for, tiny  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
+    from memprof.simulate.fit import run_row
+
+    told: list[tuple[int, int]] = []
+    wanted = [settings_for(completion_length=n) for n in (40, 8)]
+    with runner("24GB", workers=2, progress=lambda done, asked: told.append((done, asked))) as machine:
+        rows = machine.run(wanted)
+    assert rows[0]["peak_bytes"] > rows[1]["peak_bytes"]
+    assert rows[1] == run_row(wanted[1].to_dict(), "24GB"), "a worker's row is the one this process gets"
+    assert told == [(1, 2), (2, 2)]
+    with runner("24GB") as again:
+        assert again.run(wanted) == rows
+        assert again.executed == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_simulated_is_a_sentence_and_the_worker_goes_on(
+    settings_for: Callable[..., Settings],  # noqa: F811
+) -> None:
+    wrong = settings_for(lora_r=4, lora_target_modules=("no_such_layer",))
+    with runner(None, workers=1) as machine:
+        with pytest.raises((InputError, UsageError), match="no_such_layer"):
+            machine.run([wrong])
+        refused: dict[int, str] = {}
+        rows = machine.run([wrong, settings_for()], refused)
+    assert rows[0] == {}
+    assert "no_such_layer" in refused[0]
+    assert rows[1]["peak_bytes"] > 0
+
+
+def test_a_worker_that_dies_is_a_sentence(settings_for: Callable[..., Settings], monkeypatch: Any) -> None:  # noqa: F811
+    from memprof.plan import subprocess_runner
+
+    monkeypatch.setattr(subprocess_runner, "_WORKER", "memprof.no_such_worker")
+    with runner(None, workers=1) as machine, pytest.raises(InputError, match=r"ended by itself \(exit code 1\)"):
+        machine.run([settings_for()])
+
+
+def test_no_worker_starts_after_the_end(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
+    machine = Runner(None, 1, None)
+    machine._submit(settings_for()).cancel()
+    machine.close()
+    with pytest.raises(InputError, match="ended before"):
+        machine._all[0].ask({})
+
+
+_INTERRUPTED = """
+import sys
+from memprof.config.settings import Settings
+from memprof.plan.subprocess_runner import runner
+with runner(None, workers=2, progress=None) as machine:
+    print("started", flush=True)
+    machine.run([Settings(model=sys.argv[1], num_generations=4, per_device_train_batch_size=4, prompt_length=8,
+                          completion_length=n) for n in range(9, 40)])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
+def test_ctrl_c_leaves_no_worker(tiny: str) -> None:  # noqa: F811
+    asking = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, tiny],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert asking.stdout is not None
+    asking.stdout.readline()
+    time.sleep(1)
+    os.killpg(asking.pid, signal.SIGINT)
+    _, errors = asking.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.killpg(asking.pid, 0)
