@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.config.settings import Settings
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
