@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import grpo_arguments, lora_arguments

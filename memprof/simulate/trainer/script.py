@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from memprof.allocator.model import OutOfMemory
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.config.from_trainer import as_built, from_arguments, not_kept, prompt_tokens
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
