@@ -43,6 +43,7 @@ __all__ = [
     "Timeline",
 ]
 
+
 @dataclass(frozen=True)
 class Cell:
     """One rank's bytes of one category.

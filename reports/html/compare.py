@@ -1,11 +1,14 @@
-"""The page of a comparison: who needs how much, what was set differently, row by row, and what only one run holds."""
+"""Draw a comparison's page: who needs how much, what was set differently, row by row, and what only one run holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting
 from memprof.reports.document.text import gib
+from memprof.reports.files import write_text
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -20,15 +23,34 @@ from memprof.reports.html.elements import (
     section,
     swatch,
 )
-from memprof.reports.html.summary import page_header
+from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
+from memprof.reports.html.page import page_header, render_page
 
 from memprof.units import GIB
 
-__all__ = ["comparison_body"]
+__all__ = ["render_comparison", "write_comparison"]
 
 
-def comparison_body(comparison: Comparison) -> Markup:
-    """Everything between the page's header and its footer."""
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a comparison's page, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, render_comparison(comparison))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render a comparison's page as text."""
+    drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
+    data: dict[str, Any] = {"report": comparison.data}
+    if drawn:
+        data["timelines"] = [timeline_data(d.timeline, d, MAX_PACKED // len(drawn)) for d in drawn if d.timeline]
+    return render_page(comparison.title, _body(comparison), data, bool(drawn))
+
+
+def _body(comparison: Comparison) -> Markup:
+    """Make everything above the page's footer."""
     subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
     drawn = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
     return join(

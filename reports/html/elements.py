@@ -29,6 +29,8 @@ __all__ = [
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
+# Parts of a device that have a colour and are no category.
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
 
 
 class Markup(str):
@@ -63,9 +65,6 @@ def el(tag: str, attributes: dict[str, object] | None = None, *children: Child) 
             parts.append(f'{name}="{escape(str(value), quote=True)}"')
     head = " ".join(parts)
     return Markup(f"<{head}>" if tag in _VOID else f"<{head}>{join(*children)}</{tag}>")
-
-
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
 
 
 def section(identifier: str, title: str, note: str, *children: Child) -> Markup:

@@ -7,7 +7,7 @@ import math
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import gib
 from memprof.reports.html.elements import Markup, el, join
-from memprof.reports.html.plotly_figures import axis_of, peak_hold
+from memprof.reports.html.interactive_timeline import axis_of, peak_hold
 from memprof.reports.palette import slug
 
 from memprof.units import GIB

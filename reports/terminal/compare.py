@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.report import abilities, console_of, draw_bar, legend, swatch, table_of, text_of, write_to
+from memprof.reports.terminal.elements import draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
     from rich.console import Console

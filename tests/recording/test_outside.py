@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
-from memprof.reports.html.page import render_html
+from memprof.reports.html.report import render_html
 from memprof.reports.json import validate
 from memprof.reports.terminal.report import render_terminal
 
