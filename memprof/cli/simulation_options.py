@@ -33,7 +33,7 @@ _OPTIONS = (
     click.option("--model", help="Name the model: a hub id of the packaged catalogue, a folder, or config.json."),
     click.option(
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
-        help="Read settings from YAML or JSON, by these names; options given here win.",
+        help="Read any of these settings, by their own names, from YAML or JSON; options given here win.",
     ),
     click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),

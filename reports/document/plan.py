@@ -60,7 +60,7 @@ class PlanDocument:
     data: dict[str, Any]
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The rows as a table of words, its head first."""
+        """Write the rows as a table of words, its head first."""
         head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", "Highest in", "Largest")
         return [head, *(_cells(row) for row in self.rows)]
 
@@ -71,7 +71,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
 
 
 def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
-    """Make what is shown of a plan.
+    """Fill the document of a plan.
 
     Args:
         data: the plan as ``Plan.to_dict`` gives it, and under ``code`` the best configuration to paste.

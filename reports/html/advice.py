@@ -15,7 +15,7 @@ _SHOWN = 4
 
 
 def advice_section(advised: Advised) -> Markup | None:
-    """Changes, those that save most first; the set that fits before them, where one was asked for."""
+    """List the changes, those that save most first; where a card was asked about, begin with the set that fits it."""
     if not advised.changes and advised.combination is None:
         return None
     return section(

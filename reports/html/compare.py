@@ -125,7 +125,7 @@ def _card_bar(comparison: Comparison, column: Column) -> Markup:
 
 
 def _scale(comparison: Comparison) -> int:
-    """Bytes of a full bar. The capacity is part of the scale unless everything would look tiny beside it."""
+    """Count the bytes of a full bar, the capacity among them unless everything would look tiny beside it."""
     capacity = comparison.capacity_bytes or 0
     return max(comparison.scale_bytes, capacity if capacity <= 4 * comparison.scale_bytes else 0)
 
@@ -182,9 +182,9 @@ def _table(comparison: Comparison) -> Markup:
     body += [_row(comparison, line, 0, "", beside=True) for line in comparison.beside]
     if comparison.verdicts:
         body.append(_fits_row(comparison))
-    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not fall together"
+    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
-        note += "; published figures are components added up"
+        note += "; a published total is the sum of its components"
     table = el(
         "table",
         {"class": "components compared", "style": f"--runs:{len(comparison.columns)}"},
@@ -237,7 +237,7 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
 
 
 def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, level: int, colour: str) -> Markup:
-    """A figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
+    """Draw a figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
     scale = _scale(comparison)
     parts: list[tuple[str, int]] = [(colour, figure or 0)]
     if level == 0 and any(child.at_peak[index] for child in line.children):
@@ -265,7 +265,7 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
 
 
 def _change_below(comparison: Comparison, line: Line, index: int) -> Markup | None:
-    """Among three runs or more, how a later one differs stands below its figure; there is no room for columns."""
+    """Say below the figure how a later run differs, among three runs or more: there is no room for columns."""
     if len(comparison.columns) == 2 or not index or line.changes[index - 1] in ("–", "same"):
         return None
     return el("small", {}, f"{line.differences[index - 1]}, {line.changes[index - 1]}")
@@ -283,7 +283,7 @@ def _fits_row(comparison: Comparison) -> Markup:
 
 
 def _device(comparison: Comparison) -> str:
-    """The capacity as it was given: 24 GB are not 24 GiB."""
+    """Write the capacity as it was given: 24 GB are not 24 GiB."""
     capacity = comparison.capacity_bytes or 0
     return f"{capacity / 1e9:g} GB" if capacity % 10**8 == 0 else f"{capacity / GIB:.2f} GiB"
 
@@ -311,7 +311,7 @@ def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
 
 
 def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
-    """One direction of one pair; of several pairs only the first is open."""
+    """Draw one direction of one pair; of several pairs only the first is open."""
     if n_entries <= 2:
         return el("div", {}, el("h3", {}, entry.title), _only_in_table(entry))
     return el(

@@ -75,7 +75,7 @@ def _lives(allocation: Allocation) -> list[Any]:
 
 
 def _unfilled(timeline: Timeline) -> Timeline:
-    """The same traces with one point each: what they look like."""
+    """Leave the traces one point each: only how they look is needed."""
     return replace(
         timeline,
         time_us=(0,),
@@ -89,7 +89,7 @@ def _unfilled(timeline: Timeline) -> Timeline:
 
 
 def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
-    """Everything drawn, by name, in whole numbers: microseconds, parts of the phase axis, bytes."""
+    """Name everything drawn, in whole numbers: microseconds, parts of the phase axis, bytes."""
     columns: dict[str, Sequence[int]] = {
         "time": timeline.time_us,
         "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
@@ -101,7 +101,7 @@ def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
 
 
 def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
-    """The timeline and its packed points, thinned where they would take more than ``most`` bytes."""
+    """Pack the points, thinned where they would take more than ``most`` bytes; returns the thinned timeline too."""
     points = pack_columns(_columns(timeline).values())
     while len(points) > most and len(timeline.time_us) > 5000:
         timeline = thinned(timeline, len(timeline.time_us) // 2)
@@ -110,7 +110,7 @@ def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
 
 
 def pack_columns(columns: Iterable[Sequence[int]]) -> str:
-    """Whole numbers as differences, their bytes of equal weight side by side, gzip'd, in base64.
+    """Pack whole numbers as differences, their bytes of equal weight side by side, gzip'd, in base64.
 
     An event changes one category: nearly every difference is zero, and 200k events take some hundred kilobytes.
     """
@@ -122,7 +122,7 @@ def pack_columns(columns: Iterable[Sequence[int]]) -> str:
 
 
 def thinned(timeline: Timeline, max_points: int) -> Timeline:
-    """The same timeline with about ``max_points`` points at most.
+    """Thin a timeline to about ``max_points`` points at most.
 
     Kept: the first, highest, lowest and last of each bucket of neighbours, the ends and the peak of every span, each
     category's own peak, and the peak; the points kept are the same for every category.
@@ -162,12 +162,12 @@ def _only(timeline: Timeline, keep: list[int]) -> Timeline:
 
 
 def axis_of(timeline: Timeline, axis: str) -> tuple[float, ...]:
-    """Where each point stands: ``phase`` (every span equally wide) or ``time`` (seconds)."""
+    """Place each point on the axis: ``phase`` (every span equally wide) or ``time`` (seconds)."""
     return timeline.phase_x if axis == "phase" else tuple(t / 1e6 for t in timeline.time_us)
 
 
 def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[tuple[float, int]]:
-    """``(column start, point)``: for every column of the axis the point with the highest total in it.
+    """Find for every column of the axis the point with the highest total in it, as ``(column start, point)``.
 
     A column's candidates are the state it begins with and every point inside, so the highest total of the axis is
     always among the result. Columns that show the same point as their left neighbour are left out.
@@ -189,7 +189,7 @@ def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[
 
 
 def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
-    """A stacked area of GiB per category, bottom of the stack first, with the reserved line and the phase ribbon."""
+    """Stack an area of GiB per category, bottom of the stack first, with the reserved line and the phase ribbon."""
     from plotly.graph_objects import Figure, Scatter
 
     x = axis_of(timeline, axis)

@@ -77,7 +77,7 @@ def _footer(charts: bool) -> Markup:
 
 
 def _packed(data: Any) -> str:
-    """JSON, gzip'd, in base64: small, and without a character that could end its element."""
+    """Pack data as gzip'd JSON in base64: small, and without a character that could end its element."""
     return base64.b64encode(gzip.compress(dumps(data, indent=None).encode(), mtime=0)).decode()
 
 

@@ -12,7 +12,7 @@ _VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted
 
 
 def oom_banner(oom: Oom | None) -> Markup | None:
-    """What was asked for when memory ran out."""
+    """Say what was asked for when memory ran out."""
     if oom is None:
         return None
     return el(
@@ -24,7 +24,7 @@ def oom_banner(oom: Oom | None) -> Markup | None:
 
 
 def summary(summary: Summary, badge: str, first: str = "") -> Markup:
-    """The peak in large, the facts beside it, one bar of the device, and the first thing to change."""
+    """Draw the peak in large, the facts beside it, one bar of the device, and the first thing to change."""
     number, unit = gib(summary.peak_bytes), "GiB"
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
@@ -82,14 +82,14 @@ def _legend(part: Part) -> Markup:
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:
-    """The verdict's sentence, the phases' table, the lengths' table, the expected error."""
+    """Draw the verdict's sentence, the phases' table, the lengths' table, the expected error."""
     if prediction is None:
         return None
     title = {True: "It fits", False: "It does not fit", None: "How sure is this?"}[prediction.fits]
     return section(
         "prediction",
         title,
-        "simulated; what decides is reserved memory plus what is outside torch" if prediction.verdict else "",
+        "simulated; reserved memory plus memory outside torch decides" if prediction.verdict else "",
         el("p", {}, prediction.verdict) if prediction.verdict else None,
         _phases(prediction.needs) if prediction.needs else None,
         el("p", {}, prediction.lengths_sentence) if prediction.lengths_sentence else None,
@@ -128,7 +128,7 @@ def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
             el("td", {"class": "num"}, gib(row.peak_bytes)),
             el("td", {"class": "num"}, gib(row.needed_bytes)),
             _verdict(row.fits),
-            el("td", {"class": "muted"}, "executed" if row.executed else "between two executed"),
+            el("td", {"class": "muted"}, "simulated" if row.executed else "interpolated"),
         )
         for row in lengths
     ]

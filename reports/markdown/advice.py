@@ -15,7 +15,7 @@ def render_advice(document: Document) -> str:
 
 
 def render_advised(advised: Advised) -> str:
-    """What would lower the peak, as a table; the set that fits before it."""
+    """Render what would lower the peak as a table, below the set that fits where a card was asked about."""
     blocks = []
     if (together := advised.combination) is not None:
         blocks.append(f"**{text(together.sentence)}**")

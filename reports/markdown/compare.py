@@ -12,7 +12,7 @@ __all__ = ["render_comparison"]
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Headlines, settings, the rows, who fits, and the largest allocations one run has and the other has not."""
+    """Render headlines, settings, rows, who fits, and the largest allocations one run has and the other has not."""
     blocks = [
         f"### {text(comparison.title)}",
         "\n".join(text(sentence) for sentence in comparison.headlines),

@@ -11,12 +11,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
 
 def text(words: str) -> str:
-    """Words from anywhere: nothing in them is markup, a link, a mention or the end of a table's cell."""
+    """Escape words from anywhere: nothing in them is markup, a link, a mention or the end of a table's cell."""
     return _SPECIAL.sub(r"\\\1", words.replace("\n", " ")).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
 def code(words: str) -> str:
-    """A code span around anything, safe inside a table."""
+    """Put a code span around anything, safe inside a table."""
     longest = max((len(run) for run in re.findall(r"`+", words)), default=0)
     ticks = "`" * (longest + 1)
     pad = " " if words.startswith("`") or words.endswith("`") else ""
@@ -31,6 +31,6 @@ def fence(lines: Iterable[str], indent: str = "") -> str:
 
 
 def table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are markdown already; ``align`` has one letter a column, ``l`` or ``r``."""
+    """Make a table of cells that are Markdown already; ``align`` has one letter a column, ``l`` or ``r``."""
     rule = ["---:" if a == "r" else "---" for a in align]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])

@@ -12,7 +12,7 @@ __all__ = ["render_allocations"]
 
 
 def render_allocations(allocations: Sequence[Allocation]) -> str:
-    """Every allocation with its evidence and stack, stacks folded."""
+    """Render every allocation with its evidence and its stack."""
     blocks = []
     for a in allocations:
         label = a.category_label + (f" / {a.detail}" if a.detail else "")

@@ -16,7 +16,7 @@ _VERDICTS = {True: "fits", False: "**does not fit**", None: "–"}
 
 
 def render_markdown(document: Document) -> str:
-    """Title, peak, the rows, the phases and the largest allocations as tables; notes at the end."""
+    """Render title and peak, then rows, phases and the largest allocations as tables, and notes at the end."""
     blocks = [
         f"### {text(document.title)}",
         text(" · ".join(document.subtitle)),
@@ -50,7 +50,7 @@ def _facts(document: Document) -> str:
 
 
 def _prediction(document: Document) -> str:
-    """The verdict, and its tables, of a simulated run."""
+    """Render the verdict of a simulated run, and its tables."""
     found = document.prediction
     if found is None:
         return ""
@@ -65,7 +65,7 @@ def _prediction(document: Document) -> str:
     ]
     lengths = [
         [text(n.label), thousands(n.tokens), percent(round(1e6 * n.share_below), 1_000_000), gib(n.peak_bytes),
-         gib(n.needed_bytes), _VERDICTS[n.fits], "executed" if n.executed else "between two executed"]
+         gib(n.needed_bytes), _VERDICTS[n.fits], "simulated" if n.executed else "interpolated"]
         for n in found.lengths
     ]  # fmt: skip
     blocks = [
@@ -94,7 +94,7 @@ def _shares(row: Row, total: int) -> list[str]:
 
 
 def _ranks(ranks: Ranks | None) -> str:
-    """The ranks, the fullest first, by category; nothing where there is one process."""
+    """Render the ranks by category, the fullest first; nothing where there is one process."""
     if ranks is None:
         return ""
     head = ["Rank", "Peak in", "GiB", *[text(label) for _, label in ranks.columns]]

@@ -50,7 +50,7 @@ def _print_advised(console: Console, advised: Advised) -> None:
             console.print(Text(f"  {setting}"))
     console.print()
     if not advised.changes:
-        console.print(Text("No change of its settings is known that would lower this peak."))
+        console.print(Text("memprof knows no change of settings that would lower this peak."))
         return
     console.print(Text(f"What would lower the peak, {advised.basis}:", style="dim"))
     digits = max(len(gib(a.saves_bytes)) for a in advised.changes)

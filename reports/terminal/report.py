@@ -118,7 +118,7 @@ def _lengths(prediction: Prediction, width: int) -> Table:
         cells = [row.label, thousands(row.tokens), percent(round(1e6 * row.share_below), 1_000_000)]
         cells += [gib(row.peak_bytes)] if wide else []
         cells += [gib(row.needed_bytes), VERDICT_WORDS[row.fits]]
-        cells += ["executed" if row.executed else "between"] if wide else []
+        cells += ["simulated" if row.executed else "interpolated"] if wide else []
         table.add_row(*cells)
     return table
 
@@ -243,7 +243,7 @@ def _print_closing(console: Console, document: Document) -> None:
         console.print(Text(document.steps.sentence))
     for fact in document.outside:
         console.print(
-            Text.assemble("Beside torch, ", f"{fact.label.lower()}: ", (fact.value, "bold"), (f"  {fact.note}", "dim"))
+            Text.assemble("Outside torch, ", f"{fact.label.lower()}: ", (fact.value, "bold"), (f"  {fact.note}", "dim"))
         )
     for note in document.notes:
         console.print(Text(f"Note: {note}", style="dim"))
