@@ -19,7 +19,7 @@ HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pand
 NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "jsonschema")
 
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
-TORCH_FREE = ("advice", "attribution", "cli", "reports", "snapshot", "demo", "launch", "oomtext")
+TORCH_FREE = ("advice", "attribution", "cli", "reports", "snapshot", "demo", "launch", "oom")
 
 
 def loaded_after(code: str) -> set[str]:

@@ -30,7 +30,7 @@ def command(log: Path, style: str, json_file: Path | None) -> None:
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
         raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
-    from memprof.oomtext import explain_log, render_markdown, render_text
+    from memprof.oom import explain_log, render_markdown, render_text
 
     answer = explain_log(_read(log))
     if not answer["failures"]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.oomtext.parse import Failure, find_failures
-from memprof.oomtext.remedies import remedies
-from memprof.oomtext.stack import makes_logits, own_frame, phase_of
+from memprof.oom.parse import Failure, find_failures
+from memprof.oom.remedies import remedies
+from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB, format_bytes
 
 __all__ = ["SCHEMA", "explain_log"]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memprof.cli import main
-from memprof.oomtext import explain_log, find_failures, render_markdown, render_text
-from tests.oomtext.messages import WORDINGS, gib, mib
+from memprof.oom import explain_log, find_failures, render_markdown, render_text
+from tests.oom.wordings import WORDINGS, gib, mib
 
 FULL = WORDINGS["2.4, private pools"].text
 ISSUE = (
