@@ -21,11 +21,12 @@ _MOST_BYTES = 256 * 2**20
 @format_option
 @json_option
 def command(log: Path, style: str, json_file: Path | None) -> None:
-    """Explain the out-of-memory messages in LOG (- reads standard input): what each number means, what is missing, what
+    """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
     the trouble is, and what to try, in order.
 
-    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks. Every wording of torch
-    is known, for CUDA, ROCm, XPU, MPS and the CPU. Nothing else is needed: no torch, no GPU.
+    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks, a notebook's page. It
+    reads torch's messages (CUDA, ROCm, XPU, NPU, MPS, the CPU), those of vLLM, SGLang, NCCL, cuBLAS and bitsandbytes,
+    and what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. No torch, no GPU needed.
     """
     to_stdout = json_file is not None and str(json_file) == "-"
     if to_stdout and style == "markdown":
@@ -35,9 +36,11 @@ def command(log: Path, style: str, json_file: Path | None) -> None:
     answer = explain_log(_read(log))
     if not answer["failures"]:
         name = "standard input" if str(log) == "-" else str(log)
-        raise InputError(
-            f"{name} holds no out-of-memory message; paste the line that says 'out of memory. Tried to allocate'."
+        what = " ".join(answer["notes"]) or (
+            "If a process was killed or an engine refused to start, paste the lines around that, not the last ones "
+            "only."
         )
+        raise InputError(f"{name} holds no out-of-memory message. {what}")
     save_json(answer, None if to_stdout else json_file)
     if to_stdout or style == "json":
         from memprof.reports.json import dumps

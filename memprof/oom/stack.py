@@ -1,58 +1,97 @@
-"""What a run was doing when it ran out of memory, from the traceback above the message."""
+"""What a run was doing when it ran out of memory, from a pasted traceback and attribution's own table of stacks."""
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
-__all__ = ["Frame", "makes_logits", "own_frame", "phase_of"]
+from memprof.oom.failure import Frame
 
-Frame = tuple[str, int, str]
+if TYPE_CHECKING:
+    from memprof.attribution.rules import PhaseRule
 
-# Innermost frames decide: the first of these that one of them matches. (part of the path, part of the function, phase)
-_SIGNS = (
-    ("torch/optim/", "", "optimizer_step"),
-    ("bitsandbytes/optim/", "", "optimizer_step"),
-    ("", "clip_grad_norm", "optimizer_step"),
-    ("/vllm/", "", "generate"),
-    ("/sglang/", "", "generate"),
-    ("generation/utils.py", "", "generate"),
-    ("cache_utils.py", "", "generate"),
-    ("torch/autograd/graph.py", "", "backward"),
-    ("", "backward", "backward"),
-    ("", "_calculate_rewards", "reward"),
-    ("", "from_pretrained", "load"),
-    ("", "_load_state_dict", "load"),
-    ("", "_init_optimizer_state", "optimizer_step"),
-    ("", "compute_loss", "forward"),
-    ("", "_compute_loss", "forward"),
-    ("", "_get_per_token_logps", "forward"),
-    ("torch/nn/modules/module.py", "_apply", "load"),
-    ("torch/nn/modules/module.py", "", "forward"),
+__all__ = ["makes_logits", "own_frame", "phase_of"]
+
+_LIBRARIES = (
+    "site-packages/", "dist-packages/", "lib/python", "<frozen", "<string>", "<__array_function__", "/transformers/",
+    "/torch/", "/peft/", "/accelerate/",
+)  # fmt: skip
+_VOCABULARY = re.compile(
+    r"logits|lm_head|log_?prob|logps|log_softmax|cross_entropy|entropy|logsumexp|vocab_parallel|selective_log"
 )
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>", "\\site-packages\\")
-_VOCABULARY = ("logits", "lm_head", "logps", "log_softmax", "cross_entropy", "entropy", "chunked")
+_VOCABULARY_CODE = re.compile(r"\blogits\b|\blm_head\b|log_softmax|cross_entropy|logsumexp")
+_LOGITS_DEPTH = 6
 
 
 def phase_of(frames: Sequence[Frame]) -> str | None:
-    """The phase the traceback ended in, or None where nothing tells."""
-    functions = [function for _, _, function in frames]
-    scoring = any("_generate_and_score" in f for f in functions)
-    if scoring and any("_get_per_token_logps" in f for f in functions):
-        return "old_logprobs"
-    for path_part, function_part, phase in _SIGNS:
-        if any(path_part in path and function_part in function for path, _, function in frames):
-            return phase
+    """Return the phase a traceback ended in, or None where no rule of ``rules.toml`` knows its frames."""
+    if not frames:
+        return None
+    from memprof.attribution.rules import load_rules
+
+    rules = load_rules().phases
+    for rank in sorted({rule.rank for rule in rules}):
+        at_rank = [rule for rule in rules if rule.rank == rank]
+        found = _outermost(at_rank, frames[0]) or _innermost(at_rank, frames)
+        if found is not None:
+            phase = found.phase
+            return _which_pass(frames) if phase == "logprobs" else phase
     return None
 
 
+def _innermost(rules: Sequence[PhaseRule], frames: Sequence[Frame]) -> PhaseRule | None:
+    for frame in reversed(frames):
+        for rule in rules:
+            if any(_matches(pattern, frame) for pattern in rule.frames):
+                return rule
+    return None
+
+
+def _outermost(rules: Sequence[PhaseRule], frame: Frame) -> PhaseRule | None:
+    return next((rule for rule in rules if any(_matches(pattern, frame) for pattern in rule.outermost)), None)
+
+
+def _which_pass(frames: Sequence[Frame]) -> str | None:
+    """Tell whose log-probabilities a pass computes, as far as names and the lines of code that call it say.
+
+    A lone frame does not tell whether a loss or a rollout had called it: None.
+    """
+    if any("ref" in frame.function.lower() or re.search(r"\bref_|\.ref\b|ref_model", frame.code) for frame in frames):
+        return "reference_logprobs"
+    return "old_logprobs" if len(frames) > 1 else None
+
+
+def _matches(pattern: str, frame: Frame) -> bool:
+    file, _, function = pattern.partition(":")
+    if function != "*" and not _function_pattern(function).match(frame.function):
+        return False
+    return file == "*" or _file_pattern(file).match(frame.path) is not None
+
+
+@cache
+def _file_pattern(glob: str) -> re.Pattern[str]:
+    return re.compile("(?:.*/)?" + fnmatch.translate(glob))
+
+
+@cache
+def _function_pattern(alternatives: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{fnmatch.translate(glob)})" for glob in alternatives.split("|")))
+
+
 def makes_logits(frames: Sequence[Frame]) -> bool:
-    """Whether what was asked for is likely as wide as the vocabulary."""
-    return any(word in function.lower() for _, _, function in frames[-6:] for word in _VOCABULARY)
+    """Say whether what was asked for is likely as wide as the vocabulary."""
+    if not frames:
+        return False
+    names = any(_VOCABULARY.search(frame.function.lower()) for frame in frames[-_LOGITS_DEPTH:])
+    return names or _VOCABULARY_CODE.search(frames[-1].code) is not None
 
 
 def own_frame(frames: Sequence[Frame]) -> str | None:
-    """The innermost frame outside installed libraries, as ``file:line function``."""
-    for path, line, function in reversed(frames):
-        if not any(part in path.replace("\\", "/") or part in path for part in _LIBRARIES):
-            return f"{path}:{line} {function}"
+    """Return the innermost frame outside installed libraries, as ``file:line function``."""
+    for frame in reversed(frames):
+        if not any(part in frame.path for part in _LIBRARIES):
+            return f"{frame.path}:{frame.line} {frame.function}".strip()
     return None
