@@ -363,6 +363,7 @@ HOST: dict[str, Callable[[Failure, Names], Answer]] = {
     "datasets.died": _dataloader,
     "pool.died": _dataloader,
     "colab.ram": _colab,
+    "jupyter.died": _colab,
     "shm": _shm,
     "nccl.shared_memory": _shm,
     "windows": _windows,

@@ -26,6 +26,11 @@ _LEVEL_ZERO_BLOCK = 4 * GIB
 # With so much of the device in live tensors, gaps are not what is wrong.
 _LIVE = 0.97
 _UNEXPLAINED = GIB // 2
+# So many times torch's idle memory in others' hands, and gaps are not what is wrong.
+_OUTWEIGHS = 8
+# Outside torch, below both, is what contexts and NCCL take.
+_NOTABLE, _NOTABLE_SHARE = 2 * GIB, 0.06
+_NONSENSE = "the driver's figure for {whose} is above any device (WSL answers so): it is not used"
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,17 @@ def parts_of(failure: Failure) -> Parts:
     """Return what the numbers of a message say of who held the device."""
     allocated, cached = failure.allocated, failure.unallocated
     reserved = failure.reserved
-    if reserved is None and allocated is not None:
-        reserved = allocated + (cached or 0)
+    if reserved is None and allocated is not None and cached is not None:
+        reserved = allocated + cached
+    at_least = reserved if reserved is not None else allocated
     contradictions: list[str] = []
-    in_use = _believed(failure, reserved, contradictions)
-    own, processes = None, failure.processes
-    if failure.in_use is None and reserved is not None:
-        own, in_use, processes = _own_process(failure, reserved, in_use)
+    named = tuple((pid, held) for pid, held in failure.processes if held <= _most(failure))
+    in_use = _believed(failure, at_least, contradictions)
+    if len(named) < len(failure.processes):
+        contradictions.append(_NONSENSE.format(whose="a process"))
+    own, processes = None, named
+    if failure.in_use is None and at_least is not None:
+        own, in_use, processes = _own_process(named, at_least)
     outside = failure.other
     if in_use is not None and reserved is not None:
         outside = max(0, in_use - reserved)
@@ -82,20 +91,27 @@ def parts_of(failure: Failure) -> Parts:
     )
 
 
-def _believed(failure: Failure, reserved: int | None, contradictions: list[str]) -> int | None:
-    """Return the in-use figure of this process, or None and say why where it cannot be right."""
+def _most(failure: Failure) -> int:
+    """Return the largest figure that any process can have on the device."""
+    return min(_LARGEST_DEVICE, 2 * (failure.total or _LARGEST_DEVICE))
+
+
+def _believed(failure: Failure, at_least: int | None, contradictions: list[str]) -> int | None:
+    """Return the in-use figure of this process, or None and say why where it cannot be right.
+
+    Args:
+        at_least: what torch says it holds itself.
+    """
     in_use = failure.in_use
     if in_use is None:
         return None
-    if in_use > min(_LARGEST_DEVICE, 2 * (failure.total or _LARGEST_DEVICE)):
-        contradictions.append(
-            "the driver's figure for this process is above any device (WSL answers so): it is not used"
-        )
+    if in_use > _most(failure):
+        contradictions.append(_NONSENSE.format(whose="this process"))
         return None
-    if reserved is not None and in_use < reserved - max(reserved // 100, 2**24):
+    if at_least is not None and in_use < at_least - max(at_least // 100, 2**24):
         contradictions.append(
             f"the driver says this process has {format_bytes(in_use)} in use, yet torch alone holds "
-            f"{format_bytes(reserved)}: the driver does not count per process here (a container, WSL or missing "
+            f"{format_bytes(at_least)}: the driver does not count per process here (a container, WSL or missing "
             "rights), so its figures per process are not used"
         )
         return None
@@ -103,23 +119,26 @@ def _believed(failure: Failure, reserved: int | None, contradictions: list[str])
 
 
 def _own_process(
-    failure: Failure, reserved: int, in_use: int | None
+    named: tuple[tuple[int, int], ...], at_least: int
 ) -> tuple[int | None, int | None, tuple[tuple[int, int], ...]]:
-    """Find this process among those named: in a container the driver numbers them otherwise than the program."""
-    fitting = [(held - reserved, pid, held) for pid, held in failure.processes if held >= reserved * 0.999]
+    """Find this process among those named: in a container the driver numbers them otherwise than the program.
+
+    Returns its id and what it holds (None where none fits), and the processes that are left.
+    """
+    fitting = [(held - at_least, pid, held) for pid, held in named if held >= at_least * 0.999]
     if not fitting:
-        return None, in_use, failure.processes
+        return None, None, named
     _, own, held = min(fitting)
-    rest = list(failure.processes)
+    rest = list(named)
     rest.remove((own, held))
     return own, held, tuple(rest)
 
 
 def _unexplained(failure: Failure, in_use: int | None, reserved: int | None, others: int | None) -> int | None:
     """Return what the device's total leaves over when all that is named is taken off; None below half a GiB."""
-    if failure.total is None or failure.free is None or reserved is None:
-        return None
     own = in_use if in_use is not None else reserved
+    if failure.total is None or failure.free is None or own is None:
+        return None
     rest = failure.total - failure.free - own - (others or 0)
     return rest if rest > _UNEXPLAINED else None
 
@@ -137,12 +156,30 @@ def verdict(failure: Failure, parts: Parts) -> Verdict:
     if failure.form.id in ("mps.buffer", "mlx.malloc"):
         return _too_large_a_buffer(failure)
     if asked is None:
-        return Verdict("unknown", "no_numbers", "the message gives no numbers; the lines around it in the log may.")
+        return _cut_off(failure, parts)
     missing = missing_bytes(failure)
-    for rule in (_larger, _xpu_block, _limited, _granted, _loose, _shared, _patched, _beside, _unnamed):
+    for rule in (_larger, _xpu_block, _limited, _granted, _outweighed, _loose, _shared, _patched, _beside, _unnamed):
         if (found := rule(failure, parts, asked, missing)) is not None:
             return found
     return _full(failure, parts, asked, missing)
+
+
+def _cut_off(failure: Failure, parts: Parts) -> Verdict:
+    """Decide where the size asked for is not in the text."""
+    if parts.allocated is None:
+        return Verdict("unknown", "no_numbers", "the message gives no numbers; the lines around it in the log may.")
+    live, idle = format_bytes(parts.allocated), format_bytes(parts.cached or 0)
+    if (parts.cached or 0) > parts.allocated // 10:
+        return Verdict(
+            "unknown",
+            "request_cut_off",
+            f"the size asked for is cut off; {live} are in live tensors and {idle} idle in torch's cache: "
+            "fragmentation "
+            "if less than that was asked for.",
+        )
+    return Verdict(
+        "full", "request_cut_off", f"the size asked for is cut off; {live} are in live tensors and only {idle} idle."
+    )
 
 
 def _too_large_a_buffer(failure: Failure) -> Verdict:
@@ -211,7 +248,7 @@ def _xpu_block(failure: Failure, parts: Parts, asked: int, missing: int | None) 
 def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     if failure.allowed is None:
         return None
-    held = (parts.reserved or 0) + (failure.other or 0)
+    held = (parts.reserved or parts.allocated or 0) + (failure.other or 0)
     if failure.backend == "MPS":
         held = (parts.allocated or 0) + (failure.other or 0)
     if held + asked <= failure.allowed:
@@ -243,6 +280,22 @@ def _granted(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
     )
 
 
+def _outweighed(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
+    """Decide for others where they hold many times what lies idle in torch's cache."""
+    cached = parts.cached or 0
+    if parts.processes and max(parts.others or 0, parts.unexplained or 0) > _OUTWEIGHS * cached:
+        return _shared(failure, parts, asked, missing)
+    if not parts.processes and parts.in_use is None and (parts.unexplained or 0) > _OUTWEIGHS * cached:
+        return _unnamed(failure, parts, asked, missing)
+    if (
+        failure.free is None
+        and failure.total
+        and (failure.total - (parts.reserved or 0)) > _OUTWEIGHS * max(cached, asked)
+    ):
+        return _unnamed(failure, parts, asked, missing)
+    return None
+
+
 def _loose(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     cached = parts.cached or 0
     if cached < asked:
@@ -272,6 +325,8 @@ def _loose(failure: Failure, parts: Parts, asked: int, missing: int | None) -> V
 def _shared(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     if missing is None or not parts.processes:
         return None
+    if parts.reserved is None and parts.in_use is None and len(parts.processes) == 1:
+        return None  # the only one that is named, and nothing says that it is not this one
     if parts.others is not None and parts.others >= missing:
         count = len(parts.processes)
         who = f"{count} other processes hold" if count > 1 else f"another process ({parts.processes[0][0]}) holds"
@@ -315,7 +370,8 @@ def _patched(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
 
 def _beside(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     outside = parts.outside or 0
-    if missing is None or outside <= _CONTEXT or outside - _CONTEXT < missing or failure.backend == "MPS":
+    notable = max(_NOTABLE, _NOTABLE_SHARE * (failure.total or 0))
+    if missing is None or outside < notable or outside - _CONTEXT < missing or failure.backend == "MPS":
         return None
     return Verdict(
         "outside_torch",
@@ -341,7 +397,7 @@ def _unnamed(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
                 "graphs)."
             ),
         )
-    if failure.total is None or parts.reserved is None or parts.reserved + asked > 0.9 * failure.total:
+    if failure.total is None or parts.reserved is None or parts.reserved + asked > 0.8 * failure.total:
         return None
     return Verdict(
         "unexplained",
@@ -366,6 +422,8 @@ def _full(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Ve
     )
     if parts.allocated is not None:
         because = f"{format_bytes(parts.allocated)} are in live tensors, {short}, and no idle memory makes up for it."
+        if (parts.outside or 0) >= _NOTABLE:
+            because += f" {format_bytes(parts.outside or 0)} more of this process are outside torch."
     else:
         taken = parts.in_use if parts.in_use is not None else (failure.total or 0) - (failure.free or 0)
         who = "this process has" if parts.in_use is not None else "in use on the device are"

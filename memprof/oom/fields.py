@@ -13,7 +13,7 @@ __all__ = ["Message", "messages_in"]
 
 # No two fields of one message stand further apart, spaces not counted.
 _GAP = 260
-_HEAD, _BLOCK, _FIELDS_ONLY, _CLASS = FORMS
+_HEAD, _BLOCK, _ASYNC, _FIELDS_ONLY, _CLASS = FORMS
 _END = re.compile(r"traceback\(mostrecentcalllast")
 _STRICT = ("total", "allocated", "unallocated", "in_use")
 _EXABYTE = 2**60
@@ -55,7 +55,14 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
         pieces += [(m.start(), m.end(), "head", m) for m in _HEAD.pattern.finditer(text)]
     if "4gb" in text:
         pieces += [(m.start(), m.end(), "block", m) for m in _BLOCK.pattern.finditer(text)]
-    if "toallocate" not in text and "bypytorch" not in text and "totalcapac" not in text:
+    if "allocationondevice" in text:
+        pieces += [(m.start(), m.end(), "async", m) for m in _ASYNC.pattern.finditer(text)]
+    if (
+        "toallocate" not in text
+        and "allocationondevice" not in text
+        and "bypytorch" not in text
+        and "totalcapac" not in text
+    ):
         return pieces
     for name, pattern in FIELDS.items():
         pieces += [(m.start(), m.end(), name, m) for m in pattern.finditer(text)]
@@ -65,7 +72,7 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
 def _begins_another(last: Message, text: str, start: int, name: str) -> bool:
     if start - last.stop > _GAP or _END.search(text, last.stop, start):
         return True
-    if name in ("head", "block"):
+    if name in ("head", "block", "async"):
         return True
     return name != "process" and name in last.numbers
 
@@ -76,6 +83,8 @@ def _take(message: Message, start: int, stop: int, name: str, match: re.Match[st
         message.form, message.backend = _HEAD, str(match.group("backend")).upper().replace("MPSBACKEND", "MPS")
     elif name == "block":
         message.form, message.backend = _BLOCK, _BLOCK.backend
+    elif name == "async":
+        message.form, message.backend = _ASYNC, _ASYNC.backend
     elif name == "process":
         message.processes.append((int(match.group(1)), bytes_of(match.group(2))))
     else:

@@ -105,6 +105,7 @@ _TRIGGERS = (
     "ancdata",
     "segmentation fault",
     "collective operation",
+    "kernel appears to have died",
     "resources requested",
     "req_slots",
     "unbalanced",

@@ -394,6 +394,11 @@ EXAMPLES: dict[str, Example] = {
     ),
     "container.137": Example("command terminated with exit code 137", {}, "docker, kubectl, nextflow, GitHub"),
     # -- launchers -------------------------------------------------------------------------------------------------
+    "torchrun.table": Example(
+        "  rank      : 11 (local_rank: 3)\n  exitcode  : -9 (pid: 41)\n  error_file: <N/A>",
+        {"pid": 41},
+        "torch elastic",
+    ),
     "torchrun.exitcode": Example(
         "E1120 10:00:00 torch/distributed/elastic/multiprocessing/api.py:826] failed (exitcode: -9) local_rank: 5 "
         "(pid: "
@@ -433,6 +438,8 @@ EXAMPLES: dict[str, Example] = {
     "shell.killed": Example(
         "run.sh: line 12: 88213 Killed                  python train.py --config a.yaml", {}, "bash"
     ),
+    "shell.killed_zsh": Example("zsh: killed     python train.py", {}, "zsh"),
+    "jupyter.died": Example("The kernel appears to have died. It will restart automatically.", {}, "Jupyter"),
     "shell.killed_alone": Example("loading shards: 50%\nKilled", {}, "bash, zsh"),
     # -- shared memory, Windows, allocators ------------------------------------------------------------------------
     "shm.dataloader": Example(

@@ -88,7 +88,7 @@ CAUSES = {
     "2.1": "fragmentation",  # 261 MiB missing, 330 cached: enough in one piece with what is free
     "2.2, another process": "other_processes",
     "2.6": "fragmentation",
-    "HIP": "fragmentation",
+    "HIP": "unexplained",
     "XPU": "larger_than_device",
     "MPS": "limit",
     "CPU": "cpu",

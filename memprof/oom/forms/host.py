@@ -163,11 +163,19 @@ FORMS: tuple[Form, ...] = (
         "container.137",
         "killed",
         "the container",
-        r"(?:exit (?:code|status):? ?\(?|exited \(|exitcode\"? ?:? ?|exited with (?:code )?|status code:? ?|error "
+        r"(?:exit (?:code|status)(?: is)?:? ?\(?|exited \(|exitcode\"? ?:? ?|exited with (?:code )?|status code:? "
+        r"?|error "
         r"exit status \(|status=)137(?!\d)",
         event="container",
     ),
     # -- launchers -----------------------------------------------------------------------------------------------
+    form(
+        "torchrun.table",
+        "killed",
+        "torchrun",
+        r"local_rank: ?{int:rank}\) exitcode: ?-9(?!\d)(?: ?\(pid: ?{int:pid}\))?",
+        event="launcher",
+    ),
     form(
         "torchrun.exitcode",
         "killed",
@@ -182,7 +190,13 @@ FORMS: tuple[Form, ...] = (
         r"signal 9 \(sigkill\)(?: received by pid {int:pid})?",
         event="launcher",
     ),
-    form("deepspeed.return_code", "killed", "DeepSpeed", r"exits with return code ?= ?-9(?!\d)", event="launcher"),
+    form(
+        "deepspeed.return_code",
+        "killed",
+        "DeepSpeed",
+        r"(?:--local_rank= ?{int:rank}(?!\d).{0,600}?)?exits with return code ?= ?-9(?!\d)",
+        event="launcher",
+    ),
     form(
         "launcher.sigkill",
         "killed",
@@ -265,7 +279,7 @@ FORMS: tuple[Form, ...] = (
         r"\$ ?torch: not enough memory: you tried to allocate {size:requested}",
         event="torch.cpu",
     ),
-    form("numpy", "host", "numpy", r"unable to allocate {size:requested} for an array"),
+    form("numpy", "host", "numpy", r"unable to allocate {size:requested} for an array", event="memory_error"),
     form(
         "pinned",
         "host",
@@ -286,7 +300,7 @@ FORMS: tuple[Form, ...] = (
 )
 
 WEAK_FORMS: tuple[Form, ...] = (
-    form("python.memory_error", "host", "Python", r"(?:builtins\.)?memoryerror", line_start=True),
+    form("python.memory_error", "host", "Python", r"(?:builtins\.)?memoryerror", line_start=True, event="memory_error"),
     form(
         "shell.killed",
         "killed",
@@ -296,7 +310,13 @@ WEAK_FORMS: tuple[Form, ...] = (
         event="launcher",
         weak=True,
     ),
+    form("shell.killed_zsh", "killed", "the shell", r"zsh: killed", line_start=True, event="launcher", weak=True),
     form(
-        "shell.killed_alone", "killed", "the shell", r"(?:zsh: )?killed", whole_line=True, event="launcher", weak=True
+        "jupyter.died",
+        "killed",
+        "Jupyter",
+        r"the kernel (?:appears to have died|crashed while executing)|kernel died,? restarting",
+        weak=True,
     ),
+    form("shell.killed_alone", "killed", "the shell", r"killed", whole_line=True, event="launcher", weak=True),
 )

@@ -12,6 +12,8 @@ The wordings, oldest first (sizes have two decimals, so each is off by up to hal
   are in the first figure.
 * HIP and XPU say the same about themselves, XPU without the processes.
 * MPS: ``MPS backend out of memory (MPS allocated: ..., other allocations: ..., max allowed: ...). Tried to allocate``.
+* ``backend:cudaMallocAsync``: ``Allocation on device 0 would exceed allowed memory. (out of memory)``, then a line each
+  for ``Currently allocated``, ``Requested``, ``Device limit``, ``Free (according to CUDA)`` and ``PyTorch limit``.
 * ``Tried to allocate more than 1EB memory.``: a size that is negative or has overflowed.
 
 People shorten them by hand, so a message is read as its fields, wherever they stand, not as one sentence.
@@ -42,6 +44,14 @@ FORMS: tuple[Form, ...] = (
         r"current platform can not allocate memory block with size larger than 4 ?gb",
         backend="XPU",
     ),
+    # backend:cudaMallocAsync, which ComfyUI and others switch on
+    form(
+        "torch.malloc_async",
+        "device",
+        "torch",
+        r"allocation on device (?:\d{1,3} )?(?:would exceed allowed memory|\(out of memory\))",
+        backend="CUDA",
+    ),
     # The first line is cut off or shortened away: the fields alone.
     form("torch.fields_only", "device", "torch", r"tried to allocate {size:requested}"),
     form("torch.class_only", "device", "torch", r"outofmemoryerror|torch_outofmemory", weak=True),
@@ -49,12 +59,20 @@ FORMS: tuple[Form, ...] = (
 
 # name: pattern over squeezed text (lower case, no white space)
 FIELDS: dict[str, re.Pattern[str]] = {
-    "requested": re.compile(rf"(?:tried|trying|failed|unable|attempt(?:ed|ing)?)toallocate{_S}"),
-    "total": re.compile(rf"totalcapa[a-z]{{2,6}}(?:of|:){_S}|{_S}total(?:capacity)?(?=[;,)])|hasa?total(?:of)?{_S}"),
-    "free": re.compile(rf"ofwhich{_S}(?:is)?free|{_S}(?:is)?free(?![a-z])|onlyhas{_S}free"),
-    "allowed": re.compile(rf"{_S}allowed;?(?!:)|maxallowed:{_S}"),
+    "requested": re.compile(
+        rf"(?:tried|trying|failed|unable|attempt(?:ed|ing)?)toallocate{_S}|(?<!memory)requested:{_S}"
+    ),
+    "total": re.compile(
+        rf"totalcapa[a-z]{{2,6}}(?:of|:){_S}|{_S}total(?:capacity)?(?=[;,)])|hasa?total(?:of)?{_S}|devicelimit:{_S}"
+    ),
+    "free": re.compile(
+        rf"ofwhich{_S}(?:is)?free|{_S}(?:is)?free(?![a-km-np-z(])|onlyhas{_S}free|free\(accordingtocuda\):{_S}"
+    ),
+    "allowed": re.compile(rf"{_S}allowed;?(?!:)|maxallowed:{_S}|pytorchlimit\([^)]{{1,60}}\):{_S}"),
     "in_use": re.compile(rf"thisprocesshas{_S}memoryinuse"),
-    "allocated": re.compile(rf"{_S}(?:is)?allocatedbypytorch|{_S}alreadyallocated|mpsallocated:{_S}"),
+    "allocated": re.compile(
+        rf"{_S}(?:is)?allocatedbypytorch|{_S}alreadyallocated|mpsallocated:{_S}|currentlyallocated:{_S}"
+    ),
     "private_pools": re.compile(rf"with{_S}allocatedinprivatepools"),
     "unallocated": re.compile(rf"{_S}(?:is)?reserved(?:bypytorch)?butunallocated"),
     "reserved": re.compile(rf"{_S}(?:reservedintotalbypytorch|cached|reserved(?=[;,)]))"),
