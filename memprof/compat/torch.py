@@ -167,3 +167,15 @@ FLASH_ON_CPU_BACKWARD = Target(
     "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
     "(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, scale)", needed_by=_LEAN,
 )  # fmt: skip
+
+# What selective checkpointing keeps the output of, beside the kernels above.
+_AGAIN = "selective checkpointing computes attention again where this kernel runs it"
+CUDNN = Target("torch", "ops.aten._scaled_dot_product_cudnn_attention.default", optional_for=_LEAN, consequence=_AGAIN)
+FUSED = Target(
+    "torch", "ops.aten._scaled_dot_product_fused_attention_overrideable.default", optional_for=_LEAN,
+    consequence=_AGAIN,
+)  # fmt: skip
+FLASH_FORWARD = Target("torch", "ops.aten._flash_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN)
+EFFICIENT_FORWARD = Target(
+    "torch", "ops.aten._efficient_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN
+)
