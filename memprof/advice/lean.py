@@ -11,7 +11,7 @@ from memprof.config.settings import Settings
 
 __all__ = ["lean_candidates"]
 
-# Tokens of a piece where the trainer is not told (memprof.grpo.step.groups, which needs torch).
+# Tokens of a piece where the trainer is not told (memprof.grpo.step.pieces, which needs torch).
 _PIECE = 2048
 
 

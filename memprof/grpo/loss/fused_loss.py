@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.grpo.loss.fused_tiles import Passes, Transform, passes_for
-from memprof.grpo.step.groups import parts_of
+from memprof.grpo.loss.fused_tiles import Transform
+from memprof.grpo.loss.passes import Passes, passes_for
+from memprof.grpo.rows import parts_of
 
 __all__ = ["DEFAULT_TILE_BYTES", "GradFn", "LinearLogprobs", "chunk_size", "fused_linear_logprobs"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memprof.grpo.loss.fused_loss import fused_linear_logprobs
-from memprof.grpo.step.trim import Row
+from memprof.grpo.rows import Row
 
 __all__ = ["Head", "RowGradient", "Scored", "add_lean_head"]
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memprof.errors import UsageError
-from memprof.grpo.step.groups import parts_of
+from memprof.grpo.rows import parts_of
 from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
 
 __all__ = ["apply_tiled_mlp", "tiled_mlp"]
