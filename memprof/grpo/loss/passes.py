@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Passes:
-    """Hold the passes over a tile for one kind of device.
+    """The passes over a tile for one kind of device.
 
     ``stats(tile, targets, transform, want_entropy)`` reads the tile and returns log-probabilities, logsumexp and
     entropies (or None), each ``[n]`` fp32. ``gradient(tile, targets, lse, entropies, dlogps, dentropies, transform)``
