@@ -18,9 +18,7 @@ __all__ = ["Head", "RowGradient", "Scored", "add_lean_head"]
 
 #: ``row_gradient(row, logps, entropies, start, stop)``: the loss's gradient with respect to tokens ``start:stop`` of a
 #: row's completion, as soon as their log-probabilities are known.
-RowGradient = Callable[
-    [Row, torch.Tensor, torch.Tensor, int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"
-]
+RowGradient = Callable[[Row, torch.Tensor, torch.Tensor, int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"]
 
 
 @dataclass(frozen=True)

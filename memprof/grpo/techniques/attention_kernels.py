@@ -61,9 +61,7 @@ def _cpu_backward(d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: Any
 
 def _flash_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
     width = q.shape[-1]
-    out, lse, *rest = _operator(FLASH)(
-        *(_padded(t) for t in (q, k, v)), 0.0, causal, scale=scale
-    )
+    out, lse, *rest = _operator(FLASH)(*(_padded(t) for t in (q, k, v)), 0.0, causal, scale=scale)
     return out[..., :width], lse, tuple(rest[:6])
 
 
@@ -85,9 +83,7 @@ def _padded(t: torch.Tensor) -> torch.Tensor:
 
 def _efficient_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
     k, v = (_repeated(t, q) for t in (k, v))
-    out, lse, seed, offset = _operator(EFFICIENT)(
-        q, k, v, None, True, 0.0, causal, scale=scale
-    )
+    out, lse, seed, offset = _operator(EFFICIENT)(q, k, v, None, True, 0.0, causal, scale=scale)
     return out, lse[..., : q.shape[2]], (seed, offset)
 
 
