@@ -16,6 +16,7 @@ import tempfile
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,30 @@ def environment(row: Row, envs: Path, torch_from: Path | None = None) -> Path:
         NotInstalled: pip could not install it.
     """
     folder = envs.absolute() / f"trl-{row.name}"
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python = _python_in(folder)
     stamp = folder / "installed.json"
-    wanted = {
-        "requirements": [TORCH, *row.requirements, *LIGHT],
-        "torch_from": None if torch_from is None else hashlib.sha256(bytes(torch_from.absolute())).hexdigest()[:12],
-        "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12],
-    }
+    wanted = _wanted(row, torch_from)
     if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")) == wanted:
         return python
     venv.create(folder, with_pip=True)
     if torch_from is not None:
-        (packages_of(python) / "zz_torch.pth").write_text(f"{packages_of(_python_in(torch_from))}\n", encoding="utf-8")
+        shared = _home_of("torch", _python_in(torch_from))
+        (_home_of("pip", python) / "zz_torch.pth").write_text(f"{shared}\n", encoding="utf-8")
     _pip(python, "--upgrade", TORCH, *row.requirements, *LIGHT)
     _pip(python, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     return python
+
+
+def _wanted(row: Row, torch_from: Path | None) -> dict[str, Any]:
+    """Return what an environment is made of; it is kept while this stays the same. The newest are looked for weekly."""
+    pinned = all("==" in requirement for requirement in row.requirements)
+    return {
+        "requirements": [TORCH, *row.requirements, *LIGHT],
+        "week": None if pinned else list(date.today().isocalendar()[:2]),
+        "torch_from": None if torch_from is None else str(torch_from.absolute()),
+        "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12],
+    }
 
 
 def run(python: Path, runs: Sequence[str] = ("full", "lora")) -> Any:
@@ -127,7 +136,12 @@ def run(python: Path, runs: Sequence[str] = ("full", "lora")) -> Any:
         RuntimeError: it did not end well; with the last line it wrote.
     """
     script = Path(__file__).with_name("versions_run.py")
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MEMPROF": ""}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [str(python), str(script), str(out), "--runs", *runs]
@@ -137,10 +151,13 @@ def run(python: Path, runs: Sequence[str] = ("full", "lora")) -> Any:
         return json.loads(out.read_text(encoding="utf-8"))
 
 
-def packages_of(python: Path) -> Path:
-    """Return the folder pip installs into."""
-    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(_done([str(python), "-c", code], 60).stdout.strip())
+def _home_of(package: str, python: Path) -> Path:
+    """Return the folder a Python imports a package from."""
+    code = f"import importlib.util as u, pathlib as p; print(p.Path(u.find_spec({package!r}).origin).parents[1])"
+    done = _done([str(python), "-c", code], 60)
+    if done.returncode:
+        raise NotInstalled(f"{python} has no {package}")
+    return Path(done.stdout.strip())
 
 
 def _python_in(folder: Path) -> Path:
@@ -155,7 +172,8 @@ def _pip(python: Path, *arguments: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    kept_out = ("PYTHONPATH", "PYTHONHOME", "MEMPROF")
+    return {name: value for name, value in os.environ.items() if name not in kept_out}
 
 
 def _done(command: list[str], seconds: int, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Train a tiny model with TRL's GRPO twice, watched by ``MemProfCallback()``, and say what was seen as JSON.
+"""Train a tiny model with TRL's GRPO under ``MemProfCallback()``, and say what was seen as JSON.
 
 ``benchmarks.versions`` runs this file in an environment of each version of TRL; it imports only what every one has.
 """
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Write versions and both runs to the file named on the command line."""
+    """Write versions and what each run left to the file named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=Path, help="where the result goes")
     parser.add_argument("--runs", nargs="+", default=["full", "lora"], choices=["full", "lora"])
@@ -42,7 +42,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = save_model(Path(folder))
         runs = {name: watched(checkpoint, Path(folder) / name, lora=name == "lora") for name in options.runs}
-    result = {"python": sys.version.split()[0], "versions": versions(), "runs": runs}
+        result = {"python": sys.version.split()[0], "versions": versions(), "runs": runs}
+        result["compat"] = compat()
+        result["interrupted_in"] = interrupted(checkpoint, Path(folder) / "interrupted")
     options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
@@ -55,6 +57,20 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def compat() -> dict[str, dict[str, Any]]:
+    """Return which features are refused here, with the sentence (None: none), and what the callback cannot mark."""
+    from memprof.compat.check import missing, require
+    from memprof.errors import UsageError
+
+    said: dict[str, str | None] = {}
+    for feature in ("callback", "rehearse", "run", "attach", "record.trace", "simulate", "plan", "lean"):
+        try:
+            said[feature] = require(feature)
+        except UsageError as refusal:
+            said[feature] = str(refusal)
+    return {"refused": said, "missing": {"callback": missing("callback")}}
 
 
 def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:
@@ -77,6 +93,33 @@ def watched(checkpoint: Path, out: Path, *, lora: bool) -> dict[str, Any]:
     return {**described(report), **checked(snapshot), "warnings": said, "unchanged": seen == alone}
 
 
+def interrupted(checkpoint: Path, out: Path) -> str | None:
+    """Train until the optimizer's third step raises; return the phase in which the recording ends, None without one."""
+    import torch
+
+    from memprof import MemProfCallback
+
+    steps, own = iter(range(100)), torch.optim.AdamW.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(steps) == 2:
+            raise InterruptedError
+        return own(self, *args, **kwargs)
+
+    callback = MemProfCallback(table=False)
+    torch.optim.AdamW.step = step
+    try:
+        train(checkpoint, out, [callback], lora=False)
+    except InterruptedError:
+        reports = list(callback.result.reports.values())
+        return reports[-1]["phases"][-1]["phase"] if reports else None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        torch.optim.AdamW.step = own
+    return "the exception was swallowed"
+
+
 def described(report: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a report that are compared between versions: phases, bytes at the peak, notes."""
     peak = report["peak"]
@@ -96,25 +139,30 @@ def described(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def checked(snapshot: Path) -> dict[str, Any]:
-    """Return whether the categories add up at the peak and in every phase."""
+def checked(path: Path) -> dict[str, Any]:
+    """Return whether the categories add up at the peak and in every phase, and the shapes and lengths seen."""
     from memprof import analyze, load_snapshot
 
-    analysis = analyze(load_snapshot(snapshot))
+    snapshot = load_snapshot(path)
+    analysis = analyze(snapshot)
+    setup = (snapshot.extra or {}).get("setup") or {}
+    seen = {name: [row[1:] for row in setup.get(name, [])] for name in ("batches", "lengths")}
     try:
         for breakdown in (analysis.peak, *analysis.phases):
             breakdown.self_check()
     except AssertionError as error:
-        return {"self_check": str(error)}
-    return {"self_check": "passed"}
+        return {**seen, "self_check": str(error)}
+    return {**seen, "self_check": "passed"}
 
 
 def train(checkpoint: Path, out: Path, callbacks: Iterable[Any], *, lora: bool) -> dict[str, Any]:
     """Train once from a fixed seed; return the losses, and a digest of the parameters after it."""
+    import torch
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    torch.manual_seed(3)  # old TRL draws adapters before it sets the seed
     draw = random.Random(0)
     questions = [{"prompt": " ".join(draw.choices(WORDS, k=6))} for _ in range(16)]
     trainer = GRPOTrainer(
@@ -175,9 +223,7 @@ def tokenizer() -> Any:
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     # TRL before 1.0 hands all of a tokenizer's outputs to generate, which refuses token types.
     names = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, padding_side="left", model_input_names=names, **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", model_input_names=names, **special)
 
 
 if __name__ == "__main__":

@@ -98,10 +98,11 @@ VLLM = Target(
 
 # -- GRPOTrainer: methods that are phases ----------------------------------------------------------------------------
 
-GENERATE = Target(
-    _GRPO, "GRPOTrainer._generate", "(self, prompts, *args, **kwargs)", needed_by=_SIMULATED,
-    or_else=("GRPOTrainer._generate_and_score_completions",), optional_for=("callback",),
-    consequence="phase generate cannot be marked",
+GENERATE = Target(_GRPO, "GRPOTrainer._generate", "(self, prompts, *args, **kwargs)", needed_by=_SIMULATED)
+# Before TRL had the method, the phase is marked by the `generate` of what the other one calls.
+GENERATE_PHASE = Target(
+    _GRPO, "GRPOTrainer._generate", or_else=("GRPOTrainer._generate_and_score_completions",),
+    optional_for=("callback",), consequence="phase generate cannot be marked",
 )  # fmt: skip
 SCORE_COMPLETIONS = Target(
     _GRPO, "GRPOTrainer._generate_and_score_completions", "(self, inputs)", needed_by=_SIMULATED,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memprof.compat.torch import AFTER_FORWARD, BEFORE_FORWARD
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -43,14 +45,14 @@ class ModuleScope:
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
     def start(self) -> None:
-        from torch.nn.modules import module as hooks
-
+        """Hook into every module's forward."""
         self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
+            BEFORE_FORWARD.get()(self._enter),
+            AFTER_FORWARD.get()(self._leave, always_call=True),
         ]
 
     def stop(self) -> None:
+        """Take the hooks back."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
