@@ -88,7 +88,7 @@ ITERATIONS = Target(
     consequence="a generation cycle is taken to have one iteration",
 )  # fmt: skip
 COMPLETION_LENGTH = Target(
-    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("rehearse",),
+    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_BOTH, optional_for=("rehearse",),
     consequence="the rehearsal cannot make completions of full length",
 )  # fmt: skip
 VLLM = Target(
