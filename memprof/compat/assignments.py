@@ -31,9 +31,14 @@ def assigns(holder: Any, name: str) -> bool:
 
 
 def names_used(function: Any) -> set[str]:
-    """All names a function's code uses, those of functions inside it too; empty where it is not Python's."""
+    """All names a function's code uses, its local variables and those of functions inside it too.
+
+    Empty where it is not written in Python.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return set() if code is None else {name for part in _with_inner(code) for name in part.co_names}
+    if code is None:
+        return set()
+    return {name for part in _with_inner(code) for name in (*part.co_names, *part.co_varnames)}
 
 
 def _annotated(kind: type) -> Any:

@@ -10,7 +10,7 @@ from memprof.compat import accelerate, optional_packages, peft, torch, torch_sha
 from memprof.compat.assignments import assigns, names_used
 from memprof.compat.features import FEATURES, targets_for
 from memprof.compat.signatures import fits, parameters_of, shown
-from memprof.compat.targets import ABSENT, ASSIGNED, READ, Target, look_up
+from memprof.compat.targets import ABSENT, ASSIGNED, LOCAL, READ, Target, look_up
 from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
 from memprof.errors import UsageError
 
@@ -83,6 +83,8 @@ def _difference(target: Target) -> str | None:
     absent = f"{target.path} is not"
     if target.how == ASSIGNED:
         return None if _is_assigned(target) else absent
+    if target.how == LOCAL:
+        return None if target.name in names_used(look_up(target.module, target.used_in)) else absent
     found = target.find()
     if found is ABSENT:
         return absent

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ABSENT", "ASSIGNED", "CALLED", "READ", "REPLACED", "Missing", "Target"]
+__all__ = ["ABSENT", "ASSIGNED", "CALLED", "LOCAL", "READ", "REPLACED", "Missing", "Target"]
 
 #: What :meth:`Target.find` returns for a name that is not there.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__": lambda self: False})()
 
 #: How a name is used. ``CALLED``: our call must bind. ``REPLACED``: by a function of ours, or overridden in a subclass,
 #: which must take whatever the package passes. ``READ``: it must be there. ``ASSIGNED``: an attribute of instances,
-#: which no class shows; see :mod:`memprof.compat.assignments`.
-CALLED, REPLACED, READ, ASSIGNED = "called", "replaced", "read", "assigned"
+#: which no class shows; see :mod:`memprof.compat.assignments`. ``LOCAL``: a local variable of the function ``used_in``.
+CALLED, REPLACED, READ, ASSIGNED, LOCAL = "called", "replaced", "read", "assigned", "local"
 
 
 class Missing(AttributeError):
@@ -36,7 +36,7 @@ class Target:
         path: the name inside the module, dotted: ``"GRPOTrainer._compute_loss"``.
         signature: the arguments we pass or receive, ``"(self, model, inputs)"``; None where nothing is called, or where
             the package does not say (C functions). Rules: :mod:`memprof.compat.signatures`.
-        how: ``CALLED``, ``REPLACED``, ``READ`` or ``ASSIGNED``.
+        how: ``CALLED``, ``REPLACED``, ``READ``, ``ASSIGNED`` or ``LOCAL``.
         needed_by: features that are refused without it.
         optional_for: features that work without it, with a note.
         consequence: what those cannot do then, a clause: "phase generate cannot be marked".

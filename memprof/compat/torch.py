@@ -47,6 +47,10 @@ MODE_STACK = Target(_DISPATCH, "_get_current_dispatch_mode_stack", "()", needed_
 POP_MODE = Target(_DISPATCH, "_pop_mode", "()", needed_by=_TRACE)
 PUSH_MODE = Target(_DISPATCH, "_push_mode", "(mode)", needed_by=_TRACE)
 NO_MODES = Target(_DISPATCH, "_disable_current_modes", "()", needed_by=("script",))
+SKIP_DYNAMO = Target(
+    _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", how=REPLACED, optional_for=_SIMULATED,
+    consequence="the simulator takes longer",
+)  # fmt: skip
 PLAIN_DISPATCH = Target("torch._C", "_disabled_torch_dispatch_impl", needed_by=_TRACED)
 GATHER_STACK = Target("torch._C", "_profiler.gather_traceback", needed_by=_TRACED)
 SYMBOLIZE = Target("torch._C", "_profiler.symbolize_tracebacks", needed_by=_TRACED)
@@ -168,9 +172,14 @@ FLASH_ON_CPU_BACKWARD = Target(
     "(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, scale)", needed_by=_LEAN,
 )  # fmt: skip
 
-# -- later additions -------------------------------------------------------------------------------------------------
-
-SKIP_DYNAMO = Target(
-    _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", how=REPLACED, optional_for=_SIMULATED,
-    consequence="the simulator takes longer",
+# What selective checkpointing keeps the output of, beside the kernels above.
+_AGAIN = "selective checkpointing computes attention again where this kernel runs it"
+CUDNN = Target("torch", "ops.aten._scaled_dot_product_cudnn_attention.default", optional_for=_LEAN, consequence=_AGAIN)
+FUSED = Target(
+    "torch", "ops.aten._scaled_dot_product_fused_attention_overrideable.default", optional_for=_LEAN,
+    consequence=_AGAIN,
 )  # fmt: skip
+FLASH_FORWARD = Target("torch", "ops.aten._flash_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN)
+EFFICIENT_FORWARD = Target(
+    "torch", "ops.aten._efficient_attention_forward.default", optional_for=_LEAN, consequence=_AGAIN
+)

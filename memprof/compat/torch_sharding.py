@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import ASSIGNED, LOCAL, READ, REPLACED, Target
 
 __all__: list[str] = []
 
@@ -74,6 +74,10 @@ ALLOCATE = Target(
     f"{_FULLY}._fsdp_collectives", "DefaultAllocMixin.allocate", "(self, *args, **kwargs)", how=REPLACED,
     needed_by=_FSDP2,
 )  # fmt: skip
+# Told apart from what is gathered by this name of its caller's.
+REDUCE_INPUT = Target(
+    f"{_FULLY}._fsdp_collectives", "reduce_scatter_input", how=LOCAL, used_in="foreach_reduce", needed_by=_FSDP2
+)
 
 # -- FSDP1 -----------------------------------------------------------------------------------------------------------
 

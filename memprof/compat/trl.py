@@ -124,7 +124,7 @@ LOGPS_OUTSIDE_LOSS = Target(
 )  # fmt: skip
 SYNC_WEIGHTS = Target(
     "trl.generation.vllm_generation", "VLLMGeneration.sync_weights", optional_for=("callback",),
-    or_else=(f"{_GRPO}:GRPOTrainer._move_model_to_vllm",),
+    or_else=(f"{_GRPO}:GRPOTrainer._move_model_to_vllm", f"{_GRPO}:GRPOTrainer._sync_fsdp_params_to_vllm"),
     consequence="phase weight_sync of a vLLM in this process cannot be marked",
 )  # fmt: skip
 GENERATE_VLLM = Target(

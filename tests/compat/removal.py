@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memprof.compat.check import look_up
-from memprof.compat.targets import ASSIGNED, Target
+from memprof.compat.targets import ASSIGNED, LOCAL, Target
 
 RENAMED = "renamed_by_a_test"
 
@@ -27,6 +27,9 @@ def remove(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         for holder in holders:
             for name in names:
                 _rename_assignments(look_up(*holder), name, monkeypatch)
+        return
+    if target.how == LOCAL:
+        stop_using(target, monkeypatch)
         return
     for module, path in target.places:
         owner, _, name = path.rpartition(".")
@@ -117,5 +120,6 @@ def _mentions(code: CodeType, name: str) -> bool:
 
 def _renamed(code: CodeType, name: str) -> CodeType:
     names = tuple(RENAMED if n == name else n for n in code.co_names)
+    variables = tuple(RENAMED if n == name else n for n in code.co_varnames)
     constants = tuple(_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
-    return code.replace(co_names=names, co_consts=constants)
+    return code.replace(co_names=names, co_varnames=variables, co_consts=constants)

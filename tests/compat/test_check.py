@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_a_package_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(check, "is_installed", lambda package: package != "peft" and real(package))
     with pytest.raises(UsageError, match=r"^The simulator needs PEFT, which is not installed: pip install"):
         require("simulate")
+
+
+def test_importing_the_room_imports_none_of_the_packages() -> None:
+    packages = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
+    script = f"import sys, memprof.compat; print([name for name in {packages!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_there_is_no_such_feature() -> None:

@@ -11,7 +11,7 @@ from memprof.compat import missing, require
 from memprof.compat.check import TARGETS, fault_of, spoken
 from memprof.compat.features import FEATURES
 from memprof.compat.signatures import declared, parameters_of
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import ASSIGNED, LOCAL, READ, REPLACED, Target
 from memprof.compat.versions import installed, is_installed
 from memprof.errors import UsageError
 from tests.compat.removal import remove, stop_using
@@ -85,7 +85,7 @@ def test_an_optional_target_that_is_gone_is_noted(target: Target, monkeypatch: p
         assert any(note.startswith(f"{words}: {target.path} is not in the ") for note in notes), notes
 
 
-@pytest.mark.parametrize("target", [t for t in HERE if t.used_in], **_IDS)
+@pytest.mark.parametrize("target", [t for t in HERE if t.used_in and t.how != LOCAL], **_IDS)
 def test_a_target_nobody_uses_any_more_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is still there, but replacing it would change nothing: as bad as one that is gone."""
     stop_using(target, monkeypatch)
