@@ -17,7 +17,7 @@ from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.trackers.tracking import Tracking
 
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.recording.phases import REHEARSAL
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session

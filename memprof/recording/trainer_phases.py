@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.vocabulary import Phase

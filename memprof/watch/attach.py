@@ -180,7 +180,7 @@ class Attachment:
         names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
         if self._session is None:
             return []
-        from memprof.compat.seams import Seams
+        from memprof.compat.patching import Seams
 
         if self._seams is None:
             self._seams = Seams(lambda error: self._session.fail(error), self._failed)
