@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 
 
 class Thing:
