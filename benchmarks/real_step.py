@@ -31,7 +31,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     """
     import torch
 
-    from memprof.compat.seams import Seams
+    from memprof.compat.patching import Seams
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
     from memprof.recording.trainer_phases import TrainerPhases

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memprof.compat.torch import IS_COMPILING
+from memprof.compat.torch import AFTER_FORWARD, BEFORE_FORWARD, IS_COMPILING
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,15 +61,12 @@ class ModuleScope:
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
     def start(self) -> None:
-        from torch.nn.modules import module as hooks
-
+        """Hook into every module's forward."""
         enter, leave = _unseen_by_old_compilers(self._enter), _unseen_by_old_compilers(self._leave)
-        self._handles = [
-            hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave, always_call=True),
-        ]
+        self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 
     def stop(self) -> None:
+        """Take the hooks back."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
