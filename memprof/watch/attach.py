@@ -73,7 +73,7 @@ def attach(
         redact: leave this machine's paths and name out of what is written.
 
     Raises:
-        UsageError: an unknown role, this process has one attached already, or the installed torch lacks what this needs.
+        UsageError: an unknown role, this process has one attached already, or torch lacks what this needs.
     """
     if role not in _ROLES:
         raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
