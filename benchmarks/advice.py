@@ -215,8 +215,9 @@ def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Cal
     """Estimates from the unchanged runs' sizes (``first`` of each) beside simulations of the changed ones."""
     from memprof.advice.estimate import Estimate, entry, estimate
     from memprof.advice.evaluate import run_of_row
-    from memprof.advice.recorded_run import Run, Sizes
+    from memprof.advice.recorded_run import Run
     from memprof.config.catalogue import find_config
+    from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
     from memprof.errors import MemprofError
 
@@ -228,7 +229,7 @@ def simulated(machine: Any, first: int, wanted: list[str], rows: Rows, keep: Cal
             continue
         settings = Settings(**values)
         base = machine.run([settings])[0]
-        run = run_of_row(base, Run(peaks=(), sizes=Sizes.of(find_config(settings.model))), settings)
+        run = run_of_row(base, Run(peaks=(), shape=ModelShape.of(find_config(settings.model))), settings)
         found = [e for e in estimate(run) if e.candidate.changes and e.saves and not e.candidate.device]
         for place, e in enumerate(sorted(found, key=saving)[:first]):
             if any((r["run"], r["id"]) == (name, e.candidate.id) for r in rows):
@@ -249,13 +250,14 @@ def combination(machine: Any) -> dict[str, Any]:
     ``machine`` simulates on that card (:class:`memprof.plan.subprocess_runner.Runner`).
     """
     from memprof.advice.combine import combine
-    from memprof.advice.recorded_run import Run, Sizes
+    from memprof.advice.recorded_run import Run
     from memprof.config.catalogue import find_config
+    from memprof.config.model_shape import ModelShape
     from memprof.config.settings import Settings
     from memprof.simulate.fit import run_row
 
     settings = Settings(model="Qwen/Qwen2.5-7B-Instruct", prompt_length=512, completion_length=512)
-    like = Run(peaks=(), settings=settings, sizes=Sizes.of(find_config(settings.model)))
+    like = Run(peaks=(), settings=settings, shape=ModelShape.of(find_config(settings.model)))
     found = combine(settings, "24GB", machine, like, seconds=1e9)
     before = machine.run([settings])[0]
     again = run_row(found.settings.to_dict(), "24GB")

@@ -1,4 +1,4 @@
-"""What people say about the memory of GRPO, held against simulations and timings: the figures of docs/claims.md.
+"""What people say about the memory of GRPO, held against simulations and timings: the figures of docs/faq.md.
 
     python -m benchmarks.claims [--only NAME]... [--json benchmarks/results/cpu/claims.json]
 

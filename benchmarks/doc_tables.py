@@ -19,10 +19,11 @@ from benchmarks.tabling import ROOT, read, table
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
-PAGES = (ROOT / "docs" / "claims.md", ROOT / "docs" / "grpo-memory.md", ROOT / "docs" / "faq.md",
-         ROOT / "docs" / "lean-techniques.md", ROOT / "docs" / "advice.md", ROOT / "docs" / "lean-trainer.md",
-         ROOT / "docs" / "lean-figures.md",
-         ROOT / "examples" / "README.md")  # fmt: skip
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques")),
+    ROOT / "examples" / "README.md",
+)
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -164,27 +165,29 @@ def fused_loss() -> str:
 
 
 def advice(part: str) -> str:
-    """benchmarks/advice.py: every change, predicted and executed, and what the errors come to."""
+    """benchmarks/advice.py: for each run, its changes, and how far off what they were said to save was."""
     found = read("advice")[part]
-    unit, size, digits = ("MiB", 2**20, 4) if part == "real" else ("GiB", GIB, 1)
-    said, done = ("predicted", "saved") if part == "real" else ("estimated", "simulated")
-    rows: list[tuple[str, ...]] = []
-    last = ""
-    for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"])):
-        error = "–" if row["error"] is None else f"{100 * row['error']:+.{digits}f}"
-        figures = (f"{row[name] / size:.2f}" for name in ("predicted_bytes", "saved_bytes"))
-        rows.append((row["run"] if row["run"] != last else "", f"`{row['id']}`", *figures, error))
-        last = row["run"]
-    head = (f"run, {'trained for real' if part == 'real' else 'simulated'}", "change", f"{said}, {unit}",
-            f"{done}, {unit}", "error, %")  # fmt: skip
+    rows = []
+    for name in dict.fromkeys(row["run"] for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"]))):
+        of = [row for row in found["rows"] if row["run"] == name]
+        worst = max(of, key=lambda row: abs(row["error"] or 0.0))
+        saved = sorted(row["saved_bytes"] / (2**20 if part == "real" else GIB) for row in of)
+        rows.append((name, len(of), f"{saved[0]:.2f} to {saved[-1]:.2f}", f"{100 * worst['error']:+.{_DIGITS[part]}f}",
+                     f"`{worst['id']}`"))  # fmt: skip
+    run, unit = ("run, trained on a CPU", "MiB") if part == "real" else ("run, simulated", "GiB")
+    head = (run, "changes", f"saved at the peak, {unit}", "largest error, %", "of the change")
     whole = found["summary"]
+    digits = _DIGITS[part] + 1
     words = (
-        f"{whole['changes']} changes of {len({row['run'] for row in found['rows']})} runs: median error "
-        f"{100 * whole['median_error']:.{digits + 1}f} %, largest {100 * whole['largest_error']:.{digits + 1}f} % "
-        f"({100 * whole['largest_error_of_peak']:.{digits + 1}f} % of the peak), wrong in sign among the first three "
+        f"{whole['changes']} changes of {len(rows)} runs: median error "
+        f"{100 * whole['median_error']:.{digits}f} %, largest {100 * whole['largest_error']:.{digits}f} % "
+        f"({100 * whole['largest_error_of_peak']:.{digits}f} % of the peak), wrong in sign among the first three "
         f"of a run: {whole['wrong_sign_in_first_three']}."
     )
     return f"{table(head, rows)}\n{words}\n"
+
+
+_DIGITS = {"real": 4, "simulated": 1}
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -23,26 +23,30 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Every simulated case."""
-    head = ("run", "training", "generation", "whole", "host", "of it pinned")
+    """Every simulated case; FLOPs of those that have them."""
+    head = ("run", "training", "generation", "whole", "host", "PFLOP")
     return table(head, [
         (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
-         _gib(row["host_bytes"]), _gib(row["pinned_bytes"]))
+         _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–")
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
 
-def flops() -> str:
-    """Of the cases that have them: all, what of it is computed again, and tokens."""
-    head = ("run", "tokens through the model", "PFLOP", "computed again", "share")
-    rows = []
-    for name, row in _memory(lambda name: True).items():
-        if "flops" in row:
-            again = row["flops"] - row["flops_once"]
-            rows.append(
-                (name, f"{row['tokens']:,}", row["flops"] / _PETA, again / _PETA, f"{again / row['flops']:.0%}")
-            )
-    return table(head, rows)
+_SHORT = {
+    "8B LoRA, 8 x 20480, TRL's defaults": "TRL's trainer, its defaults",
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": "TRL's trainer, tuned by hand",
+    "8B LoRA, 8 x 20480, lean": "the lean trainer",
+}
+
+
+def short() -> str:
+    """One run, with TRL's trainer and the lean one."""
+    rows = _memory(lambda name: name in _SHORT)
+    return table(("", "training", "generation", "whole step"), [
+        (label, _gib(training_bytes(rows[name])), _gib(rows[name]["phases"].get("generate")),
+         _gib(rows[name]["allocated_bytes"]))
+        for name, label in _SHORT.items()
+    ])  # fmt: skip
 
 
 def _technique(rows: Mapping[str, Any], name: str, base: str) -> list[str]:
@@ -124,25 +128,32 @@ def speed() -> str:
 
 
 def track() -> str:
-    """Two steps of four of both runs, and the largest difference of any; a generation's second step has no reward."""
+    """The first and last step of both runs, and the largest difference of any, relative to the run's largest value."""
     found = read("lean_track")
-    head = ("step", "loss: TRL", "lean", "reward: TRL", "lean", "gradient norm: TRL", "lean", "KL: TRL", "lean")
-    names = ("loss", "reward", "grad_norm", "kl")
-    lines = []
-    for number, (one, other) in enumerate(zip(found["trl"]["steps"], found["lean"]["steps"], strict=True), 1):
-        if number % 4 in (1, 2):
-            found_here = [row[name] for name in names for row in (one, other)]
-            lines.append([number, *("–" if value is None else f"{value:.5g}" for value in found_here)])
-    worst = found["largest_difference"]
-    lines.append(
-        ["largest difference of any step, relative", *(x for name in names for x in (f"{worst[name]:.1e}", ""))]
-    )
+    one, other = found["trl"]["steps"], found["lean"]["steps"]
+    lines = [
+        (name, *(f"{steps[at][key]:.5g}" for at in (0, -2) for steps in (one, other)),
+         f"{found['largest_difference'][key]:.1e}")
+        for name, key in (("loss", "loss"), ("reward", "reward"), ("gradient norm", "grad_norm"), ("KL", "kl"))
+    ]  # fmt: skip
+    last = len(one) - 1
+    head = ("", "step 1: TRL", "lean", f"step {last}: TRL", "lean", "largest difference of any step, relative")
     return table(head, lines)
+
+
+def blocks() -> str:
+    """Three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
+    return table(("one sequence", "FLOPs", "peak, MB", "CPU time"), [
+        (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])
+        for name, row in read("lean_blocks")["one_sequence"].items()
+        if not name.startswith("offloaded")  # the host is the same memory here
+    ])  # fmt: skip
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
-    "lean-flops": flops,
+    "lean-short": short,
+    "lean-blocks": blocks,
     "lean-techniques": lambda: techniques("8B"),
     "lean-techniques-prompt": lambda: techniques("7B long prompt"),
     "lean-techniques-reference": lambda: techniques("1.5B reference"),

@@ -1,7 +1,10 @@
-"""The rough math beside what was executed: formulas of :mod:`memprof.plan.rough`, and a simulation's own figures.
+"""Compare formulas one can do on paper with a simulation's own figures.
 
-python -m benchmarks.rough_math            # simulate what is missing and print docs/planning.md's table
+python -m benchmarks.rough_math            # simulate what is missing and print docs/grpo-memory.md's table
 python -m benchmarks.rough_math --print    # simulate nothing
+
+The formulas hold for decoders of the Llama family: grouped attention, gated feed-forward, tied or own output head.
+Activations have no such formula; they are executed (``memprof simulate``).
 """
 
 from __future__ import annotations
@@ -10,6 +13,10 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+from memprof.config.model_shape import DTYPE_BYTES, ModelShape
+from memprof.config.optimizers import optimizer
+from memprof.config.settings import Settings
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu" / "rough_math.json"
 MODEL = "meta-llama/Llama-3.2-1B-Instruct"
@@ -22,11 +29,59 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+def rough(shape: ModelShape, settings: Settings) -> dict[str, int]:
+    """Reckon the bytes of each component that a formula gives, for one GPU; those that are not there are left out.
+
+    Weights in ``dtype``; a gradient as wide as its parameter (an adapter is fp32, on 4-bit layers bf16); the
+    optimizer's state as its row in :mod:`memprof.config.optimizers` says; bf16 copies of fp32 linear weights and of
+    the head, all at once without checkpointing; keys and values of all but the last token, as wide as the weights;
+    ``logits`` is one bf16 copy of [sequences, completion + 1, vocabulary]: TRL's older loss held several, 1.16 never
+    makes it.
+    """
+    width = DTYPE_BYTES[settings.dtype]
+    head = shape.vocabulary * shape.hidden
+    found = {"kv_cache": _cache(shape, settings), "logits": _logits(shape, settings)}
+    found["weights"] = _weights(shape, settings, width)
+    kind = optimizer(settings.optim)
+    if settings.lora_r is not None:
+        trained, held = shape.adapter_parameters(settings.lora_r), 2 if settings.load_in_4bit else 4
+        found["adapters"] = found["gradients"] = held * trained
+        found["optimizer_state"] = kind.state_bytes(trained, held)
+    else:
+        found["gradients"] = width * shape.parameters
+        exact = shape.norms_and_biases + (head if kind.exact_embeddings else 0)
+        found["optimizer_state"] = kind.state_bytes(shape.parameters, width, exact)
+        if settings.beta:
+            found["reference_model"] = found["weights"]
+    if settings.dtype == "float32" and settings.mixed_precision == "bf16" and not settings.gradient_checkpointing:
+        found["weight_casts"] = 2 * (shape.matrices + head)
+    return found
+
+
+def _weights(shape: ModelShape, settings: Settings, width: int) -> int:
+    if not settings.load_in_4bit:
+        return width * shape.parameters
+    # NF4: half a byte a value and an fp32 scale for each block of 64; embeddings, head and norms as they are.
+    packed = shape.matrices // 2 + 4 * (shape.matrices // 64)
+    return packed + width * (shape.embeddings + shape.norms_and_biases)
+
+
+def _cache(shape: ModelShape, settings: Settings) -> int:
+    if settings.generation != "hf":
+        return 0
+    sequences = settings.per_device_train_batch_size * settings.generation_steps
+    return sequences * shape.kv_cache_bytes(settings.sequence_length - 1, DTYPE_BYTES[settings.dtype])
+
+
+def _logits(shape: ModelShape, settings: Settings) -> int:
+    if settings.recipe not in ("trl-full-logits", "trl-0.14"):
+        return 0
+    return 2 * settings.per_device_train_batch_size * (settings.completion_length + 1) * shape.vocabulary
+
+
 def executed(changes: dict[str, Any]) -> dict[str, Any]:
     """Formulas' bytes and the simulation's own peaks by category, for one run."""
     from memprof.config.catalogue import find_config
-    from memprof.config.settings import Settings
-    from memprof.plan.rough import rough, shape_of
     from memprof.simulate.fit import evaluate
 
     settings = Settings(**{**_BASE, **changes})
@@ -37,7 +92,7 @@ def executed(changes: dict[str, Any]) -> dict[str, Any]:
     shown = {**{name: size for name, size in standing.categories.items() if size}}
     own = analysis.own_peaks
     return {
-        "rough": rough(shape_of(find_config(settings.model)), settings),
+        "rough": rough(ModelShape.of(find_config(settings.model)), settings),
         "optimizer_step": shown,
         "own_peaks": {
             name: own[name] for name in ("kv_cache", "activations", "weight_casts", "loss_logits") if name in own

@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compat": ("name, check and patch what is private in other packages", ()),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers", ()),
     "oom": ("explain out-of-memory texts", ("attribution",)),
-    "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat")),
+    "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (
         "find what to change, estimated or simulated",

@@ -100,9 +100,9 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
     from memprof.reports.terminal import report as terminal
 
     result.document = document = document_of(analysis)
-    result.table = terminal.render(document)
+    result.table = terminal.render_short(document)
     if page is not None:
-        from memprof.reports.html.page import write_html
+        from memprof.reports.html.report import write_html
 
         write_html(document, page)
         result.page = page

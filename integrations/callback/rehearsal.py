@@ -50,7 +50,7 @@ def refusal(trainer: Any) -> str | None:
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether this is what a rehearsal is there to find."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 @dataclass(frozen=True)

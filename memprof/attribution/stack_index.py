@@ -118,15 +118,21 @@ class StackIndex:
         self._matcher = _FrameMatcher(frames, own)
         self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
         self.python[blank] = False
-        self.has_python = self._any(self.python)
-        self.all_python = ~self._any(~self.python)
-        telling = self.python & ~self._matcher.matches(rules.frames.transparent)
-        self._inner = self._frame_at(self._first(telling))
+        self.has_python = self.having(self.python)
+        self.all_python = ~self.having(~self.python)
+        #: Python frames that are not transparent, by frame id: those a call site is told by.
+        self.telling = self.python & ~self._matcher.matches(rules.frames.transparent)
+        self._inner = self._frame_at(self._first(self.telling))
         self._outermost = self._frame_at(self._last(self.python))
+
+    def frames_matching(self, patterns: Iterable[str]) -> Bools:
+        """Tell for each frame id whether it matches any of ``patterns``."""
+        return self._matcher.matches(patterns)
 
     # Frames to stacks. -1 stands for "no such frame".
 
-    def _any(self, frame_hits: Bools) -> Bools:
+    def having(self, frame_hits: Bools) -> Bools:
+        """Tell for each stack whether one of its frames is hit (``frame_hits``: by frame id)."""
         if not self.n:
             return np.zeros(0, bool)
         return np.logical_or.reduceat(frame_hits[self._flat], self._starts)
@@ -154,7 +160,7 @@ class StackIndex:
 
     def any_of(self, name: str) -> Bools:
         """Stacks with a frame of the named set (``[frames]`` in the rules)."""
-        return self._any(self._matcher.matches(self.rules.frames.sets.get(name, ())))
+        return self.having(self._matcher.matches(self.rules.frames.sets.get(name, ())))
 
     def inner_in(self, name: str) -> Bools:
         """Stacks whose innermost telling frame is in the named set."""
@@ -190,11 +196,11 @@ class StackIndex:
         """Stacks on which the rule's frame conditions hold (its phases are the caller's business)."""
         ok = np.ones(self.n, bool)
         if rule.any:
-            ok &= self._any(self._matcher.matches(rule.any))
+            ok &= self.having(self._matcher.matches(rule.any))
         for pattern in rule.all:
-            ok &= self._any(self._matcher.matches((pattern,)))
+            ok &= self.having(self._matcher.matches((pattern,)))
         if rule.none:
-            ok &= ~self._any(self._matcher.matches(rule.none))
+            ok &= ~self.having(self._matcher.matches(rule.none))
         if rule.inner:
             ok &= (self._inner >= 0) & self._matcher.matches(rule.inner)[self._inner]
         if rule.outermost:
@@ -237,38 +243,3 @@ class StackIndex:
                     said[(self._outermost >= 0) & self._matcher.matches(rule.outermost)[self._outermost]] = i
             answer = np.where(answer < 0, said, answer)
         return answer
-
-    def call_site(self, patterns: tuple[str, ...]) -> NDArray[np.int64]:
-        """The frame that called the outermost frame matching ``patterns``, transparent ones skipped; -1 for none."""
-        hits = self._matcher.matches(patterns)
-        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
-        out = np.full(self.n, -1, np.int64)
-        for i in np.flatnonzero(self._any(hits)):
-            stack = self.table.stacks[i]
-            last = max(k for k, f in enumerate(stack) if hits[f])
-            out[i] = next((f for f in stack[last + 1 :] if telling[f]), -1)
-        return out
-
-    def caller_path(self, patterns: tuple[str, ...]) -> tuple[NDArray[np.int64], list[str]]:
-        """A number for all the frames that called the outermost match (-1 without one), and for each number the
-        file and function of the nearest of them."""
-        hits = self._matcher.matches(patterns)
-        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
-        ids: dict[tuple[int, ...], int] = {}
-        out = np.full(self.n, -1, np.int64)
-        for i in np.flatnonzero(self._any(hits)):
-            stack = self.table.stacks[i]
-            last = max(k for k, f in enumerate(stack) if hits[f])
-            path = tuple(f for f in stack[last + 1 :] if telling[f])
-            out[i] = ids.setdefault(path, len(ids)) if path else -1
-        frames = self.table.frames
-        return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
-
-    def with_function(self, function: str) -> Bools:
-        """Stacks with a frame in this ``file:function``, at any line."""
-        hits = np.array([f"{f.file}:{f.function}" == function for f in self.table.frames] + [False], bool)
-        return self._any(hits)
-
-    def frames_matching(self, patterns: tuple[str, ...]) -> Bools:
-        """Frame ids that match any of ``patterns``."""
-        return self._matcher.matches(patterns)

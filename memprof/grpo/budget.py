@@ -6,8 +6,6 @@ included, is touched here. Rank 0 chooses for all.
 
 from __future__ import annotations
 
-import copy
-import heapq
 import weakref
 from typing import Any
 
@@ -15,16 +13,19 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from memprof.config.from_recording import Likeness, place_model
+from memprof.config.from_trainer import from_trainer
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
+from memprof.plan.cache import cache_folder
 from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
+from memprof.recording.run_facts import plain_config
 from memprof.units import format_gib, parse_size
 from memprof.vocabulary import Phase
 
 __all__ = ["budget_bytes", "keep_within_budget", "settings_of"]
 
-_LONGEST = 64  # prompts with the most characters, whose tokens are counted
 _LOOKED_AT = 3  # steps within which a recording may begin
 
 
@@ -81,81 +82,17 @@ def _is_fixed(args: Any, name: str) -> bool:
 
 
 def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
-    """The run a trainer will make, as it can be simulated, and in sentences what was assumed.
-
-    Completions have their full length, prompts the length of the dataset's longest.
+    """Return the run a trainer will make, as it can be simulated, and in sentences what was assumed.
 
     Raises:
         UsageError: a combination that cannot be simulated.
         InputError: the model's config cannot be kept where the other process reads it.
     """
-    from memprof.config.from_recording import Likeness, place_model
-    from memprof.config.from_trainer import script_settings
-    from memprof.plan.cache import cache_folder
-    from memprof.recording.run_facts import plain_config
-
     notes: list[str] = []
     base = trainer._base_model(trainer.model)
-    arguments = copy.copy(trainer.args)
-    arguments._memprof_vllm = arguments.use_vllm
-    changes = {
-        "prompt_length": _longest_prompt(trainer, notes),
-        "attn": _attention(base.config),
-        "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
-    }
-    named = script_settings(arguments, base, _adapter(trainer.model), changes, notes, lean=True)
-    settings = named.with_(
-        model=getattr(base.config, "_name_or_path", "") or base.config.model_type,
-        lora_target_modules=_targets(trainer.model),
-        steps_per_generation=arguments.steps_per_generation,
-        **_ranks(trainer),
-    )
+    settings = from_trainer(trainer, base, notes)
     values = plain_config(base.config) or {}
     return place_model(Likeness(settings, values, ()), cache_folder().parent / "models"), notes
-
-
-def _longest_prompt(trainer: Any, notes: list[str]) -> int:
-    from memprof.config.from_trainer import prompt_tokens
-
-    try:
-        prompts = heapq.nlargest(_LONGEST, trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))
-    except (TypeError, KeyError, AttributeError):  # a stream: its first rows are looked at
-        prompts = None
-    data = trainer.train_dataset if prompts is None else [{"prompt": prompt} for prompt in prompts]
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    longest = prompt_tokens(data, tokenizer)
-    if not longest:
-        notes.append("how long prompts are is not known: 512 tokens are assumed")
-        return 512
-    notes.append(f"prompts of {longest} tokens, the longest of the dataset; completions of full length")
-    return longest
-
-
-def _attention(config: Any) -> str:
-    name = str(getattr(config, "_attn_implementation", None) or "sdpa")
-    return "flash" if name.startswith("flash") else "auto" if name == "sdpa" else "math"
-
-
-def _adapter(model: Any) -> Any:
-    return next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-
-
-def _targets(model: Any) -> tuple[str, ...]:
-    targets = getattr(_adapter(model), "target_modules", None) or "all-linear"
-    if isinstance(targets, str):
-        return (targets,)
-    return tuple(sorted({str(target).rpartition(".")[2] for target in targets}))  # PEFT spells "all-linear" out
-
-
-def _ranks(trainer: Any) -> dict[str, Any]:
-    accelerator = trainer.accelerator
-    if accelerator.num_processes == 1:
-        return {"gpus": 1}
-    kind = str(getattr(accelerator.distributed_type, "value", "")).upper()
-    sharding = "fsdp2" if kind == "FSDP" else "ddp"
-    if kind == "DEEPSPEED":
-        sharding = f"zero{getattr(accelerator.state.deepspeed_plugin, 'zero_stage', None) or 2}"
-    return {"gpus": int(accelerator.num_processes), "sharding": sharding}
 
 
 def _apply(trainer: Any, settings: Settings) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from memprof.config.model_shape import ModelShape
 from memprof.grpo.config import device_kind
 
 __all__ = ["cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
@@ -21,25 +22,19 @@ _WIDE, _INNER = (8, 13), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """Keys and values of one sequence of ``tokens``: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
+    """Reckon one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
 
     Layers that see a window hold at most the window.
     """
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    window = getattr(text, "sliding_window", None) or tokens
-    held = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
-    return int(2 * heads * width * held * itemsize)
+    return ModelShape.of(config).kv_cache_bytes(tokens, itemsize)
 
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
     concatenation), and its logits."""
-    text = config.get_text_config()
-    cache = cache_bytes(config, tokens, itemsize)
-    return int(cache + cache // text.num_hidden_layers + _LOGITS_COPIES * 4 * text.vocab_size)
+    shape = ModelShape.of(config)
+    cache = shape.kv_cache_bytes(tokens, itemsize)
+    return cache + cache // shape.layers + _LOGITS_COPIES * 4 * shape.vocabulary
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
@@ -47,11 +42,9 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
 
     Returns what each sequence adds, and what all share: with the MLP in tiles of ``tile`` tokens, one tile's.
     """
-    text = config.get_text_config()
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    inner = max(inner) if isinstance(inner, (list, tuple)) else inner
-    network = _INNER[adapters] * inner * itemsize
-    each = cache_bytes(config, tokens, itemsize) + tokens * _WIDE[adapters] * text.hidden_size * itemsize
+    shape = ModelShape.of(config)
+    network = _INNER[adapters] * shape.intermediate * itemsize
+    each = shape.kv_cache_bytes(tokens, itemsize) + tokens * _WIDE[adapters] * shape.hidden * itemsize
     return (each + tokens * network, 0) if tile is None else (each, tile * network)
 
 

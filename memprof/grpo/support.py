@@ -6,13 +6,11 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
+from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
 __all__ = ["check_supported", "reference_place", "whole_batch_reason"]
-
-# Optimizers that step inside the backward: several backwards would be several steps.
-_STEP_IN_BACKWARD = ("lomo", "adalomo")
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -21,10 +19,10 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
     Raises:
         UsageError: named combination.
     """
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    if optimizer in _STEP_IN_BACKWARD or optimizer.endswith("_layerwise"):
+    name = str(getattr(args.optim, "value", args.optim))
+    if optimizer(name).steps_in_backward:  # several backwards would be several steps
         raise UsageError(
-            f"optim={optimizer!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
+            f"optim={name!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):

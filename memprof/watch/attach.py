@@ -306,7 +306,7 @@ class Attachment:
         """An exception leaves the worker's code."""
         import torch
 
-        if self._session is None or not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if self._session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
             return
         path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
         if path not in self.snapshots or self._session.recorder.oom() is None:

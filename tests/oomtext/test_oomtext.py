@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memprof.reports.markdown.oom import render_failures as render_markdown
+from memprof.reports.terminal.oom import render_failures as render_text
 
 from memprof.cli import main
-from memprof.oomtext import explain_log, find_failures, render_markdown, render_text
+from memprof.oomtext import explain_log, find_failures
 from tests.oomtext.messages import WORDINGS, gib, mib
 
 FULL = WORDINGS["2.4, private pools"].text

@@ -226,7 +226,7 @@ class TensorTrace:
         match = _CPU_OOM.search(str(error))
         if match is not None:
             self._note_oom(int(match.group(1)), None)
-        elif isinstance(error, torch.OutOfMemoryError):
+        elif isinstance(error, torch.cuda.OutOfMemoryError):
             self._note_oom(int(getattr(error, "requested_bytes", 0)), None)
 
     def _note_oom(self, requested: int, free: int | None) -> None:

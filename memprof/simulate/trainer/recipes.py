@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memprof.config.settings import Settings
+from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
 
 __all__ = [
@@ -38,15 +39,7 @@ def config_of(settings: Settings) -> dict[str, Any]:
     """What the recipe's config is told beside what every recipe's is."""
     if settings.recipe != "lean":
         return {}
-    return {
-        "max_tokens_per_piece": settings.max_tokens_per_piece,
-        "tiled_mlp": settings.tiled_mlp,
-        "prefix_sharing": settings.prefix_sharing,
-        "generation_batch": settings.generation_batch,
-        "checkpointing": settings.checkpointing,
-        "weights": "as_given",
-        **_as_sharded(settings),
-    }
+    return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:

@@ -25,15 +25,22 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from memprof.allocator.model import OutOfMemory
 from memprof.compat.patching import Seams
-from memprof.config.from_trainer import not_kept, prompt_tokens, script_settings, settled, tame
+from memprof.config.from_trainer import as_built, from_arguments, not_kept, prompt_tokens
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError
-from memprof.recording.run_facts import plain_config
+from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.simulate.recorder.session import FakeSession
 from memprof.simulate.run import model_facts, simulate, simulate_settings
-from memprof.simulate.trainer.build import _dataset, _set_optimizer, _steps_callback, selected_of
+from memprof.simulate.trainer.build import (
+    MEASURED,
+    WARM_UP,
+    _dataset,
+    _set_optimizer,
+    _steps_callback,
+    selected_of,
+)
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.lean import lean_on_cuda, reference_of
 from memprof.simulate.trainer.patches import own_accelerate_state, quiet, trl_on_fakes
@@ -304,8 +311,14 @@ class _Interception:
             given["args"] = GRPOConfig(self._folder)
         if lean := is_lean(trainer):
             given["args"] = self._leanly(given["args"])
+        assumed: list[str] = []
+        if grpo:
+            changes = {**self._changes, "device": self._device}
+            self.settings = from_arguments(given["args"], model, given.get("peft_config"), changes, assumed, lean=lean)
+            if self.settings.optim != "none":
+                given["args"].optim = self.settings.optim
         if given.get("args") is not None:
-            tame(given["args"], self._folder, grpo=grpo)
+            _tame(given["args"], self._folder, grpo=grpo)
         for name in ("callbacks", "eval_dataset"):
             if given.get(name) and name == "callbacks":
                 self.notes.append(f"{len(given[name])} callback(s) of the script were left out")
@@ -315,10 +328,8 @@ class _Interception:
         if grpo:
             rewards = given.get("reward_funcs")
             given["reward_funcs"] = self._rewards(rewards if isinstance(rewards, list) else [rewards])
-            changes = {**self._changes, "device": self._device}
-            self.settings = script_settings(
-                given["args"], model, given.get("peft_config"), changes, self.notes, lean=lean
-            )
+            assert self.settings is not None
+            self.notes += assumed
             given["train_dataset"] = _dataset(self.settings)
 
     def _leanly(self, given: Any) -> Any:
@@ -369,8 +380,8 @@ class _Interception:
         if self.settings is not None:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
-            self.settings = settled(self.settings, trainer)
-            with contextlib.suppress(AttributeError):  # a model of another kind
+            self.settings = as_built(self.settings, collect_setup(trainer))
+            with contextlib.suppress(InputError):  # a model of another kind
                 session.config.update(model_facts(trainer.model.config))
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
@@ -418,6 +429,27 @@ def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
     from memprof.grpo import LeanGRPOTrainer
 
     return inspect.signature(GRPOTrainer.__init__ if init is LeanGRPOTrainer.__init__ else init)
+
+
+def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:
+    """Set two steps (or generation cycles), no logging, saving or evaluation, and ``folder`` for what is written."""
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+    cycle = 1
+    if grpo:
+        steps = arguments.steps_per_generation // arguments.gradient_accumulation_steps
+        cycle = max(1, steps) * arguments.num_iterations
+        arguments.use_vllm = arguments.log_completions = False
+    arguments.output_dir = arguments.logging_dir = folder
+    arguments.max_steps = (WARM_UP + MEASURED) * cycle
+    arguments.logging_strategy = arguments.eval_strategy = IntervalStrategy.NO
+    arguments.save_strategy = SaveStrategy.NO
+    for name in ("load_best_model_at_end", "push_to_hub", "do_eval", "save_only_model", "logging_first_step"):
+        setattr(arguments, name, False)
+    arguments.report_to = []
+    arguments.disable_tqdm = True
+    arguments.dataloader_pin_memory = False
+    arguments.dataloader_num_workers = 0
 
 
 def _nothing(*_: Any, **__: Any) -> None:

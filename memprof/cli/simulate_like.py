@@ -1,4 +1,4 @@
-"""``memprof simulate --like RUN --set NAME=VALUE``: a recorded run, simulated as it was and with something changed."""
+"""Simulate a recorded run as it was and with something changed: ``memprof simulate --like RUN --set NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from memprof.cli.answers import compared_document, comparison_answer
+from memprof.cli.emit import Output
 from memprof.cli.inputs import GivenRun, read_run
-from memprof.cli.options import emit, end_with_verdict, save_json, working
-from memprof.cli.simulation_options import check_sharding
+from memprof.cli.progress import working
+from memprof.cli.simulating import emit_simulated
+from memprof.cli.simulation_options import check_sharding, names_of, value_of
 from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from memprof.config.gpus import Gpu
     from memprof.config.settings import Settings
+    from memprof.reports.document.model import Document
     from memprof.simulate.fit import Outcome
 
 __all__ = ["changes_of", "simulate_like"]
 
+# Settings for which "none" means that there is none of it.
+_OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
+# The compute capability that is assumed where no card is named.
+_GENERATION = (9, 0)
 
-def simulate_like(
-    like: Path,
-    changes: dict[str, Any],
-    gpu: str | None,
-    output: Path | None,
-    style: str,
-    json_file: Path | None,
-) -> None:
+
+def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
     """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side.
 
-    Ends the process with 4 where ``gpu`` is given and the changed run does not fit it.
+    Raises:
+        InputError, UsageError: the run cannot be read or simulated.
+        SystemExit: ``gpu`` is given, and the changed run does not fit it.
     """
     from memprof.config.from_recording import place_model, ran_on, settings_like
     from memprof.config.gpus import Gpu, find_gpu
@@ -56,23 +58,19 @@ def simulate_like(
         unchanged = _evaluated("as it was", settings, card, its_own)
     outcome = unchanged if same else _evaluated(_named(changes), changed, card, its_own)
     assert outcome is not None
-    answer, documents = _compared(given, unchanged, None if same else outcome, changes, output)
+    page = output.page is not None and output.page.suffix == ".html"
+    answer, documents = _compared(given, unchanged, None if same else outcome, changes, page)
     answer |= _unchanged(given, unchanged, likeness.assumed)
     answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
-    _write(answer, documents, outcome, output)
-    to_stdout = json_file is not None and str(json_file) == "-"
-    save_json(answer, None if to_stdout else json_file)
-    _print(answer, "json" if to_stdout else style)
-    end_with_verdict(outcome.verdict)
+    emit_simulated(comparison_answer(answer, documents), outcome, output)
 
 
 def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Settings by name, from ``--set`` and from the command's other options; ``--set`` wins.
+    """Collect settings by name, from ``--set`` and from the command's other options; ``--set`` wins.
 
     Raises:
         UsageError: a name is no setting.
     """
-    from memprof.cli.commands.plan import value_of
     from memprof.config.settings import _ALIASES, Settings
 
     known = [f.name for f in fields(Settings)]
@@ -89,12 +87,8 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
             None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )
     if isinstance(targets := found.get("lora_target_modules"), str):
-        found["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
+        found["lora_target_modules"] = names_of(targets)
     return found
-
-
-# Settings for which "none" means that there is none of it.
-_OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
@@ -106,11 +100,8 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     return changed
 
 
-_GENERATION = (9, 0)  # what is assumed where no card is named
-
-
 def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
-    """On the card that is asked about; else on the one that ran, where the simulation has to know it."""
+    """Simulate on the card that is asked about, else on the one that ran, where the simulation has to know it."""
     from memprof.simulate.fit import evaluate, judge
     from memprof.simulate.run import simulate_settings
 
@@ -133,36 +124,27 @@ def _compared(
     unchanged: Outcome | None,
     changed: Outcome | None,
     changes: dict[str, Any],
-    output: Path | None,
-) -> tuple[dict[str, Any], list[Any]]:
-    """``memprof.compare/1`` of what was recorded and what was simulated, and each run's document."""
+    page: bool,
+) -> tuple[dict[str, Any], list[Document | None]]:
+    """Compare what was recorded with what was simulated; returns ``memprof.compare/1`` and each run's document."""
     from memprof.analysis.allocation_differences import holdings_of_analysis, holdings_of_report
     from memprof.analysis.compare import Run, badge_of, compare
 
-    page = output is not None and output.suffix == ".html"
     held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
     word = badge_of(given.report)
     runs = [Run(word if word == "measured" else "as it was", word, given.report, held=held)]
-    documents = [_document(given.analysis, page)]
+    documents = [compared_document(given.analysis, page)]
     for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
         if outcome is None:
             continue
         analysis = outcome.analysis
         runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
-        documents.append(_document(analysis, page))
+        documents.append(compared_document(analysis, page))
     return compare(runs), documents
 
 
-def _document(analysis: Any, page: bool) -> Any:
-    if analysis is None or not page:
-        return None
-    from memprof.reports.document.build import document_of
-
-    return document_of(analysis, exact=100_000)
-
-
 def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> dict[str, Any]:
-    """How far off the simulator is on the run that was measured; of a simulation, nothing."""
+    """Say how far off the simulator is on the run that was measured; of a simulation, nothing."""
     if unchanged is None or given.report["source"]["kind"] == "simulated":
         return {}
     return {
@@ -172,31 +154,3 @@ def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, .
             "assumed": list(assumed),
         }
     }
-
-
-def _write(answer: dict[str, Any], documents: list[Any], outcome: Outcome, output: Path | None) -> None:
-    if output is None:
-        return
-    if output.suffix == ".html":
-        from memprof.reports.document.comparison import build_comparison
-        from memprof.reports.html.page import write_comparison
-
-        with working("Writing the page"):
-            write_comparison(build_comparison(answer, documents), output)
-        click.echo(f"Page: {output}", err=True)
-        return
-    from memprof.snapshot import save_snapshot
-
-    save_snapshot(outcome.raw, output)
-    click.echo(f"Snapshot: {output}", err=True)
-
-
-def _print(answer: dict[str, Any], style: str) -> None:
-    from memprof.cli.commands.compare import _print as print_comparison
-
-    if style == "json":
-        from memprof.reports.json import dumps
-
-        emit(dumps(answer))
-        return
-    print_comparison(answer, style)
