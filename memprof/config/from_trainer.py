@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
 from memprof.config.optimizers import OPTIMIZERS, nearest
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES, LEAN_NAMES
@@ -82,7 +83,7 @@ def from_trainer(trainer: Any, model: Any, notes: list[str]) -> Settings:
     arguments, adapted = trainer.args, _adapter(trainer.model)
     changes = {
         "prompt_length": _longest_prompt(trainer, notes),
-        "attn": attention_of(getattr(model.config, "_attn_implementation", None)),
+        "attn": attention_of(ATTENTION_KIND.of(model.config)),
         "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
     }
     settings = from_arguments(arguments, model, adapted, changes, notes, lean=True)
@@ -90,7 +91,7 @@ def from_trainer(trainer: Any, model: Any, notes: list[str]) -> Settings:
     stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
     kind = str(getattr(accelerator.distributed_type, "value", ""))
     return settings.with_(
-        model=getattr(model.config, "_name_or_path", "") or model.config.model_type,
+        model=MODEL_NAME.of(model.config) or model.config.model_type,
         lora_target_modules=_targets(adapted),
         steps_per_generation=arguments.steps_per_generation,
         **sharding_of(int(accelerator.num_processes), kind, stage or 2),
@@ -114,7 +115,7 @@ def from_arguments(
         UsageError: the settings contradict each other.
     """
     config = getattr(model, "config", None)
-    name = model if isinstance(model, str) else getattr(config, "_name_or_path", "") or "the script's model"
+    name = model if isinstance(model, str) else MODEL_NAME.of(config) or "the script's model"
     adapter = _adapter(model) if adapter is None else adapter
     rank = getattr(adapter, "r", None)
     # What is not in changes is the arguments' own, or the default of Settings.
