@@ -9,6 +9,7 @@ The mode neither computes nor draws random numbers: an operation runs as it woul
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import warnings
@@ -345,6 +346,7 @@ class TensorTrace:
         original = STORAGE_RESIZE.get()
         trace = self
 
+        @functools.wraps(original)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             grown = size - storage.nbytes()
             room = None if trace._capacity is None else trace._capacity - trace._allocated
