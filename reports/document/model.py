@@ -1,7 +1,7 @@
 """The document of a report: everything that is shown of it, in the order a page shows it.
 
-Frozen and plain, in bytes and microseconds. Every string is one harmless line (see :func:`memprof.reports.document.text.plain`); escaping for HTML, markdown
-or the terminal's markup is the renderers' business.
+Frozen and plain, in bytes and microseconds. Every string is one harmless line (see
+:func:`memprof.reports.document.text.plain`); escaping for HTML, Markdown or a terminal is the renderers' business.
 """
 
 from __future__ import annotations
