@@ -11,10 +11,10 @@ import click
 
 from memprof.cli.emit import Output, emit
 from memprof.errors import UsageError
+from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
-    from memprof.reports.renderers import Answer
     from memprof.simulate.fit import Outcome
     from memprof.simulate.lengths import Lengths
 
