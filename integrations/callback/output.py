@@ -130,7 +130,7 @@ def say(text: str, stream: str = "stdout") -> None:
 
 def say_oom(result: Result) -> None:
     """Ten lines on stderr where the newest recording ended out of memory."""
-    from memprof.oom_message import oom_lines
+    from memprof.oom.message import oom_lines
 
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
     if newest is None or result.reports[newest]["oom"] is None:

@@ -20,21 +20,24 @@ _MOST_BYTES = 256 * 2**20
 @click.argument("log", type=click.Path(path_type=Path, allow_dash=True), metavar="LOG|-")
 @output_options()
 def command(log: Path, output: Output) -> None:
-    """Explain the out-of-memory messages in LOG (- reads standard input): what each number means, what is missing, what
+    """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
     the trouble is, and what to try, in order.
 
-    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks. memprof knows every
-    wording of torch, for CUDA, ROCm, XPU, MPS and the CPU, and needs nothing else: no torch, no GPU.
+    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks, a notebook's page. It
+    reads torch's messages (CUDA, ROCm, XPU, NPU, MPS, the CPU), those of vLLM, SGLang, NCCL, cuBLAS and bitsandbytes,
+    and what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. No torch, no GPU needed.
     """
-    from memprof.oomtext import explain_log
+    from memprof.oom import explain_log
     from memprof.reports.renderers import Answer
 
     answer = explain_log(_read(log))
     if not answer["failures"]:
         name = "standard input" if str(log) == "-" else str(log)
-        raise InputError(
-            f"{name} holds no out-of-memory message; paste the line that says 'out of memory. Tried to allocate'."
+        what = " ".join(answer["notes"]) or (
+            "If a process was killed or an engine refused to start, paste the lines around that, not the last ones "
+            "only."
         )
+        raise InputError(f"{name} holds no out-of-memory message. {what}")
     emit(Answer("oom", answer, lambda: answer), output)
 
 

@@ -1,4 +1,4 @@
-"""Where the real tokens of a micro-batch are: each row's prompt and completion without their padding.
+"""Find the real tokens of a micro-batch: each row's prompt and completion without their padding.
 
 TRL pads prompts on the left and completions on the right, once, to the longest of the whole generation batch. A row
 without its padding needs no attention mask: what is left is causal.
@@ -6,13 +6,16 @@ without its padding needs no attention mask: what is left is causal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Row", "is_fake", "longest", "row_inputs", "rows_of"]
+from memprof.compat.torch import FAKE_TENSOR
+
+__all__ = ["Row", "is_fake", "longest", "parts_of", "row_inputs", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,14 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens without padding."""
+        """Count the tokens without padding."""
         return self.prompt + self.completion
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row] | None:
-    """The rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away).
+    """Return the rows of TRL's micro-batch, or None where a mask has holes (then nothing can be cut away).
 
-    Values that cannot be read, as in a simulation on fake tensors, count as tokens: nothing is padding there.
+    Fake tensors, as in a simulation, have no values to read: all their positions count as tokens.
     """
     prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     size, width, kept = prompt_mask.shape[0], prompt_mask.shape[1], completion_mask.shape[1]
@@ -51,21 +54,25 @@ def rows_of(inputs: Mapping[str, Any]) -> list[Row] | None:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has no values (``FakeTensorMode``, ``meta``)."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    """Tell whether the tensor has no values (``FakeTensorMode``, ``meta``)."""
+    return tensor.is_meta or isinstance(tensor, _fake_tensor())
 
-    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+@functools.cache
+def _fake_tensor() -> type:
+    kind: type = FAKE_TENSOR.get()
+    return kind
 
 
 def longest(rows: Sequence[Row]) -> int:
-    """Tokens of the longest row, 0 for none."""
+    """Count the tokens of the longest row, 0 for none."""
     return max((row.length for row in rows), default=0)
 
 
 def row_inputs(
     inputs: Mapping[str, Any], rows: Sequence[Row], pad_id: int, *, counts_padding: bool = True
 ) -> dict[str, torch.Tensor]:
-    """The model's inputs for ``rows`` alone, starting together, padded on the right to the longest of them.
+    """Build the model's inputs for ``rows`` alone: they start together and are padded on the right to the longest.
 
     No attention mask: under a causal mask no token sees the padding after it. ``position_ids`` are those the tokens
     had in TRL's batch, which counts from the left edge, padding included; they are left out where nothing was padded,
@@ -82,3 +89,8 @@ def row_inputs(
         offsets = torch.tensor([[row.offset] for row in rows], device=prompt_ids.device)
         made["position_ids"] = offsets + torch.arange(width, device=prompt_ids.device)
     return made
+
+
+def parts_of(total: int, size: int) -> Iterable[slice]:
+    """Cut ``total`` tokens into parts of at most ``size``, in order: only the last may be shorter."""
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memprof.oom_message import MOST_LINES, oom_lines
+from memprof.oom.message import MOST_LINES, oom_lines
 
 GIB = 2**30
 
@@ -50,9 +50,7 @@ def test_the_smallest_change_that_is_enough_comes_first() -> None:
     assert len(oom_lines(report(advice=advice * 5), "p")) == MOST_LINES
 
 
-@pytest.mark.parametrize(
-    ("fits", "says"), [(True, "expandable_segments:True"), (False, "too little even")]
-)
+@pytest.mark.parametrize(("fits", "says"), [(True, "expandable_segments:True"), (False, "too little even")])
 def test_idle_memory_is_judged(fits: bool, says: str) -> None:
     lines = oom_lines(report(inactive_split_bytes=2 * GIB, fits_defragmented=fits))
     assert any("2.00 GiB reserved by torch and unused" in line and says in line for line in lines)
