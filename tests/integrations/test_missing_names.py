@@ -147,9 +147,8 @@ def test_without_what_it_needs_the_callback_says_so_once_and_the_run_goes_on(
     monkeypatch.setattr(callbacks, "require", without)
     callback = MemProfCallback(table=False)
     with pytest.warns(UserWarning, match="memprof does not watch this training, which goes on: The callback ") as said:
-        trainer = plain(model, tmp_path / "out", [callback])
-        trainer.train()
-    assert trainer.state.global_step == 3
+        done = plain(model, tmp_path / "out", [callback]).train()
+    assert done.global_step == 3
     (sentence,) = [str(w.message) for w in said if "memprof" in str(w.message)]
     assert f"{target.path} is not in the Transformers that is installed" in sentence
     assert callback.result.snapshots == []
