@@ -2,7 +2,8 @@
 
     python -m benchmarks.doc_tables [--check]
 
-The figures are those of ``results/cpu/*.json``; ``--check`` (and a test) only compares. Nothing is simulated here.
+The figures are those of ``results/cpu/*.json``, the forms of ``docs/oom.md`` those of the tests; ``--check`` (and a
+test) only compares. Nothing is simulated here.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Any
 
 import click
 
-from benchmarks import lean_tables
+from benchmarks import lean_tables, oom_tables
 from benchmarks.tabling import ROOT, read, table
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom")
+    ),
     ROOT / "examples" / "README.md",
 )
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -207,6 +211,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
     **lean_tables.TABLES,
+    **oom_tables.TABLES,
 }
 
 
