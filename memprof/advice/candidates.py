@@ -505,6 +505,11 @@ def _allocator(run: Run, more: str) -> dict[str, str]:
 
 def candidates_by_category(run: Run) -> Iterator[Candidate]:
     """List changes by the categories alone, where the file does not say how the run was configured."""
+    yield from _less_kept(run)
+    yield from _less_state(run)
+
+
+def _less_kept(run: Run) -> Iterator[Candidate]:
     peak, trained = run.peak, run.own_peaks.get("gradients", 0)
     kept = run.details.get("activations", {})
     training = trained > 0 or kept.get("saved", 0) > 0.5 * peak.of("activations")
@@ -529,6 +534,10 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
             toll=Toll.SLOWER,
             effect=effects.checkpointed,
         )
+
+
+def _less_state(run: Run) -> Iterator[Candidate]:
+    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
     if trained and peak.of("optimizer_state") > 1.5 * trained:
         yield Candidate(
             id="adamw_8bit",

@@ -66,7 +66,7 @@ _ONLY_THE_TRAINERS = (
 _CACHES = ("dynamic", "static", "quantized")
 
 
-def from_trainer(trainer: Any, model: Any, notes: list[str]) -> Settings:
+def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, attention: Any) -> Settings:
     """Describe the run that a built lean trainer will make, on all its ranks.
 
     Completions have their full length, prompts the length of the dataset's longest.
@@ -75,30 +75,38 @@ def from_trainer(trainer: Any, model: Any, notes: list[str]) -> Settings:
         trainer: a ``LeanGRPOTrainer``, or a trainer with its arguments.
         model: its model without the wrappers of an adapter or of a sharded run.
         notes: sentences on what was assumed are added to it.
+        name: where the model was loaded from; empty where it was not.
+        attention: transformers' name of its attention code.
 
     Raises:
         UsageError: the settings contradict each other, or cannot be simulated.
     """
-    arguments, adapted = trainer.args, _adapter(trainer.model)
+    adapted = _adapter(trainer.model)
     changes = {
         "prompt_length": _longest_prompt(trainer, notes),
-        "attn": attention_of(getattr(model.config, "_attn_implementation", None)),
+        "attn": attention_of(attention),
         "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
     }
-    settings = from_arguments(arguments, model, adapted, changes, notes, lean=True)
+    name = name or model.config.model_type
+    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name)
     accelerator = trainer.accelerator
     stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
     kind = str(getattr(accelerator.distributed_type, "value", ""))
     return settings.with_(
-        model=getattr(model.config, "_name_or_path", "") or model.config.model_type,
         lora_target_modules=_targets(adapted),
-        steps_per_generation=arguments.steps_per_generation,
         **sharding_of(int(accelerator.num_processes), kind, stage or 2),
     )
 
 
 def from_arguments(
-    arguments: Any, model: Any, adapter: Any, changes: Mapping[str, Any], notes: list[str], *, lean: bool = False
+    arguments: Any,
+    model: Any,
+    adapter: Any,
+    changes: Mapping[str, Any],
+    notes: list[str],
+    *,
+    lean: bool = False,
+    name: str = "",
 ) -> Settings:
     """Describe the run that a ``GRPOConfig``, a model and an adapter make.
 
@@ -109,18 +117,17 @@ def from_arguments(
         changes: settings that are to be otherwise, and ``device``.
         notes: sentences on what is not simulated as it is are added to it.
         lean: the trainer is the lean one.
+        name: where a model was loaded from.
 
     Raises:
         UsageError: the settings contradict each other.
     """
-    config = getattr(model, "config", None)
-    name = model if isinstance(model, str) else getattr(config, "_name_or_path", "") or "the script's model"
     adapter = _adapter(model) if adapter is None else adapter
     rank = getattr(adapter, "r", None)
     # What is not in changes is the arguments' own, or the default of Settings.
     values: dict[str, Any] = {ours: getattr(arguments, theirs) for ours, theirs in GRPO_NAMES.items()}
     values |= {
-        "model": str(name),
+        "model": model if isinstance(model, str) else name or "the script's model",
         "dtype": _dtype(arguments, model),
         "mixed_precision": "bf16" if arguments.bf16 else "no",
         "lora_r": rank if isinstance(rank, int) and rank > 0 else None,

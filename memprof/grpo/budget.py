@@ -90,7 +90,8 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
     """
     notes: list[str] = []
     base = trainer._base_model(trainer.model)
-    settings = from_trainer(trainer, base, notes)
+    name, attention = (getattr(base.config, key, None) for key in ("_name_or_path", "_attn_implementation"))
+    settings = from_trainer(trainer, base, notes, name=name or "", attention=attention)
     values = plain_config(base.config) or {}
     return place_model(Likeness(settings, values, ()), cache_folder().parent / "models"), notes
 

@@ -314,7 +314,10 @@ class _Interception:
         assumed: list[str] = []
         if grpo:
             changes = {**self._changes, "device": self._device}
-            self.settings = from_arguments(given["args"], model, given.get("peft_config"), changes, assumed, lean=lean)
+            name = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
+            self.settings = from_arguments(
+                given["args"], model, given.get("peft_config"), changes, assumed, lean=lean, name=name
+            )
             if self.settings.optim != "none":
                 given["args"].optim = self.settings.optim
         if given.get("args") is not None:
