@@ -141,16 +141,16 @@ def _fraction(peak: int) -> float | None:
 
 
 def fused_kernel(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 7: the fused loss, TRL's, Liger's and plain logits, by ``benchmarks/fused_loss.py``.
+    """GPU_CHECKS 7: the fused loss, TRL's, Liger's and plain logits, by ``benchmarks.lean fused-loss``.
 
     A size that fails leaves its error; ``not_run`` counts the sizes at which a path could not run, by what it said.
     """
-    from benchmarks.fused_loss import HEADS, PATHS
+    from benchmarks.lean.fused_loss import HEADS, PATHS
 
     rows = []
     for asked in kernel_sizes(tiny):
         options = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "benchmarks.fused_loss", *options]
+        command = [sys.executable, "-m", "benchmarks.lean", "fused-loss", *options]
         told = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             rows.append(json.loads(told.stdout))
@@ -164,7 +164,7 @@ def fused_kernel(tiny: bool) -> dict[str, Any]:
 
 
 def kernel_sizes(tiny: bool) -> list[dict[str, Any]]:
-    """The options of ``benchmarks.fused_loss``, one run after the other."""
+    """The options of ``benchmarks.lean fused-loss``, one run after the other."""
     if tiny:
         return [{"tokens": 64, "vocabulary": 512, "hidden": 32, "device": "cpu", "dtype": "float32", "pairs": 1}]
     common = {"device": "cuda", "dtype": "bfloat16", "pairs": PAIRS}

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from benchmarks.truth.scale import Scale
-from benchmarks.truth.stacks import Context, context_of
-from benchmarks.truth.tracer import Storage, Tracer
+from benchmarks.truth.trace.stacks import Context, context_of
+from benchmarks.truth.trace.tracer import Storage, Tracer
 
 __all__ = ["Label", "label_all"]
 

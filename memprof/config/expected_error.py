@@ -1,6 +1,6 @@
 """Say how far predictions were off where they could be compared: the one place that every screen quotes.
 
-``comparisons.json`` is written by ``benchmarks/simulator.py``, which runs them all again. No torch here.
+``comparisons.json`` is written by ``python -m benchmarks.simulator table``; ``gpu`` and ``cpu`` run them all again. No torch here.
 """
 
 from __future__ import annotations
