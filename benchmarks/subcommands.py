@@ -26,11 +26,18 @@ class _Group(click.Group):
             return None
         module, _, attribute = self._table[name][0].partition(":")
         command: click.Command = getattr(import_module(f"{self._package}.{module}"), attribute or "main")
+        command.help = _as_indented(command.help or "")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, told) for name, (_, told) in self._table.items()])
+
+
+def _as_indented(text: str) -> str:
+    """Mark paragraphs that are indented, as command lines are, so that click does not join their lines."""
+    parts = text.split("\n\n")
+    return "\n\n".join(f"\b\n{part}" if part.startswith("    ") else part for part in parts)
 
 
 def group_of(package: str, about: str | None, table: Mapping[str, tuple[str, str]]) -> click.Group:

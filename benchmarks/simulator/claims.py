@@ -293,7 +293,9 @@ CLAIMS: dict[str, Callable[[Book], dict[str, Any]]] = {
 
 
 @click.command(help=__doc__)
-@click.option("--only", multiple=True, type=click.Choice(list(CLAIMS)))
+@click.option(
+    "--only", multiple=True, type=click.Choice(list(CLAIMS)), metavar="CLAIM", help=f"Of {', '.join(CLAIMS)}."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="Execute again what the file has.")
 def main(only: tuple[str, ...], json_file: Path | None, fresh: bool) -> None:

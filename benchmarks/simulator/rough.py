@@ -129,7 +129,7 @@ def table(results: dict[str, Any]) -> str:
 
 @click.command(help=__doc__)
 @click.option("--print", "only_print", is_flag=True, help="Simulate nothing.")
-@click.option("--only", multiple=True, type=click.Choice(list(RUNS)), help="A run; may be given more than once.")
+@click.option("--only", multiple=True, type=click.Choice(list(RUNS)), metavar="RUN", help=f"Of {'; '.join(RUNS)}.")
 def main(only_print: bool, only: tuple[str, ...]) -> None:
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name, changes in RUNS.items():
