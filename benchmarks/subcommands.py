@@ -1,4 +1,4 @@
-"""Groups of benchmark commands: one command a folder, its benchmarks as subcommands."""
+"""Make groups of benchmark commands: one command a folder, its benchmarks as subcommands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory GRPO takes by model size and method on an 80 GB card, beside a published table.
+"""Show how much memory GRPO takes by model size and method on an 80 GB card, beside a published table.
 
     python examples/vram_table.py                      # the 0.5B column: under a minute on two cores, no GPU
     python examples/vram_table.py --sizes all          # every column of the published table

@@ -39,7 +39,7 @@ def main(json_file: Path | None, pictures: Path | None) -> None:
 
 
 def simulated(settings: Settings, page: Path) -> dict[str, Any]:
-    """Settings, peak and own peaks in bytes; the page goes to ``page``."""
+    """Simulate one run; return settings, peak and own peaks in bytes. The page goes to ``page``."""
     from memprof.reports.document.build import document_of
     from memprof.reports.html.page import write_html
 
@@ -60,7 +60,7 @@ def simulated(settings: Settings, page: Path) -> dict[str, Any]:
 
 
 def photograph(pages: Path, folder: Path) -> None:
-    """The timeline of each page, as ``memory-NAME.png``."""
+    """Take a picture of each page's timeline, as ``memory-NAME.png``."""
     from tests.reports.html.browser import chromium, open_page
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ def _claim(name: str) -> dict[str, Any]:
 
 
 def qlora() -> str:
-    """GB by size."""
+    """Show GB by size."""
     head = ("model", "billions of parameters", "QLoRA, GB", "per billion", "LoRA, GB", "LoRA ÷ QLoRA")
     return table(head, [
         (f"Qwen2.5-{size}", row["parameters"] / 1e9, row["qlora_gb"], row["qlora_gb_per_billion"], row["lora_gb"],
@@ -44,33 +44,33 @@ def qlora() -> str:
 
 
 def sharing() -> str:
-    """GiB with two policies and with one base."""
+    """Show GiB with two policies and with one base."""
     head = ("Qwen2.5-1.5B, bf16, GiB", "models", "gradients and optimizer", "needed")
     rows = _claim("sharing_a_base").items()
     return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
 
 
 def adam() -> str:
-    """Bytes a parameter."""
+    """Show bytes a parameter."""
     return table(("Qwen2.5-0.5B", "bytes of optimizer state a parameter"), list(_claim("eight_bit_adam").items()))
 
 
 def accumulation() -> str:
-    """By accumulation steps."""
+    """Show peaks by accumulation steps."""
     head = ("Qwen2.5-0.5B, full, bf16; accumulation steps", "gradients, own peak, GiB", "peak, GiB", "peak is in")
     rows = _claim("accumulation").items()
     return table(head, [(n, row["gradients_gib"], row["peak_gib"], row["phase"]) for n, row in rows])
 
 
 def five_gb() -> str:
-    """By completion length."""
+    """Show GB needed by completion length."""
     rows = _claim("one_and_a_half_billion_in_5_gb").items()
     head = ("prompt + completion", "GB needed", "peak is in", "largest")
     return table(head, [(n, r["needed_gb"], r["phase"], CATEGORY_LABELS[Category(r["largest"])]) for n, r in rows])
 
 
 def row_510() -> str:
-    """Rows of the published table, executed."""
+    """Show the published table's rows as they were executed."""
     found = _claim("table_of_510_gb")
     groups = [g for g in Group if any(g in run["own_peaks_gib"] for run in found["executed"].values())]
     head = ("own peaks, GiB", *(GROUP_LABELS[g] for g in groups))
@@ -79,7 +79,7 @@ def row_510() -> str:
 
 
 def forty_nine() -> str:
-    """What the 49 GB are."""
+    """Show what the 49 GB are."""
     runs = _claim("forty_nine_gb_for_0_6b")
     rows = []
     for name, row in runs.items():
@@ -91,21 +91,21 @@ def forty_nine() -> str:
 
 
 def slower() -> str:
-    """Checkpointing's cost."""
+    """Show what checkpointing costs."""
     found = _claim("checkpointing_costs")
     rows = [("floating-point operations", found["flops_ratio"]), ("time on a CPU", found["time_ratio_cpu_median"])]
     return table(("forward and backward of a small Llama", "checkpointed ÷ not"), rows)
 
 
 def offload() -> str:
-    """What a link has to carry."""
+    """Show what a link has to carry."""
     rows = _claim("offload_costs").items()
     head = ("model", "bytes moved a token and layer", "GB/s needed at 400 TFLOP/s")
     return table(head, [(n, r["bytes_per_token_and_layer"], r["gb_per_s_to_hide_at_400_tflops"]) for n, r in rows])
 
 
 def memory_own() -> str:
-    """Every category of the two runs of docs/grpo-memory.md."""
+    """Show every category of the two runs of docs/grpo-memory.md."""
     runs = read("memory_pictures")["runs"]
     order = [c for c in Category if any(run["own_peaks"].get(c, 0) > 5e6 for run in runs.values())]
     rows: list[list[object]] = []
@@ -117,7 +117,7 @@ def memory_own() -> str:
 
 
 def fit() -> str:
-    """examples/fit_7b_on_one_gpu.py --full --completions 4."""
+    """Show the rows of ``examples/fit_7b_on_one_gpu.py --full --completions 4``."""
     rows = read("fit_7b")
     by = {row["step"]: row["device_peak_bytes"] / GIB for row in rows}
     return table(("Qwen2.5-7B, 4 × (256 + 786) tokens", "GiB needed", "fits 24 GB", "peak is in"), [
@@ -126,7 +126,7 @@ def fit() -> str:
 
 
 def generations() -> str:
-    """examples/num_generations.py."""
+    """Show the rows of ``examples/num_generations.py``."""
     rows = read("num_generations")
     counts = sorted({row["num_generations"] for row in rows})
     ways = list(dict.fromkeys(row["way"] for row in rows))
@@ -166,7 +166,7 @@ def fused_loss() -> str:
 
 
 def advice(part: str) -> str:
-    """``benchmarks.advice``: for each run, its changes, and how far off what they were said to save was."""
+    """Show what ``benchmarks.advice`` found: each run's changes, and how far off their predictions were."""
     found = read("advice")[part]
     rows = []
     for name in dict.fromkeys(row["run"] for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"]))):
@@ -212,7 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page's text with its tables made anew."""
+    """Make the tables of a page's text anew."""
     return _PLACE.sub(lambda m: f"{m.group(1)}\n{TABLES[m.group(2)]()}\n{m.group(3)}", text)
 
 

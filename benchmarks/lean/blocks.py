@@ -31,7 +31,7 @@ KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
 
 def build(layers: int) -> Any:
-    """A body in training mode, adapters in it."""
+    """Build a body in training mode, adapters in it."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaModel
 
@@ -51,7 +51,7 @@ def build(layers: int) -> Any:
 
 @contextmanager
 def technique(model: Any, kind: str, tile: int | None = None) -> Iterator[Any]:
-    """Checkpointing of one kind, with the MLP in tiles or not, taken off at the end; yields the offloader or None."""
+    """Apply one kind of checkpointing, with the MLP in tiles or not, and take it off; yield the offloader or None."""
     from memprof.grpo.techniques.checkpointing import apply_checkpointing
     from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
 
@@ -74,7 +74,7 @@ def flops(run: Callable[[], Any]) -> int:
 
 
 def peak_bytes(model: Any, run: Callable[[], Any]) -> int:
-    """Live at the peak besides parameters and their gradients."""
+    """Return live bytes at the peak besides parameters and their gradients."""
     import memprof
 
     model.zero_grad()
@@ -99,7 +99,7 @@ def timed(model: Any, run: Run) -> dict[str, float]:
 
 
 def compared(model: Any, runs: dict[str, Run], pairs: int) -> dict[str, Any]:
-    """A row for each run, relative to the first."""
+    """Measure each run, relative to the first."""
     base = next(iter(runs))
     rows: dict[str, dict[str, Any]] = {}
     for name, (kind, tile, run) in runs.items():

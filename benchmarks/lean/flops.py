@@ -37,12 +37,12 @@ class Flops:
         self.planned = self.executed = self.last = 0
 
     def add(self, recorder: Any, count: int) -> None:
-        """``count`` more in the step and phase that ``recorder`` is in."""
+        """Add ``count`` in the step and phase that ``recorder`` is in."""
         if count:
             self.counted[recorder._tags.step, recorder._tags.phase] += count
 
     def last_step(self) -> dict[str, int]:
-        """By phase, of the last step, with pieces that were not executed counted as those that were."""
+        """Return the last step's FLOPs by phase, with pieces that were not executed counted as those that were."""
         last = max(step for step, _ in self.counted if step is not None)
         times = self.planned / self.executed if self.executed else 1
         return {
@@ -51,7 +51,7 @@ class Flops:
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Of one operation; 0 where it is neither a product nor attention."""
+    """Count the FLOPs of one operation; 0 where it is neither a product nor attention."""
     from torch.utils.flop_counter import flop_registry
 
     formula = flop_registry.get(getattr(func, "overloadpacket", None))
@@ -69,7 +69,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 
 @contextmanager
 def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
-    """While open, simulations are counted; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
+    """Count simulations while open; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
     from memprof.grpo.loss import fused_loss
     from memprof.grpo.step import groups
     from memprof.grpo.step import pieces as steps
@@ -87,7 +87,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
         see(self, func, args, kwargs, out)
 
     def all_rounds(recorder: Any, rounds: Any) -> Iterator[slice]:
-        """Of tiles that are alike some are executed: the others count as much as the last of their length."""
+        """Execute some of the tiles that are alike; count the others as the last of their length."""
         executed, longest, each = 0, rounds[0].stop - rounds[0].start, 0
         for rows in alike(recorder, rounds):
             before = found.counted.total()
@@ -104,7 +104,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
     @contextmanager
     def on_fakes(settings: Any, config: Any, session: Any = None) -> Iterator[None]:
-        """Products that the simulation leaves out because they allocate nothing are counted."""
+        """Count products that the simulation leaves out because they allocate nothing."""
         import trl.kernels.chunked_logprob as kernels
 
         def product(total: Any, a: Any, b: Any, **_: Any) -> None:
@@ -141,7 +141,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 
 @contextmanager
 def told(lean: Mapping[str, Any] | None) -> Iterator[None]:
-    """While open, the simulated lean trainer's config is given these arguments too."""
+    """Give the simulated lean trainer's config these arguments too, while open."""
     from memprof.simulate.trainer import build as trl_recipe
     from memprof.simulate.world.fakes import patched
 
@@ -155,7 +155,7 @@ def told(lean: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def training_flops(settings: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """FLOPs by phase of one optimizer step's training, and of scoring where there is any.
+    """Count FLOPs by phase of one optimizer step's training, and of scoring where there is any.
 
     Args:
         settings: as :class:`memprof.config.settings.Settings`, without generation.
@@ -171,7 +171,7 @@ def training_flops(settings: Mapping[str, Any], lean: Mapping[str, Any] | None =
 
 
 def with_layers(config: Mapping[str, Any], count: int, folder: Path) -> str:
-    """A folder below ``folder`` with the config of a model of ``count`` layers."""
+    """Write the config of a model of ``count`` layers to a folder below ``folder``."""
     values = {**config, "num_hidden_layers": count}
     if values.get("layer_types"):
         values["layer_types"] = values["layer_types"][:count]
@@ -191,7 +191,7 @@ def _counted(settings: Mapping[str, Any], lean: Mapping[str, Any] | None) -> dic
 
 
 def total(flops: Mapping[str, int]) -> int:
-    """Of training's phases."""
+    """Sum the FLOPs of training's phases."""
     return sum(flops.get(phase, 0) for phase in TRAINING)
 
 

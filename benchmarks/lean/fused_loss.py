@@ -49,7 +49,7 @@ def inputs(n: int, h: int, v: int, dtype: torch.dtype, trainable: bool, device: 
 
 
 def sequences(tokens: int) -> int:
-    """Completions the tokens are dealt to: eight, as a group has them, or as many of that as divide them."""
+    """Return how many completions the tokens are dealt to: eight, or as many of that as divide them."""
     return next(k for k in (8, 4, 2, 1) if tokens % k == 0)
 
 
@@ -70,7 +70,7 @@ def _trl(hidden: Any, weight: Any, targets: Any) -> Any:
 
 
 def _liger(hidden: Any, weight: Any, targets: Any) -> None:
-    """On-policy the ratio is 1 and the loss ``-sum(ratio * advantage) / tokens``: advantages of ``-tokens`` cancel."""
+    """Run Liger's loss as a sum: on-policy the ratio is 1, so advantages of ``-tokens`` cancel its division."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     n = targets.shape[0]
@@ -129,7 +129,7 @@ def products(run: Callable[..., Any], tensors: Any) -> float:
 
 
 def peak_bytes(run: Callable[..., Any], tensors: Any) -> int:
-    """Live at the peak, without the inputs."""
+    """Return live bytes at the peak, without the inputs."""
     import memprof
 
     gc.collect()
@@ -162,7 +162,7 @@ def timed(run: Callable[..., Any], tensors: Any) -> dict[str, float]:
 
 
 def exact(hidden: Any, weight: Any, targets: Any) -> dict[str, Any]:
-    """Log-probabilities and both gradients in float64, some rows at a time."""
+    """Return log-probabilities and both gradients in float64, some rows at a time."""
     h = hidden.detach().double().requires_grad_()
     w = weight.detach().double().requires_grad_()
     logps = []
@@ -174,7 +174,7 @@ def exact(hidden: Any, weight: Any, targets: Any) -> dict[str, Any]:
 
 
 def errors(runs: dict[str, Callable[..., Any]], n: int, h: int, v: int, device: str) -> dict[str, Any]:
-    """For each path, the norm of what is wrong in bf16 over the norm of what is right."""
+    """Return for each path the norm of what is wrong in bf16 over the norm of what is right."""
     tensors = inputs(n, h, v, torch.bfloat16, True, device)
     meant = exact(*tensors)
     found: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def _forget(tensors: Any) -> None:
 
 
 def alone(run: Callable[..., Any], tensors: Any) -> dict[str, Any]:
-    """A path's products and peak; why it cannot run, where it cannot."""
+    """Measure a path's products and peak; say why it cannot run, where it cannot."""
     try:
         _forget(tensors)
         found: dict[str, Any] = {"products": round(products(run, tensors), 3)}
@@ -215,7 +215,7 @@ def alone(run: Callable[..., Any], tensors: Any) -> dict[str, Any]:
 
 
 def compared(runs: dict[str, Callable[..., Any]], tensors: Any, pairs: int) -> dict[str, dict[str, Any]]:
-    """A row for each path: alone first, then those that ran in turn, for their time."""
+    """Measure each path: alone first, then those that ran in turn, for their time."""
     rows = {kind: alone(run, tensors) for kind, run in runs.items()}
     ran = {kind: run for kind, run in runs.items() if "error" not in rows[kind]}
     times = interleaved({kind: lambda r=run: timed(r, tensors) for kind, run in ran.items()}, pairs)  # type: ignore[misc]

@@ -41,7 +41,7 @@ MOST = 6
 
 
 def case(card: str, trainer: str, base: str, generates: bool, length: int) -> dict[str, Any]:
-    """Settings of one row at one length."""
+    """Return the settings of one row at one length."""
     settings: dict[str, Any] = {
         **LLAMA,
         "completion_length": length - LLAMA["prompt_length"],
@@ -57,7 +57,7 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 
 def room(card: str) -> int:
-    """Bytes that torch may reserve: the card's, less context and margin."""
+    """Return the bytes that torch may reserve: the card's, less context and margin."""
     from memprof.config.expected_error import room_bytes
     from memprof.config.gpus import find_gpu
 
@@ -65,7 +65,7 @@ def room(card: str) -> int:
 
 
 def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[str, Any]:
-    """A raw snapshot."""
+    """Simulate one run; return its raw snapshot."""
     from memprof.config.gpus import find_gpu
     from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
@@ -75,7 +75,7 @@ def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[
 
 
 def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one length, with what was reserved and allocated, and the phase that ran out where one did."""
+    """Decide on one length; return what was reserved and allocated, and the phase that ran out where one did."""
     from memprof import analyze
     from memprof.simulate.recorder.host_memory import host_use
     from memprof.snapshot.reader import snapshot_from_raw
@@ -97,7 +97,7 @@ def fits(card: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def guess(card: str, trainer: str, base: str, generates: bool) -> int:
-    """A length near the longest: what each phase allocates, taken to be linear in length."""
+    """Guess a length near the longest: what each phase allocates is taken to be linear in length."""
     from memprof.config.catalogue import find_config
 
     layers = find_config(LLAMA["model"])["num_hidden_layers"]
@@ -120,7 +120,7 @@ def guess(card: str, trainer: str, base: str, generates: bool) -> int:
 
 @functools.cache
 def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
-    """Allocated by phase at each probed length, of a model of so many layers with bf16 weights."""
+    """Return allocated bytes by phase at each probed length, of a model of so many layers with bf16 weights."""
     from memprof import analyze
     from memprof.config.catalogue import find_config
     from memprof.snapshot.reader import snapshot_from_raw
@@ -138,7 +138,7 @@ def _phases(trainer: str, layers: int) -> dict[int, dict[str, int]]:
 def longest(
     card: str, make: Callable[[int], dict[str, Any]], first: int, known: dict[int, dict[str, Any]], most: int
 ) -> list[dict[str, Any]]:
-    """Lengths tried, until two neighbours are known of which one fits and the next does not, or ``most`` were."""
+    """Try lengths until two neighbours are known of which one fits and the next does not, or ``most`` were tried."""
     grain, tried = GRAIN[card], dict(known)
     length, stride = first, 4 * grain
     while len(tried) < most:
@@ -157,7 +157,7 @@ def longest(
 
 
 def _fitting(row: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """What fits with generation fits without."""
+    """Return lengths that fit with generation: they fit without."""
     tried = row["tried"] if row else []
     return {one["length"]: {**one, "with_generation": True} for one in tried if one["fits"]}
 

@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
-    """While open, TRL's micro-batches between the first and the last of an optimizer step are passed over.
+    """Leave out TRL's micro-batches between the first and the last of an optimizer step, while open.
 
     They are like the last: gradients exist from the second on. ``warmed_up``: so is the first step, whose only lasting
     traces are the optimizer's state and cuBLAS's workspaces: those are made from gradients of zero and by one product.
@@ -95,7 +95,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
 def simulated(
     case: Mapping[str, Any], lean: Mapping[str, Any] | None = None, *, warmed_up: bool = False
 ) -> dict[str, Any]:
-    """Bytes of one case: both peaks, each phase's, the host's memory; CPU seconds of simulating it.
+    """Simulate one case; return both peaks, each phase's, the host's memory, and the CPU seconds it took.
 
     Args:
         case: :class:`memprof.config.settings.Settings`; ``on`` names the card that is simulated.
@@ -132,7 +132,7 @@ def simulated(
 
 
 def phase_peaks(report: Mapping[str, Any]) -> dict[str, int]:
-    """The most that a report has allocated in each phase, of all its times."""
+    """Return the most that a report has allocated in each phase, of all its times."""
     phases: dict[str, int] = {}
     for phase in report["phases"]:
         phases[phase["phase"]] = max(phases.get(phase["phase"], 0), phase["peak_bytes"])
@@ -140,12 +140,12 @@ def phase_peaks(report: Mapping[str, Any]) -> dict[str, int]:
 
 
 def training_bytes(row: Mapping[str, Any]) -> int:
-    """The most that is allocated outside generation."""
+    """Return the most that is allocated outside generation."""
     return max(size for phase, size in row["phases"].items() if phase not in ("generate", "load"))
 
 
 def flops(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> int:
-    """Of one step's training.
+    """Count the FLOPs of one step's training.
 
     What changes no product is left out, so that it is counted once: how many micro-batches, how many sequences
     generate together, the base's dtype and bits, the card, where checkpoints are kept.
@@ -167,14 +167,14 @@ def _counted_once(given: str) -> int:
 
 
 def with_flops(case: Mapping[str, Any]) -> dict[str, Any]:
-    """``flops`` of training, and ``flops_once``: what the same tokens take with nothing computed twice."""
+    """Return ``flops`` of training, and ``flops_once``: what the same tokens take with nothing computed twice."""
     once = {**case, "recipe": "lean", "prefix_sharing": bool(case.get("prefix_sharing"))}
     once.pop("gradient_checkpointing", None)
     return {"flops": flops(case), "flops_once": flops(once, NOTHING_TWICE)}
 
 
 def tokens(case: Mapping[str, Any], group: int = 8) -> int:
-    """Tokens that go through the model in a step's training."""
+    """Count the tokens that go through the model in a step's training."""
     prompt, completion = case["prompt_length"], case["completion_length"]
     if case.get("prefix_sharing"):
         return int(prompt + group * (completion - 1))

@@ -30,7 +30,7 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Every simulated case; FLOPs of those that have them."""
+    """Show every simulated case; FLOPs of those that have them."""
     head = ("run", "training", "generation", "whole", "host", "PFLOP")
     return table(head, [
         (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
@@ -47,7 +47,7 @@ _SHORT = {
 
 
 def short() -> str:
-    """One run, with TRL's trainer and the lean one."""
+    """Show one run, with TRL's trainer and the lean one."""
     rows = _memory(lambda name: name in _SHORT)
     return table(("", "training", "generation", "whole step"), [
         (label, _gib(training_bytes(rows[name])), _gib(rows[name]["phases"].get("generate")),
@@ -71,7 +71,7 @@ def _signed(value: float) -> str:
 
 
 def techniques(group: str) -> str:
-    """What each brought: alone over TRL's row, and what the lean trainer has more without it."""
+    """Show what each brought: alone over TRL's row, and what the lean trainer has more without it."""
     rows = read("lean_techniques")["groups"][group]
     head = ("", "alone: training", "whole", "PFLOP", "last: training", "whole", "PFLOP")
     lines: list[list[object]] = []
@@ -102,7 +102,7 @@ def _turned(cells: list[str]) -> list[str]:
 
 
 def longest() -> str:
-    """Tokens that fit, by card, base and trainer; what is known of the next longer ones, and where they run out."""
+    """Show tokens that fit, by card, base and trainer; what is known of longer ones, and where they run out."""
     rows = read("lean_longest")["rows"]
     lines = []
     for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):
@@ -124,7 +124,7 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Medians of interleaved pairs, and live bytes at the traced peak."""
+    """Show medians of interleaved pairs, and live bytes at the traced peak."""
     found = read("lean_speed")
     head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL, wall", "CPU time", "peak, MB: TRL", "lean")
     return table(head, [
@@ -135,7 +135,7 @@ def speed() -> str:
 
 
 def track() -> str:
-    """The first and last step of both runs, and the largest difference of any, relative to the run's largest value."""
+    """Show the first and last step of both runs, and the largest difference of any, relative to the largest value."""
     found = read("lean_track")
     one, other = found["trl"]["steps"], found["lean"]["steps"]
     lines = [
@@ -149,7 +149,7 @@ def track() -> str:
 
 
 def blocks() -> str:
-    """Three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
+    """Show three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
     return table(("one sequence", "FLOPs", "peak, MB", "CPU time"), [
         (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])
         for name, row in read("lean_blocks")["one_sequence"].items()

@@ -50,7 +50,7 @@ SWITCHES = {
 
 
 def lean(case: Mapping[str, Any], switches: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A case of the lean trainer and what its config is told."""
+    """Return a case of the lean trainer and what its config is told."""
     given = dict(switches)
     of_settings = {name: given[name] for name in ("generation_batch", "prefix_sharing")}
     return {**case, "recipe": "lean", **of_settings}, given
@@ -60,7 +60,7 @@ Row = tuple[dict[str, Any], "dict[str, Any] | None"]
 
 
 def headline() -> dict[str, Row]:
-    """8B LoRA, 8 x 20480: by name, a case and what the lean trainer's config is told."""
+    """Return the rows of 8B LoRA, 8 x 20480: by name, a case and what the lean trainer's config is told."""
     rows: dict[str, Row] = {"our step, nothing on": lean(HEADLINE, OFF)}
     for name, switch in SWITCHES.items():
         rows[f"last: {name}"] = lean(HEADLINE, {**ON, switch: OFF[switch]})
@@ -89,7 +89,7 @@ KEPT = {
 
 
 def kept(group: str) -> dict[str, Any]:
-    """Those rows, as far as they are there."""
+    """Read those rows, as far as they are there."""
     cases = json.loads((RESULTS / "lean_memory.json").read_text(encoding="utf-8"))["cases"]
     found = {}
     for name, case in KEPT.get(group, {}).items():
@@ -106,7 +106,7 @@ def kept(group: str) -> dict[str, Any]:
 
 
 def put_together(rows: dict[str, Any]) -> None:
-    """Generation in parts, alone and last: it is a phase of its own, so another row's stands in its place."""
+    """Make the rows of generation in parts: it is a phase of its own, so another row's stands in its place."""
     off, on = rows.get("our step, nothing on"), rows.get("lean")
     if off is None or on is None:
         return
@@ -120,7 +120,7 @@ def put_together(rows: dict[str, Any]) -> None:
 
 
 def long_prompt() -> dict[str, Row]:
-    """7B LoRA, a prompt of 16,384 tokens and eight answers of 1024."""
+    """Return the rows of 7B LoRA, a prompt of 16,384 tokens and eight answers of 1024."""
     return {
         "our step, nothing on": lean(LONG_PROMPT, OFF),
         "alone: shared prompt": lean(LONG_PROMPT, {**OFF, "prefix_sharing": True}),
@@ -128,7 +128,7 @@ def long_prompt() -> dict[str, Row]:
 
 
 def reference() -> dict[str, Row]:
-    """1.5B in full with 8-bit Adam and a reference policy, 8 x (256 + 786)."""
+    """Return the rows of 1.5B in full with 8-bit Adam and a reference policy, 8 x (256 + 786)."""
     case = {**QWEN, "optim": "adamw_torch_8bit", "beta": 0.04}
     off = {**OFF, "reference": "device"}
     on = {**ON, "reference": "host", "generation_batch": 8, "tiled_mlp": 0, "checkpointing": "full"}
@@ -145,7 +145,7 @@ GROUPS = {"8B": headline, "7B long prompt": long_prompt, "1.5B reference": refer
 
 
 def measured(case: Mapping[str, Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Bytes and FLOPs of one row."""
+    """Measure bytes and FLOPs of one row."""
     with counting() as flops:
         found = simulated(case, told, warmed_up=True)
     return {

@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 def replay(raw: dict[str, Any], events: int) -> dict[str, Any]:
-    """``raw`` with its busiest device's trace repeated to at least ``events`` events."""
+    """Repeat the trace of ``raw``'s busiest device to at least ``events`` events."""
     traces = raw["device_traces"]
     device = max(range(len(traces)), key=lambda d: len(traces[d]))
     trace = [e for e in traces[device] if e["action"] not in ("oom", "snapshot")]
@@ -63,7 +63,7 @@ def _shifted(trace: list[Event], offset: int) -> Iterator[Event]:
 
 
 def _way_back(trace: list[Event]) -> list[Event]:
-    """The events that undo a round: frees of what it left, allocs of what it took away."""
+    """Return the events that undo a round: frees of what it left, allocs of what it took away."""
     opposite = {
         "alloc": ("free_requested", "free_completed"),
         "free_completed": ("alloc",),
@@ -90,7 +90,7 @@ def _way_back(trace: list[Event]) -> list[Event]:
 
 
 def measure(command: list[str]) -> tuple[float, float, int]:
-    """CPU seconds, wall seconds and peak resident bytes of a command.
+    """Run a command; return CPU seconds, wall seconds and peak resident bytes.
 
     Raises:
         RuntimeError: the command failed; its error output is in the message.
@@ -118,7 +118,7 @@ _CLI = "from memprof.cli import main; main()"
 
 
 def commands(file: Path, folder: Path, peer: bool) -> dict[str, list[str]]:
-    """What is measured on a file, by name."""
+    """Return what is measured on a file, by name."""
     python = sys.executable
     table = {
         "floor (imports)": [python, "-c", "import memprof.snapshot, memprof.timeline"],

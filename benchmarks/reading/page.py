@@ -59,7 +59,7 @@ def main(source: Path, rounds: int, json_file: Path | None) -> None:
 
 
 def _pages(source: Path, folder: Path) -> dict[str, Path]:
-    """One page a size, and one of both side by side."""
+    """Write one page a size, and one of both side by side."""
     pages, runs, documents = {}, [], []
     for name, (events, _) in SIZES.items():
         analysis = _analysis(source, events, folder)
@@ -82,7 +82,7 @@ def _analysis(source: Path, events: int, folder: Path) -> Analysis:
 
 
 def _open(browser: Any, path: Path) -> dict[str, float]:
-    """Milliseconds from navigation to first paint and to ready, and of one zoom."""
+    """Open a page; return milliseconds to first paint and to ready, and of one zoom."""
     view = browser.new_context(viewport={"width": 1360, "height": 900})
     try:
         page = view.new_page()
@@ -97,7 +97,7 @@ def _open(browser: Any, path: Path) -> dict[str, float]:
 
 
 def _summary(name: str, path: Path, opened: list[dict[str, float]]) -> dict[str, Any]:
-    """Size, medians and the best ready time, with whether the limits hold."""
+    """Return size, medians and the best ready time, with whether the limits hold."""
     size = path.stat().st_size
     limit = SIZES.get(name, (0, 3_000_000))[1]
     best = min(o["ready_ms"] for o in opened)

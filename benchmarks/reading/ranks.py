@@ -41,7 +41,7 @@ def main(ranks: tuple[int, ...], rounds: int, json_file: Path | None) -> None:
 
 
 def measure(world: int, folder: Path, browser: Any, rounds: int) -> dict[str, Any]:
-    """Figures of a page of ``world`` ranks."""
+    """Measure a page of ``world`` ranks."""
     report = many_ranks(world, missing=(3,))
     path = folder / f"{world}.html"
     begun = time.process_time()
@@ -60,7 +60,7 @@ def measure(world: int, folder: Path, browser: Any, rounds: int) -> dict[str, An
 
 
 def _loaded(browser: Any, path: Path) -> float:
-    """Milliseconds until the page says that it is ready."""
+    """Open a page; return milliseconds until it says that it is ready."""
     context = browser.new_context(viewport={"width": 1360, "height": 900})
     try:
         page = context.new_page()

@@ -31,7 +31,7 @@ MUST_NOT_LOAD = ("torch", "plotly", "rich", "numpy", "jsonschema", "transformers
 
 
 def timed(code: str) -> dict[str, float]:
-    """Wall and CPU seconds of a fresh interpreter running ``code``."""
+    """Return wall and CPU seconds of a fresh interpreter running ``code``."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=dict(os.environ))
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

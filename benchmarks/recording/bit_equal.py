@@ -15,7 +15,7 @@ from benchmarks.measure import write_result
 
 
 def compare(recipe: Any, out: Path, tiny: bool) -> dict[str, Any]:
-    """One run unwatched, one watched, from the same seed."""
+    """Train once unwatched and once watched, from the same seed, and compare."""
     from memprof import MemProfCallback
     from memprof.demo.data import load_questions
     from memprof.demo.model import prepare_checkpoint

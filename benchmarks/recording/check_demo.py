@@ -17,7 +17,7 @@ from tests.closed_forms import Check, checks, facts_of
 
 
 def check_run(out: Path, name: str) -> list[Check]:
-    """Every statement about ``<out>/<name>.json`` and ``.pickle``."""
+    """Check every statement about ``<out>/<name>.json`` and ``.pickle``."""
     trained = json.loads((out / f"{name}.training.json").read_text(encoding="utf-8"))
     report = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
     facts = facts_of(

@@ -49,7 +49,7 @@ def timed(owner: type, names: tuple[str, ...], into: list[float]) -> Callable[[]
 
 
 def measured(out: Path, tiny: bool, steps: int, tokens: int) -> dict[str, list[float]]:
-    """Seconds of each step, and of counting in it."""
+    """Return the seconds of each step, and of counting in it."""
     from memprof.integrations.trackers.tracking import Tracking
     from transformers import TrainerCallback
 

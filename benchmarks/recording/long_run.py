@@ -28,14 +28,14 @@ LIMIT = 64 * 1024
 
 
 def held() -> int:
-    """Bytes allocated by memprof's lines that are still there."""
+    """Return bytes allocated by memprof's lines that are still there."""
     gc.collect()
     ours = [tracemalloc.Filter(True, str(ROOT / part / "*")) for part in ("memprof", "integrations", "reports")]
     return sum(row.size for row in tracemalloc.take_snapshot().filter_traces(ours).statistics("filename"))
 
 
 def count(steps: int, out: Path) -> list[dict[str, int]]:
-    """Counting alone, with as much of a trainer as it looks at; a row for every tenth of the way."""
+    """Count alone, with as much of a trainer as counting looks at; return a row for every tenth of the way."""
     from memprof.integrations.trackers.tracking import Tracking
 
     from memprof.compat.seams import Seams
@@ -77,7 +77,7 @@ def _row(step: int, folder: Path) -> dict[str, int]:
 
 
 def train(steps: int, out: Path) -> list[dict[str, int]]:
-    """The run; a row for every tenth of it."""
+    """Train for real; return a row for every tenth of the way."""
     import torch
     from datasets import Dataset
     from transformers import Trainer, TrainerCallback, TrainingArguments

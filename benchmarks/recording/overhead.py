@@ -28,7 +28,7 @@ NEVER = 10**9  # a step no run of two reaches
 
 
 def timer() -> tuple[Any, Any, dict[str, float]]:
-    """Callbacks to put first and last, and where they leave the seconds of the last step."""
+    """Make callbacks to put first and last, and the place where they leave the seconds of the last step."""
     from transformers import TrainerCallback
 
     seconds: dict[str, float] = {}
@@ -46,7 +46,7 @@ def timer() -> tuple[Any, Any, dict[str, float]]:
 
 
 def own_share(out: Path, tiny: bool, tokens: int, watch: Callable[[], list[Any]]) -> float:
-    """Share of a profiled step's time that is spent in memprof's own functions."""
+    """Return the share of a profiled step's time that is spent in memprof's own functions."""
     import memprof.integrations
     from transformers import TrainerCallback
 
@@ -68,7 +68,7 @@ def own_share(out: Path, tiny: bool, tokens: int, watch: Callable[[], list[Any]]
 
 
 def second_step(out: Path, tiny: bool, tokens: int, watch: Callable[[], list[Any]]) -> dict[str, float]:
-    """Wall and CPU seconds of the second of two steps."""
+    """Return wall and CPU seconds of the second of two steps."""
     from memprof.demo.data import load_questions
     from memprof.demo.model import prepare_checkpoint
     from memprof.demo.training import FULL, Scale, train
@@ -106,7 +106,7 @@ def main(rounds: int, tokens: int, tiny: bool, out: Path, path: Path | None) -> 
 
 
 def summary(results: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Ratios to the unwatched step of the same round, and the seconds they come from."""
+    """Return ratios to the unwatched step of the same round, and the seconds they come from."""
     medians = {
         name: {key: round(statistics.median(run[key] for run in runs), 2) for key in ("wall", "cpu")}
         for name, runs in results.items()

@@ -52,7 +52,7 @@ def main(seconds: float, path: Path | None) -> None:
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """Figures of a sampler that ran for so long."""
+    """Run a sampler for so long; return its figures."""
     import torch
 
     real = torch.cuda.is_available()

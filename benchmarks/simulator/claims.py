@@ -43,7 +43,7 @@ class Book:
         self.claims: dict[str, Any] = known.get("claims", {})
 
     def row(self, settings: Settings) -> dict[str, Any]:
-        """Peaks in bytes: ``peak``, ``needed`` (reserved and outside torch), ``own`` and ``categories``."""
+        """Return peaks in bytes: ``peak``, ``needed`` (reserved and outside torch), ``own`` and ``categories``."""
         plain = settings.to_dict()
         key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
         if key not in self.runs:
@@ -79,7 +79,7 @@ def _simulated(settings: Settings) -> dict[str, Any]:
 
 
 def parameters(model: str) -> int:
-    """How many a model has; tied ones once."""
+    """Count a model's parameters; tied ones once."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -93,7 +93,7 @@ def parameters(model: str) -> int:
 
 
 def adapter(model: str, **changes: Any) -> Settings:
-    """Adapters of rank 16 under checkpointing, one completion of 256 + 768 tokens at a time, two to a prompt."""
+    """Return settings of rank 16 under checkpointing, one completion of 256 + 768 tokens at a time, two to a prompt."""
     lean = {"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     base = Settings(model, dtype="bfloat16", lora_r=16, prompt_length=256, completion_length=768, **lean)
     return base.with_(**changes)

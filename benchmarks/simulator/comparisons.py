@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def capture(name: str, snapshots: Path) -> list[dict[str, Any]]:
-    """One GPU capture and its simulation: the highest requested bytes, and what is reserved at the end."""
+    """Simulate one GPU capture: the highest requested bytes, and what is reserved at the end."""
     from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate
 
@@ -112,7 +112,7 @@ def _reset(heap: Any) -> None:
 
 
 def real_run(name: str) -> list[dict[str, Any]]:
-    """A small TRL run on the CPU, traced, and its simulation: the peak of training, and that of generation."""
+    """Trace a small TRL run on the CPU and simulate it: the peak of training, and that of generation."""
     from benchmarks.simulator.real_step import peaks, run_real
     from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
@@ -136,7 +136,7 @@ def real_run(name: str) -> list[dict[str, Any]]:
 
 
 def smollm(results: Path = RESULTS.parent) -> list[dict[str, Any]]:
-    """SmolLM2-135M, from what ``benchmarks.simulator.real_step`` wrote."""
+    """Read SmolLM2-135M's comparisons from what ``benchmarks.simulator.real_step`` wrote."""
     rows = []
     for file in sorted(results.glob("real_step_*.json")):
         found = json.loads(file.read_text())
@@ -161,7 +161,7 @@ def keep(rows: list[dict[str, Any]], file: Path = RESULTS) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, signed percent of the measured value."""
+    """Make a Markdown table, signed percent of the measured value."""
     by_name: dict[str, dict[str, float]] = {}
     for row in rows:
         error = 100 * (row["simulated_bytes"] / row["measured_bytes"] - 1)

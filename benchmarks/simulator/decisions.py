@@ -22,13 +22,13 @@ _NEAR = 0.2  # of the measured need: how far around it the imaginary cards of ``
 
 
 def captured() -> list[tuple[str, int, int]]:
-    """Name, measured and predicted need of each GPU capture, in bytes, without what is outside torch."""
+    """Return name, measured and predicted need of each GPU capture, in bytes, without what is outside torch."""
     rows = json.loads((RESULTS / "simulator.json").read_text())["comparisons"]
     return [(r["name"], r["measured_bytes"], r["simulated_bytes"]) for r in rows if r["what"] == "reserved"]
 
 
 def published() -> list[tuple[str, int | None, int]]:
-    """The same of the published table of methods; None where it ran out of memory on its H100."""
+    """Return the same of the published table of methods; None where it ran out of memory on its H100."""
     from examples.published_tables import MODELS, PUBLISHED
 
     found = json.loads((RESULTS / "published_methods.json").read_text())
@@ -42,7 +42,7 @@ def published() -> list[tuple[str, int | None, int]]:
 
 
 def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
-    """``pairs`` of truth and prediction, both *fits*: how many, and how many are wrong in which way."""
+    """Count ``pairs`` of truth and prediction, both *fits*: all, and those wrong in either way."""
     fit = [said for truth, said in pairs if truth]
     not_fit = [said for truth, said in pairs if not truth]
     return {
@@ -55,7 +55,7 @@ def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
 
 
 def on_named_cards(rows: list[tuple[str, int, int]], outside: bool) -> list[tuple[bool, bool]]:
-    """Every run on every card memprof knows."""
+    """Decide on every run on every card memprof knows."""
     pairs = []
     for _, measured, predicted in rows:
         for gpu in known_gpus():
@@ -65,7 +65,7 @@ def on_named_cards(rows: list[tuple[str, int, int]], outside: bool) -> list[tupl
 
 
 def near(rows: list[tuple[str, int, int]]) -> list[tuple[bool, bool]]:
-    """Every run on imaginary cards around its measured need, one percent apart: the hard cases."""
+    """Decide on every run on imaginary cards around its measured need, one percent apart: the hard cases."""
     steps = [1 - _NEAR + 0.01 * i + 0.005 for i in range(round(2 * _NEAR / 0.01))]
     return [
         (step >= 1, predicted * (1 + MARGIN) <= measured * step) for _, measured, predicted in rows for step in steps
@@ -73,7 +73,7 @@ def near(rows: list[tuple[str, int, int]]) -> list[tuple[bool, bool]]:
 
 
 def decisions() -> dict[str, Any]:
-    """All of it, as it is written."""
+    """Count all decisions, as they are written."""
     table = published()
     on_h100 = next(gpu for gpu in known_gpus() if gpu.name == "H100")
     verdicts = [(peak is not None, need * (1 + MARGIN) <= on_h100.total_bytes) for _, peak, need in table]
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """Make a Markdown table."""
     lines = ["| over | decisions | false *fits* | false *does not fit* |", "|---|--:|--:|--:|"]
     for name, row in found.items():
         if name != "margin":

@@ -108,7 +108,7 @@ def _checkpoint(model: str, folder: str) -> str:
 
 
 def births(raw: dict[str, Any], step: int, phase: str) -> list[tuple[int, str]]:
-    """Bytes and operation of every allocation of a phase, in order."""
+    """Return bytes and operation of every allocation of a phase, in order."""
     found = []
     for event in raw["device_traces"][0]:
         if event["action"] == "alloc":
@@ -119,7 +119,7 @@ def births(raw: dict[str, Any], step: int, phase: str) -> list[tuple[int, str]]:
 
 
 def peaks(raw: dict[str, Any]) -> dict[tuple[Any, str], int]:
-    """Peak bytes by step and phase."""
+    """Return peak bytes by step and phase."""
     from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw
 
@@ -127,7 +127,7 @@ def peaks(raw: dict[str, Any]) -> dict[tuple[Any, str], int]:
 
 
 def compare(simulated: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
-    """Both runs, phase by phase: counts, every difference in the order of sizes, signed error of each peak."""
+    """Compare both runs by phase: counts, every difference in the order of sizes, signed error of each peak."""
     rows = []
     sequences = [
         (step, phase, births(simulated, step, phase), births(real, step, phase))
@@ -160,7 +160,7 @@ def compare(simulated: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(one: list[tuple[int, str]], other: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """Stretches in which the sizes differ; operations are given for both."""
+    """Return stretches in which the sizes differ; operations are given for both."""
     match = difflib.SequenceMatcher(None, [n for n, _ in one], [n for n, _ in other], autojunk=False)
     return [{"simulated": one[a:b], "real": other[c:d]} for kind, a, b, c, d in match.get_opcodes() if kind != "equal"]
 

@@ -38,7 +38,7 @@ print(json.dumps({"version": version("agilerl-arena"), "answers": answers}))
 
 
 def cases() -> list[dict[str, Any]]:
-    """Name, model, settings, the truth and what it is, and memprof's figure; bytes."""
+    """Return name, model, settings, the truth and what it is, and memprof's figure; bytes."""
     return [*_published(), *_on_this_cpu()]
 
 
@@ -84,7 +84,7 @@ def _on_this_cpu() -> list[dict[str, Any]]:
 
 
 def ask_arena(python: str, rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any] | None]]:
-    """Its version, and an answer for each row that it can be asked about."""
+    """Return arena's version, and an answer for each row that it can be asked about."""
     from memprof.config.catalogue import find_config
 
     asked = [{"config": find_config(r["model"]), "training": r["arena"]} for r in rows if r["arena"]]
@@ -95,7 +95,7 @@ def ask_arena(python: str, rows: list[dict[str, Any]]) -> tuple[str, list[dict[s
 
 
 def ask_accelerate(model: str, dtype: str) -> int:
-    """Its "training using Adam (peak vRAM)"."""
+    """Return accelerate's "training using Adam (peak vRAM)"."""
     import torch
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
@@ -110,7 +110,7 @@ def ask_accelerate(model: str, dtype: str) -> int:
 
 
 def compare(python: str) -> dict[str, Any]:
-    """Every case with every answer."""
+    """Return every case with every answer."""
     from importlib.metadata import version
 
     rows = cases()
@@ -122,13 +122,13 @@ def compare(python: str) -> dict[str, Any]:
 
 
 def _comparable(row: dict[str, Any], answer: dict[str, Any]) -> int:
-    """Without the CUDA context and the allocator's reserve where the truth is tensors alone."""
+    """Leave out the CUDA context and the allocator's reserve where the truth is tensors alone."""
     left_out = ("overhead", "allocator_reserve") if row.get("tensors_only") else ()
     return int(answer["total"] - sum(answer["components"].get(name, 0) for name in left_out))
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: GB, and in brackets the signed error in percent."""
+    """Make a Markdown table: GB, and in brackets the signed error in percent."""
     lines = [
         "| run | measured | memprof | arena memory estimate | accelerate estimate-memory |",
         "|---|--:|--:|--:|--:|",

@@ -81,7 +81,7 @@ def _logits(shape: ModelShape, settings: Settings) -> int:
 
 
 def executed(changes: dict[str, Any]) -> dict[str, Any]:
-    """Formulas' bytes and the simulation's own peaks by category, for one run."""
+    """Return formulas' bytes and the simulation's own peaks by category, for one run."""
     from memprof.config.catalogue import find_config
     from memprof.simulate.fit import evaluate
 
@@ -104,7 +104,7 @@ def executed(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(row: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Component, formula and executed bytes: standing ones when the optimizer steps, the others at their own peak."""
+    """Return component, formula and executed bytes: standing ones when the optimizer steps, others at their peak."""
     found = []
     for name, size in row["rough"].items():
         there = {**row["own_peaks"], **row["optimizer_step"]}
@@ -116,7 +116,7 @@ def compared(row: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown, GiB: on paper, executed."""
+    """Make a Markdown table, GiB: on paper, executed."""
     names = ["weights", "adapters", "gradients", "optimizer_state", "reference_model", "weight_casts", "kv_cache"]
     lines = ["| GiB on paper / executed | " + " | ".join(name.replace("_", " ") for name in names) + " | peak |"]
     lines.append("|---|" + "--:|" * (len(names) + 1))

@@ -53,7 +53,7 @@ class Score:
         return self.right / self.total if self.total else 1.0
 
     def recalls(self) -> dict[str, float]:
-        """Recall of each category above NOTICEABLE of the bytes."""
+        """Return the recall of each category above NOTICEABLE of the bytes."""
         of: Counter[str] = Counter()
         for (truth, _), size in self.confusion.items():
             of[truth] += size
@@ -113,7 +113,7 @@ def score_case(path: Path) -> Case:
 
 
 def _own_peak_agrees(name: str, moment: dict[str, Any], timeline: Timeline, said: Attribution) -> bool:
-    """Whether the phase's highest total, by our own phases, is the truth's."""
+    """Tell whether the phase's highest total, by our own phases, is the truth's."""
     code = next(p.code for p in Phase if p.value == name)
     events = np.flatnonzero(said.track.phase == code)
     if not len(events):

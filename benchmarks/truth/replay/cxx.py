@@ -1,4 +1,4 @@
-"""C++ frames around Python ones, as a history recorded with ``stacks="all"`` holds them.
+"""Put C++ frames around Python ones, as a history recorded with ``stacks="all"`` holds them.
 
 The names are the symbols torch and CPython export; which operator and which autograd node they speak of is what
 ran. Python frames stand where the interpreter's frames are, innermost first.
@@ -39,7 +39,7 @@ def _frames(names: tuple[str, ...] | list[str]) -> list[Frame]:
 
 
 def mixed(frames: list[Frame], op: str, node: str) -> list[Frame]:
-    """``frames`` with the C++ frames of ``op`` (empty for a free) and, inside backward, of ``node``."""
+    """Return ``frames`` with the C++ frames of ``op`` (empty for a free) and, inside backward, of ``node``."""
     out = _frames([*_UNWIND, *(_MALLOC if op else _FREE)])
     if op:
         short = _OPERATOR.get(op, op.split(".", 1)[-1])

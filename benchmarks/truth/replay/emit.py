@@ -1,4 +1,4 @@
-"""Replays a labelled stream through the heap and writes the snapshot with the truth beside it."""
+"""Replay a labelled stream through the heap and write the snapshot with the truth beside it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def build_stream(tracer: Tracer, scale: Scale) -> Stream:
 
 
 def _loaded_bytes(tracer: Tracer, sizes: Sequence[int], start: int) -> int:
-    """Bytes the loader is about to materialise: what its warm-up asks for."""
+    """Return the bytes the loader is about to materialise: what its warm-up asks for."""
     total = 0
     for kind, n, _, _ in tracer.events[start:]:
         if kind == "m" and tracer.marks[n] == "loaded":
@@ -182,7 +182,7 @@ class _Recorder:
         self.heap.free(address)
 
     def _out_of_memory(self, size: int, index: int) -> None:
-        """The failed request, then what the exception's way out frees."""
+        """Record the failed request, then free what the exception's way out frees."""
         room = self.heap.capacity - self.heap.reserved
         self.write("oom", 0, size, -1)
         entry = self.entries[-1]
@@ -199,7 +199,7 @@ class _Recorder:
                     self._died(key)
 
     def _outermost(self, index: int) -> int:
-        """Frames of whoever is left when the exception has passed: the script's main."""
+        """Return the frames of whoever is left when the exception has passed: the script's main."""
         for frames in self.stream.frames:
             if len(frames) > 1 and str(frames[-1]["filename"]).startswith("/workspace"):
                 self.stream.frames.append(frames[-2:])
@@ -209,7 +209,7 @@ class _Recorder:
 
 
 def _segments(rec: _Recorder) -> list[dict[str, Any]]:
-    """The final state, as ``_snapshot()["segments"]`` has it."""
+    """Return the final state, as ``_snapshot()["segments"]`` has it."""
     owner = {address: key for key, address in rec.address.items()}
     by_segment: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for block in sorted(rec.heap.blocks.values(), key=lambda b: b.address):
@@ -233,7 +233,7 @@ def _segments(rec: _Recorder) -> list[dict[str, Any]]:
 
 
 def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(snapshot, truth) of one run, recorded as ``variant`` says."""
+    """Return (snapshot, truth) of one run, recorded as ``variant`` says."""
     rec = _Recorder(stream, variant)
     rec.run()
     first = 0
@@ -265,7 +265,7 @@ def replay(stream: Stream, variant: Variant, about: dict[str, Any]) -> tuple[dic
 
 
 def _loading_part(stream: Stream) -> Stream:
-    """What another device of the machine holds: the models, loaded and left there."""
+    """Return what another device of the machine holds: the models, loaded and left there."""
     marks = [i for i, (kind, n, _, _) in enumerate(stream.steps) if kind == "m" and stream.marks[n] == "train"]
     return replace(stream, steps=stream.steps[: marks[0]])
 
@@ -295,7 +295,7 @@ def _truth(rec: _Recorder, first: int, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _peaks(rec: _Recorder, first: int) -> dict[str, tuple[int, int, int]]:
-    """For the whole window and each phase: (entry, bytes, instants with this total)."""
+    """Return for the whole window and each phase: (entry, bytes, instants with this total)."""
     best: dict[str, tuple[int, int, int]] = {}
     total = 0
     for i, (entry, key) in enumerate(zip(rec.entries, rec.keys, strict=True)):
@@ -341,7 +341,7 @@ def _spans(rec: _Recorder, first: int) -> list[list[Any]]:
 
 
 def write(folder: Path, name: str, snapshot: dict[str, Any], truth: dict[str, Any]) -> Path:
-    """``name.pickle`` and ``name.pickle.truth.json.gz``, each under a temporary name first."""
+    """Write ``name.pickle`` and ``name.pickle.truth.json.gz``, each under a temporary name first."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pickle"
     part = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""A small model of the CUDA caching allocator: one stream, the default pool, to replay a stream of allocations.
+"""Model the CUDA caching allocator: one stream, the default pool, to replay a stream of allocations.
 
 The oracle's own, so that its block sizes do not come from the code they are compared with. Rules as published in
 ``CUDACachingAllocator.cpp``: 512 B rounding; requests up to 1 MiB from 2 MiB segments, below 10 MiB from 20 MiB

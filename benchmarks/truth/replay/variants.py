@@ -1,4 +1,4 @@
-"""Which recordings are written of each run, and streams made of one run repeated."""
+"""List which recordings are written of each run, and repeat a run's stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DERIVED: dict[str, tuple[Variant, ...]] = {
 
 
 def variants_of(name: str, stream: Stream, derived: bool) -> list[tuple[Variant, Stream]]:
-    """The plain recording, and with ``derived`` the lesser ones."""
+    """Yield the plain recording, and with ``derived`` the lesser ones."""
     out = [(Variant(), stream)]
     for variant in _DERIVED.get(name, ()) if derived else ():
         if variant.name.startswith("oom"):
@@ -37,7 +37,7 @@ def variants_of(name: str, stream: Stream, derived: bool) -> list[tuple[Variant,
 
 
 def live_peak(stream: Stream) -> int:
-    """The most bytes the run holds, in blocks."""
+    """Return the most bytes the run holds, in blocks."""
     total = best = 0
     for kind, key, _, _ in stream.steps:
         size = Heap.rounded(stream.sizes[key]) if kind != "m" else 0
@@ -47,7 +47,7 @@ def live_peak(stream: Stream) -> int:
 
 
 def repeated(stream: Stream, times: int) -> Stream:
-    """The run with its last whole step (from one optimizer step's end to the next's) played ``times`` more."""
+    """Play the run's last whole step (from one optimizer step's end to the next's) ``times`` more."""
     ends = [i for i, (kind, n, _, _) in enumerate(stream.steps) if kind == "m" and stream.marks[n].startswith("END")]
     if len(ends) < 2:
         raise ValueError("the run has no whole step between two optimizer steps")
@@ -77,7 +77,7 @@ def repeated(stream: Stream, times: int) -> Stream:
 
 
 def to_length(stream: Stream, entries: int) -> Stream:
-    """The run repeated until its trace has about ``entries`` entries (an allocation is one, a free two)."""
+    """Repeat the run until its trace has about ``entries`` entries (an allocation is one, a free two)."""
     weight = {"a": 1, "f": 2, "m": 0}
     have = sum(weight[kind] for kind, *_ in stream.steps)
     once = sum(weight[kind] for kind, *_ in repeated(stream, 1).steps) - have

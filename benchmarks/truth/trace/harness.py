@@ -1,4 +1,4 @@
-"""Runs a real script under the tracer: phases, identities, and what a GPU would have done otherwise."""
+"""Run a real script under the tracer: phases, identities, and what a GPU would have done otherwise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Cdiv:
 
 @contextlib.contextmanager
 def cuda_like(tracer: Tracer) -> Iterator[None]:
-    """torch's defaults as on CUDA: foreach kernels, workspaces; module moves that copy."""
+    """Set torch's defaults as on CUDA: foreach kernels, workspaces; module moves that copy."""
     original_apply = torch.nn.Module._apply
     engine = torch.autograd.graph._engine_run_backward
 
@@ -119,7 +119,7 @@ def moving(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
-    """from_pretrained with a device map materialises parameters on the device, in the loader's threads."""
+    """Make from_pretrained with a device map materialise on the device, in the loader's threads."""
     import transformers.core_model_loading as loading
     import transformers.modeling_utils as modeling
     import trl.trainer.grpo_trainer as grpo
@@ -165,7 +165,7 @@ def _patch_loading(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
 
 
 def _patch_trl(tracer: Tracer, shapes: Shapes, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
-    """TRL's CUDA path: compacted tokens, kernels that fold tiles without scratch, tiles scaled down."""
+    """Take TRL's CUDA path: compacted tokens, kernels that fold tiles without scratch, tiles scaled down."""
     import trl.kernels.chunked_logprob as chunked
     import trl.trainer.utils as utils
     from trl import GRPOTrainer
@@ -195,7 +195,7 @@ def _patch_trl(tracer: Tracer, shapes: Shapes, trainer: Any, swap: Callable[[Any
 
 
 def _patch_scoring(tracer: Tracer, trainer: Any, swap: Callable[[Any, str, Any], None]) -> None:
-    """Whose log-probs are computed decides the phase: in the loss none, else the reference's or the old policy's."""
+    """Set the phase by whose log-probs are computed: none in the loss, else the reference's or old policy's."""
     logps = trainer._get_per_token_logps_and_entropies
 
     def get_logps(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +210,7 @@ def _patch_scoring(tracer: Tracer, trainer: Any, swap: Callable[[Any, str, Any],
 
 
 def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
-    """Phases and identities at the seams of transformers' Trainer and accelerate."""
+    """Mark phases and identities at the seams of transformers' Trainer and accelerate."""
     import accelerate
     import transformers
     from transformers.cache_utils import DynamicLayer
@@ -261,7 +261,7 @@ def _patch_trainer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> Non
 
 
 def _patch_optimizer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
-    """Steps are annotated as CUDA histories are; state is marked when the step ends; zero_grad belongs to it."""
+    """Annotate steps as CUDA histories do; mark state when the step ends; zero_grad belongs to it."""
 
     def stepped(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +281,7 @@ def _patch_optimizer(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> N
 
 
 def _patch_peft(tracer: Tracer, swap: Callable[[Any, str, Any], None]) -> None:
-    """Adapters are made on the CPU, then moved to their base layer's device and cast: two births on a GPU."""
+    """Make adapters on the CPU, then move and cast them to their base layer's: two births on a GPU."""
     import peft.tuners.tuners_utils as tuners
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -15,7 +15,7 @@ __all__ = ["nano_parameters", "preparing"]
 
 
 def nano_parameters(shapes: Shapes, positions: int) -> int:
-    """Elements of the loop's own model (closed form, for the tests)."""
+    """Count the elements of the loop's own model (closed form, for the tests)."""
     q = shapes.heads * shapes.head_dim
     layer = 4 * shapes.hidden * q + 2 * shapes.hidden * shapes.ffn + shapes.ffn + 3 * shapes.hidden
     heads = 1 if shapes.tied else 2

@@ -1,4 +1,4 @@
-"""From the frames this machine saw to the frames a GPU's history would hold, and what they say of an allocation."""
+"""Turn the frames this machine saw into those of a GPU's history, and read what they say of an allocation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _path(name: str) -> str:
 
 
 def _trimmed(raw: Raw) -> list[tuple[CodeType, int]]:
-    """Without the tracer's plumbing at the inner end, our wrappers, and what runs the script at the outer end."""
+    """Leave out the tracer's plumbing at the inner end, our wrappers, and what runs the script at the outer end."""
     start = 0
     while start < len(raw) and (_ours(raw[start][0]) or raw[start][0].co_filename.endswith(_PLUMBING)):
         start += 1
@@ -52,7 +52,7 @@ def _trimmed(raw: Raw) -> list[tuple[CodeType, int]]:
 
 
 def public_frames(raw: Raw, op: str) -> list[Frame]:
-    """Frames as the snapshot holds them: inside backward only what the autograd thread's Python stack shows."""
+    """Return frames as the snapshot holds them: inside backward only what the autograd thread's stack shows."""
     out: list[Frame] = []
     if op == "Module.to":
         out.append({"name": "convert", "filename": _path(_MODULE), "line": 1369})

@@ -1,4 +1,4 @@
-"""The oracle's eyes: every storage's birth and death in a real run, with its stack and what it is.
+"""Record every storage's birth and death in a real run, with its stack and what it is.
 
 Independent of ``memprof.record`` on purpose: what memprof is measured against must not share its code.
 A :class:`Tracer` is a dispatch mode. While ``active`` it records one :class:`Storage` for each storage an
@@ -77,7 +77,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Everything inside belongs to ``phase`` (the innermost wins)."""
+        """Put everything inside into ``phase`` (the innermost wins)."""
         self._phases.append(phase)
         try:
             yield
@@ -97,7 +97,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.active = before
 
     def note(self, name: str) -> None:
-        """A named instant in the stream of events."""
+        """Name an instant in the stream of events."""
         with self._lock:
             self.marks.append(name)
             self.events.append(("m", len(self.marks) - 1, 0, self.phase))
@@ -119,7 +119,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """The recorded storage behind a tensor."""
+        """Return the recorded storage behind a tensor."""
         try:
             return self._live.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
@@ -153,7 +153,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _extent(tensor: torch.Tensor, nbytes: int) -> tuple[int, ...]:
-        """The shape the storage was made for: of the tensor if it fills it, else flat."""
+        """Return the shape the storage was made for: of the tensor if it fills it, else flat."""
         shape = tuple(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step != 0 or n == 1)
         count = 1
         for n in shape:
@@ -170,13 +170,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- identity ------------------------------------------------------------------------------
 
     def mark(self, tensor: torch.Tensor | None, category: str, detail: str, force: bool = False) -> None:
-        """``tensor``'s storage is ``category`` for its whole life (the first mark holds unless forced)."""
+        """Mark ``tensor``'s storage as ``category`` for its whole life (the first mark holds unless forced)."""
         number = None if tensor is None else self.number_of(tensor)
         if number is not None and (force or self.storages[number].mark is None):
             self.storages[number].mark = (category, detail)
 
     def mark_module(self, module: torch.nn.Module, category: str, adapters: bool = False) -> None:
-        """Parameters and buffers of a model, by owner; LoRA tensors are ``adapters``."""
+        """Mark parameters and buffers of a model, by owner; LoRA tensors are ``adapters``."""
         for name, p in module.named_parameters(remove_duplicate=False):
             is_adapter = adapters and ("lora_" in name or "modules_to_save" in name)
             self.mark(p, "adapters" if is_adapter else category, name)
@@ -231,7 +231,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _accumulates(self, args: tuple[Any, ...]) -> bool:
-        """Is this the engine's own sum of two gradients of one tensor, into the first of them?
+        """Tell whether this is the engine's own sum of two gradients of one tensor, into the first of them.
 
         The engine calls it with no Python frame between, and adds in place where nobody else holds the first
         (of the tensor: the buffer, this wrapper and the dispatcher's two; of its storage: the tensor and us).
@@ -269,7 +269,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.first_matmul[thread] = (len(self.events), self.capture(3), self.phase)
 
     def wrap_phase(self, fn: Callable[..., Any], phase: str, after: Callable[..., None] | None = None) -> Any:
-        """``fn`` with everything inside in ``phase``; ``after(result, *args)`` runs at its end."""
+        """Wrap ``fn`` with everything inside in ``phase``; ``after(result, *args)`` runs at its end."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with self.within(phase):
