@@ -19,7 +19,7 @@ from typing import Any
 from memprof.reports.document.build import document_of
 from memprof.reports.document.comparison import build_comparison
 from memprof.reports.document.model import Document
-from memprof.reports.html.page import write_comparison
+from memprof.reports.html.compare import write_comparison
 from simulations import ending, options, save, table
 
 from memprof.analysis.compare import Run, compare

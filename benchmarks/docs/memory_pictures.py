@@ -41,7 +41,7 @@ def main(json_file: Path | None, pictures: Path | None) -> None:
 def simulated(settings: Settings, page: Path) -> dict[str, Any]:
     """Simulate one run; return settings, peak and own peaks in bytes. The page goes to ``page``."""
     from memprof.reports.document.build import document_of
-    from memprof.reports.html.page import write_html
+    from memprof.reports.html.report import write_html
 
     from memprof.simulate.fit import evaluate
 

@@ -70,16 +70,16 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 @contextmanager
 def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     """Count simulations while open; ``lean`` are arguments for ``LeanGRPOConfig`` that no setting has."""
+    from memprof.compat.patching import replacing
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.step import groups
-    from memprof.grpo.step import pieces as steps
+    from memprof.grpo.step import micro_batch
+    from memprof.grpo.step import pieces as cutting
     from memprof.simulate.recorder.recorder import FakeRecorder
-    from memprof.simulate.trainer import build as trl_recipe
     from memprof.simulate.trainer import lean as lean_patches
-    from memprof.simulate.world.fakes import patched
+    from memprof.simulate.trainer import training
 
     found = Flops()
-    see, plan, fakes = FakeRecorder.see, groups.plan, trl_recipe.trl_on_fakes
+    see, plan, fakes = FakeRecorder.see, cutting.plan, training.trl_on_fakes
     alike = lean_patches.alike_rounds
 
     def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -111,7 +111,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             found.add(session.fake_recorder, 2 * a.shape[0] * a.shape[1] * b.shape[1])
 
         with fakes(settings, config, session):
-            passes, few = fused_loss.passes_for, steps.plan
+            passes, few = fused_loss.passes_for, micro_batch.plan
 
             def executed(*given: Any) -> Any:
                 pieces = few(*given)
@@ -122,16 +122,16 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             changes = [
                 (kernels, "_addmm_fp32", product),
                 (fused_loss, "passes_for", lambda device: replace(passes(device), accumulate=product)),
-                (steps, "plan", executed),
+                (micro_batch, "plan", executed),
             ]
-            with patched(*(changes if settings.device == "cuda" else [])):
+            with replacing(*(changes if settings.device == "cuda" else [])):
                 yield
 
     with (
-        patched(
+        replacing(
             (FakeRecorder, "see", seen),
-            (groups, "plan", planned),
-            (trl_recipe, "trl_on_fakes", on_fakes),
+            (cutting, "plan", planned),
+            (training, "trl_on_fakes", on_fakes),
             (lean_patches, "alike_rounds", all_rounds),
         ),
         told(lean),
@@ -142,15 +142,15 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
 @contextmanager
 def told(lean: Mapping[str, Any] | None) -> Iterator[None]:
     """Give the simulated lean trainer's config these arguments too, while open."""
-    from memprof.simulate.trainer import build as trl_recipe
-    from memprof.simulate.world.fakes import patched
+    from memprof.compat.patching import replacing
+    from memprof.simulate.trainer import build
 
-    given = trl_recipe.config_of
+    given = build.config_of
 
     def config_of(settings: Any) -> dict[str, Any]:
         return {**given(settings), **(lean or {})}
 
-    with patched((trl_recipe, "config_of", config_of)):
+    with replacing((build, "config_of", config_of)):
         yield
 
 

@@ -71,7 +71,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     import torch
     from trl import GRPOTrainer
 
-    from memprof.simulate.world.fakes import patched
+    from memprof.compat.patching import replacing
 
     step = GRPOTrainer.training_step
 
@@ -88,7 +88,7 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
         self._step += 1
         return torch.zeros(())
 
-    with patched((GRPOTrainer, "training_step", training_step)):
+    with replacing((GRPOTrainer, "training_step", training_step)):
         yield
 
 

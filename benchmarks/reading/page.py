@@ -18,7 +18,8 @@ from typing import Any
 import click
 from memprof.reports.document.build import document_of
 from memprof.reports.document.comparison import build_comparison
-from memprof.reports.html.page import write_comparison, write_html
+from memprof.reports.html.compare import write_comparison
+from memprof.reports.html.report import write_html
 
 from benchmarks.measure import write_result
 from benchmarks.reading.large_files import replay

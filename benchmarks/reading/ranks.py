@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 from memprof.reports.document.build import build_document
-from memprof.reports.html.page import write_html
+from memprof.reports.html.report import write_html
 
 from benchmarks.measure import write_result
 from benchmarks.reading.page import WATCH_READY

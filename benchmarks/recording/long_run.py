@@ -38,7 +38,7 @@ def count(steps: int, out: Path) -> list[dict[str, int]]:
     """Count alone, with as much of a trainer as counting looks at; return a row for every tenth of the way."""
     from memprof.integrations.trackers.tracking import Tracking
 
-    from memprof.compat.seams import Seams
+    from memprof.compat.patching import Seams
 
     state = SimpleNamespace(global_step=0, max_steps=steps, is_world_process_zero=True)
     handler = SimpleNamespace(callbacks=[])

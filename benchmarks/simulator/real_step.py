@@ -36,11 +36,11 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     """
     import torch
 
-    from memprof.compat.seams import Seams
+    from memprof.compat.patching import Seams
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
     from memprof.recording.trainer_phases import TrainerPhases
-    from memprof.simulate.trainer import build as trl_recipe
+    from memprof.simulate.trainer.training import steps_callback
 
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
@@ -53,7 +53,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     seams = Seams(session.fail, lambda error: None)
     phases = TrainerPhases(trainer, seams)
     phases.current = session
-    trainer.add_callback(trl_recipe._steps_callback(session, phases))
+    trainer.add_callback(steps_callback(session, phases))
     try:
         trainer.train()
     finally:
@@ -67,9 +67,9 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
     from trl import GRPOTrainer
 
-    from memprof.simulate.trainer import build as trl_recipe
-    from memprof.simulate.trainer.build import RewardTokenizer, reward_function
-    from memprof.simulate.trainer.patches import choose_checkpointing
+    from memprof.simulate.trainer import build
+    from memprof.simulate.trainer.checkpointing import choose_checkpointing
+    from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function
     from memprof.simulate.trainer.rollout import fake_rollout
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -85,10 +85,10 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     trainer = GRPOTrainer(
         model=model,
         **rewards,
-        args=trl_recipe._arguments(settings, folder),
-        train_dataset=trl_recipe._dataset(settings),
-        processing_class=trl_recipe._tokenizer(None),
-        peft_config=trl_recipe.adapter_of(settings),
+        args=build._arguments(settings, folder),
+        train_dataset=build.dataset_of(settings),
+        processing_class=build._tokenizer(None),
+        peft_config=build.adapter_of(settings),
     )
     fake_rollout(trainer, settings)
     if settings.generation == "hf":

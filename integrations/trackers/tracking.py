@@ -21,7 +21,7 @@ from typing import Any
 from memprof.integrations.trackers.reporters import Reporters
 
 from memprof.analysis.counters import CountersFile, read_counters
-from memprof.compat.seams import Seams
+from memprof.compat.patching import Seams
 from memprof.recording.session import Session
 from memprof.recording.system.host import pinned_bytes, rss_bytes
 from memprof.units import GIB

@@ -18,7 +18,7 @@ from memprof.config.to_grpo import NF4, adapter_text, written
 __all__ = ["candidates_for"]
 
 _RANK = 16
-# Tokens of the lean trainer's pieces where it is not told (memprof.grpo.step.groups, which needs torch).
+# Tokens of the lean trainer's pieces where it is not told (memprof.grpo.step.pieces, which needs torch).
 _PIECE = 2048
 _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.rules import Rule, RuleSet
-from memprof.frame_paths import FramePath, OwnFolder, frame_path, package_names
+from memprof.attribution.rules import Rule, RuleSet, file_test
+from memprof.frame_paths import OwnFolder, frame_path
 from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
 
@@ -51,7 +51,7 @@ class _FrameMatcher:
 
     def _files(self, glob: str) -> Bools:
         if glob not in self._file_hits:
-            matches = _file_test(glob)
+            matches = file_test(glob)
             self._file_hits[glob] = np.fromiter((matches(f) for f in self.files), bool, len(self.files))
         return self._file_hits[glob]
 
@@ -68,18 +68,6 @@ class _FrameMatcher:
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
 
-
-def _file_test(glob: str) -> Callable[[FramePath], bool]:
-    """Whether a path matches the FILE of a pattern, see the head of ``rules.toml``."""
-    first, slash, _ = glob.partition("/")
-    if not slash:
-        name = re.compile(fnmatch.translate(glob)).match
-        return lambda f: name(f.path.rpartition("/")[2]) is not None
-    if first in package_names():
-        whole = re.compile(fnmatch.translate(glob)).match
-        return lambda f: f.rooted and whole(f.path) is not None
-    tail = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
-    return lambda f: tail(f.path) is not None
 
 
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:

@@ -31,7 +31,8 @@ _TORCH = {"torch": WATCHING["torch"]}
 
 FEATURES: dict[str, Feature] = {
     "lean": Feature("The lean trainer", EXECUTING),
-    "simulate": Feature("The simulator", EXECUTING),
+    "simulate.world": Feature("The simulator", {"torch": EXECUTING["torch"]}),  # any loop, not only TRL's
+    "simulate": Feature("The simulator", EXECUTING, ("simulate.world",)),
     "simulate.lean": Feature("The simulator of the lean trainer", EXECUTING, ("simulate", "lean")),
     "simulate.fsdp2": Feature("The simulator of FSDP2", EXECUTING, ("simulate",)),
     "simulate.tp": Feature("The simulator of tensor parallelism", EXECUTING, ("simulate",)),
@@ -41,10 +42,10 @@ FEATURES: dict[str, Feature] = {
     "simulate.liger": Feature("The simulator of Liger's loss", EXECUTING, ("simulate",)),
     "plan": Feature("memprof plan", EXECUTING, ("simulate",)),
     "budget": Feature("memory_budget", EXECUTING, ("lean", "simulate")),
-    "script": Feature("memprof simulate --script", EXECUTING, ("simulate",)),
+    "script": Feature("memprof simulate --script", EXECUTING, ("simulate", "simulate.offloaded")),
     "callback": Feature("The callback", WATCHING, imports=False),
     "rehearse": Feature("The rehearsal", WATCHING, ("callback",), imports=False),
-    "run": Feature("memprof run", WATCHING, ("callback",), imports=False),
+    "run": Feature("memprof run", WATCHING, imports=False),
     "attach": Feature("memprof.attach", _TORCH, imports=False),
     "record.cuda": Feature("The CUDA recorder", _TORCH, imports=False),
     "record.trace": Feature("The tensor trace", _TORCH, imports=False),

@@ -9,8 +9,8 @@ __all__: list[str] = []
 _MEMORY = "torch.cuda.memory"
 _DISPATCH = "torch.utils._python_dispatch"
 _FAKE = "torch._subclasses.fake_tensor"
-_LEAN, _SIMULATED, _TRACE, _CUDA = ("lean",), ("simulate",), ("record.trace",), ("record.cuda",)
-_TRACED = ("record.trace", "simulate")
+_LEAN, _SIMULATED, _TRACE, _CUDA = ("lean",), ("simulate.world",), ("record.trace",), ("record.cuda",)
+_TRACED = ("record.trace", "simulate.world")
 _WATCHED = ("callback", "run", "attach")
 
 # -- CUDA's memory history -------------------------------------------------------------------------------------------
@@ -47,10 +47,14 @@ MODE_STACK = Target(_DISPATCH, "_get_current_dispatch_mode_stack", "()", needed_
 POP_MODE = Target(_DISPATCH, "_pop_mode", "()", needed_by=_TRACE)
 PUSH_MODE = Target(_DISPATCH, "_push_mode", "(mode)", needed_by=_TRACE)
 NO_MODES = Target(_DISPATCH, "_disable_current_modes", "()", needed_by=("script",))
+SKIP_DYNAMO = Target(
+    _DISPATCH, "TorchDispatchMode._should_skip_dynamo", "()", how=REPLACED, optional_for=_SIMULATED,
+    consequence="the simulator takes longer",
+)  # fmt: skip
 PLAIN_DISPATCH = Target("torch._C", "_disabled_torch_dispatch_impl", needed_by=_TRACED)
 GATHER_STACK = Target("torch._C", "_profiler.gather_traceback", needed_by=_TRACED)
 SYMBOLIZE = Target("torch._C", "_profiler.symbolize_tracebacks", needed_by=_TRACED)
-GRAPH_TASK = Target("torch._C", "_current_graph_task_id", needed_by=("record.trace", "simulate", "attach"))
+GRAPH_TASK = Target("torch._C", "_current_graph_task_id", needed_by=("record.trace", "simulate.world", "attach"))
 SKIP_COMPILER = Target(
     "torch._C", "_dynamo.eval_frame.set_code_exec_strategy", or_else=("_dynamo.eval_frame.skip_code",),
     optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
@@ -63,7 +67,7 @@ FRAME_STRATEGY = Target(
     "torch._C", "_dynamo.eval_frame._FrameExecStrategy", how=READ, or_else=("_dynamo.eval_frame.skip_code",),
     optional_for=_TRACE, consequence="torch.compile looks into the trace's own code, which costs time",
 )  # fmt: skip
-STORAGE_KEY = Target("torch", "UntypedStorage._cdata", how=READ, needed_by=("record.trace", "record.cuda", "simulate"))
+STORAGE_KEY = Target("torch", "UntypedStorage._cdata", how=READ, needed_by=("record.cuda", *_TRACED))
 STORAGE_RESIZE = Target("torch", "UntypedStorage.resize_", "(self, size)", how=REPLACED, needed_by=_TRACED)
 OPERATOR_SCHEMA = Target("torch", "ops.aten.add.Tensor._schema", how=READ, needed_by=_TRACED)
 
@@ -96,7 +100,7 @@ IS_COMPILING = Target(
 
 # -- the fake world --------------------------------------------------------------------------------------------------
 
-FAKE_TENSOR = Target(_FAKE, "FakeTensor", how=READ, needed_by=("simulate", "lean"))
+FAKE_TENSOR = Target(_FAKE, "FakeTensor", how=READ, needed_by=("simulate.world", "lean"))
 FAKE_CONSTANT = Target(_FAKE, "FakeTensor.constant", how=ASSIGNED, needed_by=_SIMULATED)
 FAKE_DEVICE = Target(_FAKE, "FakeTensor.fake_device", how=ASSIGNED, needed_by=_SIMULATED)
 FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed_by=_SIMULATED)
@@ -144,22 +148,22 @@ LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)",
 
 FLASH = Target(
     "torch", "ops.aten._scaled_dot_product_flash_attention.default",
-    "(query, key, value, dropout_p, is_causal, *, scale)", needed_by=("lean", "simulate"),
+    "(query, key, value, dropout_p, is_causal, *, scale)", needed_by=("lean", "simulate.world"),
 )  # fmt: skip
 FLASH_BACKWARD = Target(
     "torch", "ops.aten._scaled_dot_product_flash_attention_backward.default",
     "(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
-    "philox_seed, philox_offset, *, scale)", needed_by=("lean", "simulate"),
+    "philox_seed, philox_offset, *, scale)", needed_by=("lean", "simulate.world"),
 )  # fmt: skip
 EFFICIENT = Target(
     "torch", "ops.aten._scaled_dot_product_efficient_attention.default",
     "(query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, *, scale)",
-    needed_by=("lean", "simulate"),
+    needed_by=("lean", "simulate.world"),
 )  # fmt: skip
 EFFICIENT_BACKWARD = Target(
     "torch", "ops.aten._scaled_dot_product_efficient_attention_backward.default",
     "(grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, "
-    "grad_input_mask, is_causal, *, scale)", needed_by=("lean", "simulate"),
+    "grad_input_mask, is_causal, *, scale)", needed_by=("lean", "simulate.world"),
 )  # fmt: skip
 FLASH_ON_CPU = Target(
     "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu.default",

@@ -182,3 +182,9 @@ FSDP_PEFT = Target(
     "transformers.integrations.fsdp", "update_fsdp_plugin_peft", "(model, accelerator)",
     optional_for=("simulate.fsdp2",), consequence="FSDP2 with an adapter is simulated without transformers' own policy",
 )  # fmt: skip
+
+# -- how the lean trainer's run is spread and scaled -----------------------------------------------------------------
+
+LOSS_IS_SCALED = Target(_TRAINER, "Trainer.loss_is_scaled_for_ga", how=READ, needed_by=_LEAN)
+FSDP_IS_ON = Target(_TRAINER, "Trainer.is_fsdp_enabled", how=ASSIGNED, needed_by=_LEAN)
+DEEPSPEED_IS_ON = Target(_TRAINER, "Trainer.is_deepspeed_enabled", how=ASSIGNED, needed_by=_LEAN)

@@ -1,4 +1,4 @@
-"""Lean GRPO: TRL's own trainer and loss in a fraction of the memory.
+"""Train with TRL's own GRPO trainer and loss in a fraction of the memory.
 
 :class:`LeanGRPOTrainer` takes the place of ``trl.GRPOTrainer``, :class:`LeanGRPOConfig` that of ``trl.GRPOConfig``.
 Importing this package is cheap: TRL and torch are loaded on first use of either.

@@ -1,14 +1,14 @@
-"""How many sequences generate together: as many as their keys and values leave room for."""
+"""Choose how many sequences generate together: as many as their keys and values leave room for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from memprof.compat.peft import CONFIGS
 from memprof.config.model_shape import ModelShape
-from memprof.grpo.config import device_kind
+from memprof.grpo import device as machine
+from memprof.grpo.step.context import StepContext
 
 __all__ = ["cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
 
@@ -48,28 +48,22 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
     return (each + tokens * network, 0) if tile is None else (each, tile * network)
 
 
-def sequences_together(trainer: Any, prompt_ids: Sequence[Sequence[int]]) -> int:
-    """Sequences to generate at once.
+def sequences_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """Choose how many sequences generate at once.
 
     ``generation_batch`` decides where it is given. Else, on CUDA, as many as fit into what is free now; elsewhere all.
     """
     count = max(1, len(prompt_ids))
-    if trainer.args.generation_batch is not None:
-        return min(count, int(trainer.args.generation_batch))
-    device = trainer.accelerator.device
-    if device_kind(device) != "cuda" or trainer.args.generation_cache == "offloaded":
+    if step.settings.generation_batch is not None:
+        return min(count, int(step.settings.generation_batch))
+    device = step.accelerator.device
+    if machine.device_kind(device) != "cuda" or step.settings.generation_cache == "offloaded":
         return count
     prompt = max(map(len, prompt_ids), default=0)
-    model = trainer._base_model(trainer.model)
+    model = step.base_model()
     size = model.dtype.itemsize
-    adapters = hasattr(trainer.model, "peft_config")
-    prefill, shared = prompt_bytes(model.config, prompt, size, adapters=adapters, tile=trainer._tile)
-    decode = decode_bytes(model.config, prompt + trainer.max_completion_length, size)
-    room = int(_SHARE * _free_bytes(device))
+    adapters = CONFIGS.of(step.policy) is not None
+    prefill, shared = prompt_bytes(model.config, prompt, size, adapters=adapters, tile=step.tile)
+    decode = decode_bytes(model.config, prompt + step.completion_length, size)
+    room = int(_SHARE * machine.free_bytes(device))
     return max(1, min(count, room // decode, (room - shared) // prefill))
-
-
-def _free_bytes(device: torch.device) -> int:
-    """What the process can still get: free on the device, and cached by torch without being used."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

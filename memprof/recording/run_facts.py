@@ -6,8 +6,10 @@ import json
 import os
 from typing import Any
 
+from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
+from memprof.compat.trl import REFERENCE
 from memprof.config.model_shape import SIZE_NAMES
-from memprof.recording.owners import storages_of
+from memprof.recording.storages import storage_key, storages_of
 
 __all__ = ["collect_facts", "collect_setup", "plain_config"]
 
@@ -21,7 +23,7 @@ _ARGS = (
     "torch_empty_cache_steps", "average_tokens_across_devices", "dataloader_pin_memory", "ds3_gather_for_generation",
 )  # fmt: skip
 _MODEL = {
-    "model_type": "model_type", **SIZE_NAMES, "attn_implementation": "_attn_implementation", "experts": "num_experts",
+    "model_type": "model_type", **SIZE_NAMES, "attn_implementation": ATTENTION_KIND.name, "experts": "num_experts",
 }  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
     """
     model = trainer.model
     setup: dict[str, Any] = {"model_config": plain_config(getattr(model, "config", None)), "dtypes": _dtypes(model)}
-    reference = getattr(trainer, "ref_model", None)
+    reference = REFERENCE.of(trainer)
     if reference is not None:
         setup["reference_dtypes"] = _dtypes(reference)
     if (adapter := _adapter(model)) is not None:
@@ -125,7 +127,7 @@ def _model_facts(model: Any, redact: bool) -> dict[str, Any]:
     config = getattr(model, "config", None)
     text_of = getattr(config, "get_text_config", None)
     text = config if text_of is None else text_of()
-    name = getattr(config, "_name_or_path", "") or type(model).__name__
+    name = MODEL_NAME.of(config) or type(model).__name__
     # A hub id is public; a path on this machine is not.
     facts["model_name"] = os.path.basename(os.path.normpath(name)) if redact or os.path.isabs(name) else name
     for label, attribute in _MODEL.items():
@@ -158,7 +160,7 @@ def _unique_bytes(model: Any) -> int:
     seen = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         for storage in storages_of(tensor):
-            seen[storage._cdata] = storage.nbytes()
+            seen[storage_key(storage)] = storage.nbytes()
     return sum(seen.values())
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "summary_of",
 ]
 
+
 @dataclass(frozen=True)
 class PhaseNeed:
     """The most one phase holds (``allocated_bytes``) and has reserved; ``needed_bytes`` adds what is outside torch."""

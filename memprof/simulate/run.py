@@ -1,4 +1,4 @@
-"""One simulation, from settings or from a function of one's own, to a snapshot."""
+"""Simulate one run, given as settings or as a function of one's own, and return its snapshot."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.settings import parse_settings
+from memprof.compat import missing, require
+from memprof.compat import torch as torch_names
 from memprof.config.expected_error import expected_error
 from memprof.config.gpus import Gpu, workspace_bytes
 from memprof.config.model_shape import ModelShape
@@ -54,8 +56,9 @@ def simulate(
         stacks: keep Python stacks.
 
     Raises:
-        UsageError: ``alloc_conf`` is malformed.
+        UsageError: ``alloc_conf`` is malformed, or the installed torch is not one this was written for.
     """
+    require("simulate.world")
     from memprof.simulate.recorder.plain_heap import PlainHeap
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
@@ -71,6 +74,7 @@ def simulate(
         recorder.workspace = workspace_bytes(gpu)
     session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
+    session.notes += missing("simulate.world")
     session.non_torch = gpu.context_bytes if gpu is not None else None
     with (
         fake_world(cuda=cuda, attention=attention),
@@ -95,16 +99,13 @@ def _recording(session: FakeSession) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _values_wanted(model: str) -> Iterator[None]:
-    """Code that cannot go on without real values ends in one sentence."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
+    """End in one sentence where a model's code cannot go on without real values."""
+    needs_values: tuple[Any, ...] = tuple(
+        target.get() for target in (torch_names.NEEDS_VALUES, torch_names.NEEDS_SHAPES, torch_names.UNSUPPORTED)
     )
-
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+    except needs_values as error:
         what = f"its code needs real values (operation {getattr(error, 'func', None)})"
         raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
     except (RuntimeError, ValueError) as error:
@@ -128,28 +129,37 @@ def simulate_settings(
         settings: the run.
         capacity: bytes the device has for this process.
         gpu: whose workspaces and context are assumed.
-        world_size: ranks, of which this is the first.
         stacks: keep Python stacks.
 
     Raises:
         InputError: the model cannot be found, or its code needs real values.
-        UsageError: options that cannot be satisfied.
+        UsageError: options that cannot be satisfied, or the installed TRL, transformers ... are not those this was
+            written for.
     """
+    features = features_of(settings)
+    for feature in features:
+        require(feature)
     import peft  # noqa: F401  (loaded, as the next, before the fake world opens: they make constants)
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    from memprof.simulate.sharding.fsdp2 import fake_group
-    from memprof.simulate.trainer.build import run_trl, selected_of
+    from memprof.simulate.sharding.process_group import fake_group
     from memprof.simulate.trainer.models import load_config
+    from memprof.simulate.trainer.training import run_trl, selected_of
 
     config = load_config(settings.model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_values_wanted(settings.model))
         dimension = {"fsdp2": "dp_shard", "tp": "tp"}.get(settings.sharding) if settings.gpus > 1 else None
         mesh = stack.enter_context(fake_group(settings.gpus, dimension)) if dimension else None
+
+        def run(session: FakeSession) -> None:
+            notes = [note for feature in features for note in missing(feature)]
+            session.notes += [note for note in dict.fromkeys(notes) if note not in session.notes]
+            run_trl(settings, config, session, mesh)
+
         return simulate(
-            lambda session: run_trl(settings, config, session, mesh),
+            run,
             config={**settings.to_dict(), **model_facts(config)},
             device=settings.device,
             attention=None if settings.attn == "auto" else settings.attn,
@@ -161,6 +171,20 @@ def simulate_settings(
             world_size=settings.gpus,
             stacks=stacks,
         )
+
+
+def features_of(settings: Settings) -> list[str]:
+    """List what these settings enter, by the names of :data:`memprof.compat.features.FEATURES`, the general first."""
+    found = ["simulate"]
+    if settings.recipe in ("lean", "liger"):
+        found.append(f"simulate.{settings.recipe}")
+    if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):
+        found.append(f"simulate.{settings.checkpointing}")
+    if settings.gpus > 1 and settings.sharding in ("fsdp2", "tp"):
+        found.append(f"simulate.{settings.sharding}")
+    if settings.sharded_by_zero:
+        found.append("simulate.zero")
+    return found
 
 
 def model_facts(config: Any) -> dict[str, Any]:

@@ -190,11 +190,9 @@ def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
 
         def other(model: Any, inputs: Any, plain: Any = plain, trainer: Any = trainer) -> torch.Tensor:
             loss: torch.Tensor = plain(model, inputs)
-            given = trainer._given_logps[0] if getattr(trainer, "_given_logps", None) else None
-            if given is None:
-                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-                mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-                given = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 13)[0]
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+            given = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 13)[0]
             return loss + 0.1 * given.logsumexp((0, 1))
 
         trainer._compute_loss = other

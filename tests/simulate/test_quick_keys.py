@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from memprof.compat import patching  # noqa: E402
 from memprof.simulate.world.fake_cache_keys import quick_keys  # noqa: E402
-from memprof.simulate.world.fakes import patched  # noqa: E402
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
@@ -41,8 +41,8 @@ def _operations() -> tuple[list[Any], int]:
 def test_the_same_is_found() -> None:
     plain, hits = _operations()
     changes = quick_keys()
-    assert [name for _, name, _ in changes] == ["_prep_args_for_hash"]  # this torch's is known
-    with patched(*changes):
+    assert [target.name for target, _ in changes] == ["_prep_args_for_hash"]  # this torch's is known
+    with patching(*changes):
         quick, quick_hits = _operations()
     assert quick == plain
     assert quick_hits == hits > len(plain) / 3

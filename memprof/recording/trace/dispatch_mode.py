@@ -7,7 +7,8 @@ from types import CodeType
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from memprof.compat import torch as torch_names
 
 __all__ = [
     "PLAIN",
@@ -18,7 +19,7 @@ __all__ = [
     "tensors_in",
 ]
 
-PLAIN = torch._C._disabled_torch_dispatch_impl
+PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
@@ -45,13 +46,16 @@ class Watcher(Protocol):
         """Stop watching after memprof's own error; the run goes on."""
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+_DispatchMode: Any = torch_names.DISPATCH_MODE.get()
+
+
+class Watching(_DispatchMode):  # type: ignore[misc]
     """Run every operation as it is, and show it to the trace."""
 
     supports_higher_order_operators = True
 
     def __init__(self, trace: Watcher) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._trace = trace
         self._kinds: dict[tuple[type, ...], int] = {}
 
@@ -101,12 +105,12 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def keep_compiler_off(code: CodeType) -> None:
     """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
-    frames = torch._C._dynamo.eval_frame
-    try:
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    except AttributeError:  # torch before 2.7
-        getattr(frames, "skip_code", lambda _: None)(code)
+    targets = (torch_names.SKIP_COMPILER, torch_names.FRAME_ACTION, torch_names.FRAME_STRATEGY)
+    skip, action, strategy = (target.find() for target in targets)
+    if skip and skip is action:  # torch before 2.7 has one function in their stead
+        skip(code)
+    elif skip and hasattr(action, "SKIP") and strategy:
+        skip(code, strategy(action.SKIP, action.SKIP))
 
 
 keep_compiler_off(Watching.__torch_dispatch__.__code__)
@@ -124,7 +128,7 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def remove_mode(mode: TorchDispatchMode) -> str | None:
+def remove_mode(mode: Any) -> str | None:
     """Take ``mode`` off the stack; modes a user put on top of it are lifted and put back in their order.
 
     A mode's own ``__exit__`` pops whatever is on top, so it may only be called when that is the mode itself.
@@ -132,18 +136,16 @@ def remove_mode(mode: TorchDispatchMode) -> str | None:
     Returns:
         What was out of order, for a warning, or None.
     """
-    from torch.utils import _python_dispatch as dispatch
-
-    stack = dispatch._get_current_dispatch_mode_stack()
-    if not any(m is mode for m in stack):
+    pop, push = torch_names.POP_MODE.get(), torch_names.PUSH_MODE.get()
+    if not any(m is mode for m in torch_names.MODE_STACK.get()()):
         return "memprof's dispatch mode had already been taken off the stack by somebody else's exit"
     lifted = []
-    while (top := dispatch._pop_mode()) is not mode:
+    while (top := pop()) is not mode:
         lifted.append(top)
-    dispatch._push_mode(mode)
+    push(mode)
     mode.__exit__(None, None, None)
     for other in reversed(lifted):
-        dispatch._push_mode(other)
+        push(other)
     if lifted:
         names = ", ".join(type(m).__name__ for m in lifted)
         return f"{names} was entered during memprof's recording and outlives it; it was kept in place"

@@ -1,4 +1,4 @@
-"""The host's memory, as a simulated run would use it: pinned buffers, managed state, the processes themselves.
+"""Count the host memory a simulated run would use: pinned buffers, managed state, the processes themselves.
 
 Fake tensors all say ``cpu``, so those that a real run keeps in pinned host memory are told apart by how they are made
 (``pin_memory=True``) or where (:meth:`memprof.simulate.recorder.recorder.FakeRecorder.on_host`), and are never the
@@ -20,7 +20,7 @@ PROCESS_BYTES = 3 * 2**30
 
 
 class HostPool:
-    """torch's caching allocator of pinned memory: powers of two, kept for reuse by the same size, never given back.
+    """Model torch's caching allocator of pinned memory: powers of two, kept for reuse, never given back.
 
     Rules: ``aten/src/ATen/core/CachingHostAllocator.h``. Sizes are bytes. ``held`` is what the host has lost to it,
     ``requested_peak`` the highest sum of what was asked for.
@@ -52,7 +52,7 @@ def _power(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class HostUse:
-    """Host bytes of one process, and how many such processes share a node.
+    """State the host bytes of one process, and how many such processes share a node.
 
     ``process_bytes`` is an estimate (:data:`PROCESS_BYTES`) and what the process holds in ordinary memory.
     """
@@ -64,16 +64,16 @@ class HostUse:
 
     @property
     def needed_bytes(self) -> int:
-        """What all of a node's processes hold together."""
+        """Add up what all of a node's processes hold."""
         return self.processes * (self.pinned_bytes + self.managed_bytes + self.process_bytes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, sizes in bytes."""
+        """Return plain data, sizes in bytes."""
         return {**asdict(self), "needed_bytes": self.needed_bytes}
 
 
 def host_use(raw: dict[str, Any], processes: int) -> HostUse:
-    """The host's share of a simulated snapshot, ``processes`` of which run on a node."""
+    """Read the host's share from a simulated snapshot, ``processes`` of which run on a node."""
     host = raw["memprof"]["host"]
     pinned, managed = host["pinned_bytes"], host["managed_bytes"]
     return HostUse(pinned, managed, max(0, (host["rss_bytes"] or 0) - pinned - managed), processes)

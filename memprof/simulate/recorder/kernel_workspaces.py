@@ -1,4 +1,4 @@
-"""Memory CUDA kernels ask for inside one operation and give back before it returns.
+"""Know the memory that CUDA kernels ask for inside one operation and give back before it returns.
 
 No dispatch shows it. Each entry is read from the kernel's own source (named beside it), and is modelled, not
 executed.
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["hidden_bytes"]
+from memprof.compat import torch as torch_names
 
-_ATEN = torch.ops.aten
+__all__ = ["hidden_bytes"]
 
 
 def _up(value: int, multiple: int) -> int:
@@ -21,7 +21,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """flash-attention 2, ``mha_bwd``: fp32 dQ accumulator, softmax sums, dK and dV before groups are summed."""
+    """Follow flash-attention 2's ``mha_bwd``: fp32 dQ accumulator, softmax sums, dK and dV before groups are summed."""
     grad, query, key = args[0], args[1], args[2]
     batch, heads, tokens, width = query.shape
     kv_heads, kv_tokens = key.shape[1], key.shape[2]
@@ -33,7 +33,7 @@ def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any
 
 
 def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """Memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ where the output is half."""
+    """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ if the output is half."""
     query = args[1]
     batch, heads, tokens, width = query.shape
     sizes = [batch * heads * tokens * 4]
@@ -43,20 +43,20 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list
 
 
 def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """``embedding_dense_backward_cuda``: ids sorted with their positions, and the sort's buffers."""
+    """Follow ``embedding_dense_backward_cuda``: ids sorted with their positions, and the sort's buffers."""
     ids = args[1].numel()
     return [ids * 8] * 4 if ids > 3072 else []
 
 
 _Hidden = Callable[[tuple[Any, ...], "dict[str, Any]", "list[Any]"], "list[int]"]
 _HIDDEN: dict[Any, _Hidden] = {
-    _ATEN._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    _ATEN.embedding_dense_backward.default: _embedding_backward,
+    torch_names.FLASH_BACKWARD.get(): _flash_backward,
+    torch_names.EFFICIENT_BACKWARD.get(): _efficient_backward,
+    torch.ops.aten.embedding_dense_backward.default: _embedding_backward,
 }
 
 
 def hidden_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """Sizes of what ``func``'s CUDA kernel allocates beside its results."""
+    """List the sizes of what ``func``'s CUDA kernel allocates beside its results."""
     model = _HIDDEN.get(func)
     return model(args, kwargs, out) if model is not None else []

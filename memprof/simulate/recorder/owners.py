@@ -1,22 +1,27 @@
-"""Owners of storages that only the recorder has addresses for."""
+"""Note the owners of fake storages, whose addresses only the recorder knows."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
 
+from memprof.compat import torch as torch_names
+from memprof.compat import torch_sharding as sharding_names
 from memprof.recording.owners import OwnerBook, storages_of
 from memprof.vocabulary import Category
 
 __all__ = ["FakeOwnerBook"]
 
+_key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _SHARDED = {Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL}
 
 
 class AddressBook(Protocol):
-    """What the owners need of the recorder."""
+    """State what the owners need of the recorder."""
 
     def now_us(self) -> int: ...
     def watches(self, device_type: str) -> bool: ...
@@ -24,7 +29,7 @@ class AddressBook(Protocol):
 
 
 class FakeOwnerBook(OwnerBook):
-    """Owners of fake storages, whose addresses only the recorder knows."""
+    """Keep the owners of fake storages; the recorder gives their addresses."""
 
     def __init__(self, recorder: AddressBook) -> None:
         super().__init__(recorder.now_us, recorder.watches)
@@ -32,25 +37,29 @@ class FakeOwnerBook(OwnerBook):
         self._category_of: dict[int, Category] = {}
 
     def claim(self, tensor: torch.Tensor, category: Category, detail: str | None, name: str | None) -> None:
-        shard = hasattr(tensor, "_local_tensor") and category in _SHARDED
+        shard = sharding_names.LOCAL_TENSOR.of(tensor) is not None and category in _SHARDED
         if shard:
             self._category_of[id(tensor)] = category
             detail = detail or "sharded"
         for storage in storages_of(tensor):
-            known = self._claimed.get(storage._cdata)
+            known = self._claimed.get(_key_of(storage))
             if known is not None and known() is storage:
                 continue
             if address := self._recorder.address_of(storage):
-                self._claimed[storage._cdata] = weakref.ref(storage)
+                self._claimed[_key_of(storage)] = weakref.ref(storage)
                 self.claim_address(address, category, detail, name)
+
+    def forget_models(self) -> None:
+        """Forget the models added so far: a trainer wraps its own."""
+        self._models.clear()
 
     @property
     def claims(self) -> int:
-        """How many there were so far."""
+        """Count the claims so far."""
         return len(self._rows)
 
     def category_of(self, parameter: torch.Tensor) -> Category:
-        """What a sharded parameter is; a weight if nobody said."""
+        """Return what a sharded parameter was claimed as; a weight if nobody said."""
         return self._category_of.get(id(parameter), Category.WEIGHTS)
 
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Memory without an allocator, for simulating what runs on the CPU."""
+"""Give out memory without an allocator, to simulate what runs on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PlainHeap"]
 
 
 class PlainHeap:
-    """Memory without an allocator: every storage is as large as it says, at an address of its own (the CPU)."""
+    """Give every storage exactly the bytes it asks for, at an address of its own."""
 
     def __init__(self) -> None:
         self.on_event: Callable[[str, int, int, int, int], None] | None = None
@@ -22,16 +22,16 @@ class PlainHeap:
 
     @property
     def active(self) -> int:
-        """Bytes in use; the same as allocated and requested."""
+        """Return the bytes in use; the same as allocated and requested."""
         return self.allocated
 
     @property
     def requested(self) -> int:
-        """Bytes in use."""
+        """Return the bytes in use."""
         return self.allocated
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """An address for ``size`` bytes."""
+        """Take ``size`` bytes; return their address and size."""
         address, self._next = self._next, self._next + -(-max(size, 1) // 64) * 64
         self._live[address] = size
         self.allocated += size
@@ -40,7 +40,7 @@ class PlainHeap:
         return address, size
 
     def free(self, address: int) -> None:
-        """Give it back."""
+        """Give back what was taken at ``address``."""
         size = self._live.pop(address)
         self.allocated -= size
         if self.on_event is not None:
@@ -48,7 +48,7 @@ class PlainHeap:
             self.on_event("free_completed", address, size, 0, 0)
 
     def segments(self) -> list[dict[str, Any]]:
-        """Each storage as a segment of its own, as a tensor trace has it."""
+        """List each storage as a segment of its own, as a tensor trace has it."""
         return [_own_segment(address, size) for address, size in self._live.items()]
 
 

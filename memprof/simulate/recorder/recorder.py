@@ -1,4 +1,4 @@
-"""A recorder of fake tensors: what no device holds, handed to a model of the allocator and written as a snapshot.
+"""Record fake tensors: hand what no device holds to a model of the allocator, and write it as a snapshot.
 
 A dispatch mode above torch's fake mode sees every storage that an operation makes; a weak reference tells when it
 is let go. Both go to :class:`memprof.allocator.model.CachingAllocator`, whose events are the trace. Time is a count of
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
+from memprof.compat import torch as torch_names
+from memprof.compat.patching import Patches
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_form import Born, _TagWriter
 from memprof.recording.training_regions import Region
+from memprof.simulate.recorder.autograd_accumulation import sums_in_place
 from memprof.simulate.recorder.host_memory import HostPool
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.owners import FakeOwnerBook
@@ -31,56 +33,16 @@ from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
 from memprof.vocabulary import Category, History, Kind
 
-__all__ = [
-    "FakeRecorder",
-    "sums_in_place",
-]
-
-_ENGINE = "_engine_run_backward"
-_PLUMBING = ("torch.utils._python_dispatch", "torch._ops", "contextlib")
-# References seen from inside a dispatch when the engine holds one: its own, the argument, its wrapper and the list.
-_ALONE = 4
-_ALONE_STORAGE = 2
-
-
-def sums_in_place(args: tuple[Any, ...]) -> bool:
-    """Whether an addition is the engine's own, of two gradients of one value, into one that it alone holds.
-
-    It writes into such a gradient, but never under a dispatch mode: there it makes a third tensor that CUDA does not.
-    """
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or len(args) != 2:
-        return False
-    first, second = args
-    if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
-        return False
-    if first.shape != second.shape or first.dtype != second.dtype or first.numel() == 0:
-        return False
-    return _called_by_engine() and _sole_owner(first)
-
-
-def _called_by_engine() -> bool:
-    """Whether no Python code lies between the autograd engine and the operation being dispatched."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("memprof.simulate"):
-        frame = frame.f_back
-    while frame is not None and frame.f_globals.get("__name__") in _PLUMBING:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _ENGINE
-
-
-def _sole_owner(tensor: FakeTensor) -> bool:
-    """Whether the engine held the only reference to a gradient it is about to add to."""
-    any_tensor: Any = tensor
-    held: int = torch._C._storage_Use_Count(any_tensor.untyped_storage()._cdata)
-    return bool(any_tensor._use_count() <= _ALONE and held <= _ALONE_STORAGE)
-
+__all__ = ["FakeRecorder"]
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Frames that own no memory: the simulator's, and the commands', so that two commands' runs have the same stacks.
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
 # In place of an address: host memory, which is counted and has no events; memory that is held in another way.
 _HOST, _ELSEWHERE = -1, -2
-_graph_task = torch._C._current_graph_task_id
+_graph_task: Any = torch_names.GRAPH_TASK.get()
+_FakeTensor: Any = torch_names.FAKE_TENSOR.get()
+_key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _ADD = torch.ops.aten.add.Tensor
 _MULTIPLIES = {
     torch.ops.aten.mm.default,
@@ -92,7 +54,7 @@ _MULTIPLIES = {
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that still knows its block."""
+    """Refer weakly to a storage, and still know its block."""
 
     __slots__ = ("address", "key", "nbytes", "stream")
     key: int
@@ -102,7 +64,7 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
 
 
 class FakeRecorder:
-    """Sees fake storages come and go.
+    """See fake storages come and go.
 
     Args:
         allocator: where blocks come from; its ``on_event`` is taken over.
@@ -138,7 +100,7 @@ class FakeRecorder:
         self._tag = ""
         self._region = Region()
         self._windows: list[list[int]] = []
-        self._resize: Any = None
+        self._patches = Patches()
         self._running = False
         self._oom: dict[str, Any] | None = None
         self.owners: FakeOwnerBook | None = None
@@ -164,17 +126,16 @@ class FakeRecorder:
         self._watch_resize()
 
     def stop(self) -> None:
-        """What is alive stays alive in the snapshot."""
+        """Stop watching; what is alive stays alive in the snapshot."""
         if not self._running:
             return
         self._running = False
         self.scope.stop()
         self._region.stop()
-        if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
-            del torch.UntypedStorage.resize_
+        self._patches.restore()
 
     def now_us(self) -> int:
-        """The count of events and marks so far."""
+        """Return the time: the count of events and marks so far, this one included."""
         self._clock += 1
         return self._clock
 
@@ -222,12 +183,12 @@ class FakeRecorder:
 
     @property
     def allocated(self) -> int:
-        """Bytes of blocks in use now."""
+        """Return the bytes of blocks in use now."""
         return self.allocator.allocated
 
     def address_of(self, storage: Any) -> int:
-        """The simulated address of a storage; 0 if it has none."""
-        watch = self._live.get(storage._cdata)
+        """Return the simulated address of a storage; 0 if it has none."""
+        watch = self._live.get(_key_of(storage))
         return watch.address if watch is not None and watch.address > 0 else 0
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -238,7 +199,7 @@ class FakeRecorder:
         made = []
         for tensor in _fakes((out,)):
             storage = tensor.untyped_storage()
-            watch = live.get(storage._cdata)
+            watch = live.get(_key_of(storage))
             if watch is None:
                 if func is _ADD and self.cuda and sums_in_place(args):
                     self._inherit(args[0], storage)
@@ -258,7 +219,7 @@ class FakeRecorder:
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
-        """What is made inside is pinned host memory, not the device's, for as long as it lives."""
+        """Count what is made inside as pinned host memory, not the device's, for as long as it lives."""
         self._on_host += 1
         try:
             yield
@@ -266,12 +227,12 @@ class FakeRecorder:
             self._on_host -= 1
 
     def birth(self, tensor: torch.Tensor, func: Any = None) -> None:
-        """A tensor's storage came to be, unless it is known already."""
-        if tensor.untyped_storage()._cdata not in self._live:
+        """Take memory for a tensor's storage, unless it is known already."""
+        if _key_of(tensor.untyped_storage()) not in self._live:
             self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
 
     def scratch(self, sizes: list[int], func: Any = None) -> None:
-        """Memory of these sizes that is asked for together and given back at once."""
+        """Take memory of these sizes together and give it back at once."""
         taken = [self._malloc(nbytes, (nbytes,), torch.uint8, func)[0] for nbytes in sizes if nbytes]
         for address in taken:
             self.release(address)
@@ -284,16 +245,16 @@ class FakeRecorder:
         name: str,
         detail: str | None = None,
     ) -> int:
-        """Memory that no tensor stands for (workspaces, engine pools) and that stays; its address."""
+        """Take memory that no tensor stands for (workspaces, engine pools) and return its address; it stays."""
         address, _ = self._malloc(nbytes, (nbytes,), torch.uint8, None)
         if owners is not None:
             owners.claim_address(address, category, detail, name)
         return address
 
     def disown(self, tensor: torch.Tensor) -> None:
-        """A tensor whose memory is accounted for elsewhere (by :meth:`hold`): given back, and not counted again."""
+        """Give back the memory of a tensor that is accounted for elsewhere (by :meth:`hold`), for good."""
         storage: Any = tensor.untyped_storage()
-        watch = self._live.pop(storage._cdata, None)
+        watch = self._live.pop(_key_of(storage), None)
         if watch is not None:
             self._give_back(watch)
         self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
@@ -307,7 +268,7 @@ class FakeRecorder:
             self._noted.freed(address)
 
     def note(self) -> RoundLog | None:
-        """Start to log what is taken and given back; None where a log is kept already."""
+        """Log what is taken and given back from now on; None where a log is kept already."""
         if self._noted is not None:
             return None
         self._noted = RoundLog()
@@ -315,13 +276,13 @@ class FakeRecorder:
         return self._noted
 
     def end_note(self, noted: RoundLog) -> None:
-        """Stop logging."""
+        """Stop logging allocations."""
         self._noted = None
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False
 
     def watch_at(self, address: int) -> Any:
-        """What stands for the storage at ``address``: its ``address`` may be changed. None if there is none."""
+        """Return what stands for the storage at ``address``, None if nothing does; its ``address`` may be changed."""
         return next((watch for watch in self._live.values() if watch.address == address), None)
 
     def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
@@ -346,7 +307,7 @@ class FakeRecorder:
         return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
 
     def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
-        """Memory asked for by this stack and under this tag; its address.
+        """Take memory for this stack and under this tag, and return its address.
 
         Raises:
             OutOfMemory: the simulated device is full.
@@ -378,7 +339,7 @@ class FakeRecorder:
 
     def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
         watch = _Watch(storage, self._died)
-        watch.key, watch.address, watch.nbytes, watch.stream = storage._cdata, address, nbytes, stream
+        watch.key, watch.address, watch.nbytes, watch.stream = _key_of(storage), address, nbytes, stream
         self._live[watch.key] = watch
 
     def _died(self, watch: Any) -> None:
@@ -398,7 +359,7 @@ class FakeRecorder:
             self.release(watch.address)
 
     def _resized(self, storage: Any) -> None:
-        watch = self._live.pop(storage._cdata, None)
+        watch = self._live.pop(_key_of(storage), None)
         if watch is not None:
             self._give_back(watch)
         if storage.nbytes():
@@ -410,9 +371,9 @@ class FakeRecorder:
 
     # -- what no dispatch shows --------------------------------------------------------------------------------
 
-    def _inherit(self, first: FakeTensor, storage: Any) -> None:
+    def _inherit(self, first: Any, storage: Any) -> None:
         old = first.untyped_storage()
-        watch = self._live.pop(old._cdata, None)
+        watch = self._live.pop(_key_of(old), None)
         if watch is None or watch.nbytes != storage.nbytes():
             if watch is not None:
                 self._live[watch.key] = watch
@@ -421,25 +382,24 @@ class FakeRecorder:
         self._remember(storage, watch.address, watch.nbytes, watch.stream)
 
     def _watch_resize(self) -> None:
-        original = torch.UntypedStorage.resize_
+        original = torch_names.STORAGE_RESIZE.get()
         recorder = self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
             if recorder._running and not recorder.paused and storage.device.type == "meta":
-                watch = recorder._live.get(storage._cdata)
+                watch = recorder._live.get(_key_of(storage))
                 if (watch.nbytes if watch else 0) != storage.nbytes():
                     recorder._resized(storage)
             return result
 
-        self._resize = resize_
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        self._patches.put(*torch_names.STORAGE_RESIZE.place(), resize_)
 
 
-def _fakes(values: Iterable[Any]) -> list[FakeTensor]:
-    found: list[FakeTensor] = []
+def _fakes(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
     for value in values:
-        if isinstance(value, FakeTensor):
+        if isinstance(value, _FakeTensor):
             if value.fake_device.type != "meta" and value.layout is torch.strided:
                 found.append(value)
         elif isinstance(value, (list, tuple)):

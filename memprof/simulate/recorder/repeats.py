@@ -1,4 +1,4 @@
-"""Rounds of a loop that ask the allocator for the same: a few are executed, the others told to the allocator again.
+"""Execute a few rounds of a loop whose rounds ask the allocator for the same, and repeat their events for the others.
 
 A tile of an MLP, or a chunk of tokens before the head, makes the same allocations as the one before it, and what a
 tensor holds nobody looks at here. From the second round on, in which what the first one left is given back, the events
@@ -19,7 +19,7 @@ _EXECUTED = 3  # at most, until one is known to repeat the one before it
 
 
 def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[slice]:
-    """The rounds of a loop over ``rounds`` that are to be executed; those alike in length are repeated in between."""
+    """Yield the rounds of a loop that are to be executed; repeat the events of those alike in length in between."""
     first: RoundLog | None = None
     pattern: _Pattern | None = None
     length = None
@@ -44,7 +44,7 @@ def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[sl
 
 
 class _Pattern:
-    """A round's events, with what it takes by number: its own, and what the round before had left."""
+    """Hold a round's events, with what it takes by number: its own, and what the round before had left."""
 
     def __init__(self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int]) -> None:
         self._recorder, self._steps = recorder, steps
@@ -53,7 +53,7 @@ class _Pattern:
 
     @classmethod
     def of(cls, recorder: FakeRecorder, first: RoundLog, second: RoundLog) -> _Pattern | None:
-        """None where the second round is not known to be one that goes on for ever."""
+        """Make a pattern of two rounds; None where the second is not known to be one that goes on for ever."""
         left_before, _ = first.left()
         left, given = second.left()
         before = [number for number, address in left_before.items() if address in given]
@@ -82,7 +82,7 @@ class _Pattern:
         return found if all(watch is not None for watch in found._watches.values()) else None
 
     def repeat(self) -> None:
-        """One more round."""
+        """Take and give back what one more round does."""
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:
@@ -95,6 +95,6 @@ class _Pattern:
         self._left = mine
 
     def settle(self) -> None:
-        """What is alive stands for what the last round left."""
+        """Let the tensors that are alive stand for what the last round left."""
         for number, watch in self._watches.items():
             watch.address = self._left[number]

@@ -1,4 +1,4 @@
-"""The log of one round of a loop: what was taken of the device and given back, in order."""
+"""Log one round of a loop: what it took of the device and gave back, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Born", "RoundLog"]
 
 
 class Born(NamedTuple):
-    """Memory taken at ``address``, with the stack and tag it was taken under."""
+    """Keep one taking of memory: where, how much, and the stack and tag it was taken under."""
 
     address: int
     nbytes: int
@@ -25,19 +25,19 @@ class RoundLog:
         self.only_device = True
 
     def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
-        """Memory was taken at ``address``."""
+        """Log that memory was taken at ``address``."""
         self.steps.append(Born(address, nbytes, stream, captured, tag))
 
     def freed(self, address: int) -> None:
-        """What was taken there was given back."""
+        """Log that what was taken there was given back."""
         self.steps.append(address)
 
     def sizes(self) -> list[int]:
-        """Of all that was taken, in order."""
+        """List the bytes of all that was taken, in order."""
         return [step.nbytes for step in self.steps if isinstance(step, Born)]
 
     def left(self) -> tuple[dict[int, int], list[int]]:
-        """What this round took and kept, by its number and where it is; and what it gave back that was there before."""
+        """Return what the round kept, number -> address, and the addresses it gave back that were not its own."""
         mine: dict[int, int] = {}
         given: list[int] = []
         count = 0

@@ -1,4 +1,4 @@
-"""A recording session over fake tensors: phases and owners as in a real one, no facts about this machine."""
+"""Record a simulated run: phases and owners as in a real session, no facts about this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FakeSession"]
 
 
 class FakeSession(Session):
-    """As :class:`memprof.recording.session.Session`, but mistakes are raised: there is no run to protect.
+    """Work as :class:`memprof.recording.session.Session`, but raise mistakes: there is no run to protect.
 
     ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights kept in ordinary host memory) are set
     by what is simulated.
@@ -33,10 +33,10 @@ class FakeSession(Session):
         raise error
 
     def _ask_holders(self) -> None:
-        """Nobody to ask: fake storages have no addresses, and the simulation's own objects would answer."""
+        """Ask nobody: fake storages have no addresses, and the simulation's own objects would answer."""
 
     def _sample(self) -> None:
-        """Nothing to sample: this process's memory says nothing about the run's."""
+        """Sample nothing: this process's memory says nothing about the run's."""
 
     def _rss(self) -> int:
         return PROCESS_BYTES + self.fake_recorder.host.held + self.managed_bytes + self.host_bytes

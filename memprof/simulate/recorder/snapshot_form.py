@@ -1,4 +1,4 @@
-"""A simulation's events and blocks as torch's ``_snapshot()`` would have written them."""
+"""Write a simulation's events and blocks in the form of torch's own memory snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Event", "write_snapshot"]
 
 
 class Event(NamedTuple):
-    """One entry of the trace; sizes are bytes, time is a count, ``captured`` a stack not yet written."""
+    """Hold one entry of the trace; sizes are bytes, time is a count, ``captured`` a stack not yet written."""
 
     action: str
     address: int
@@ -32,7 +32,7 @@ def write_snapshot(
     device: int,
     hidden: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Plain dicts and lists.
+    """Write plain dicts and lists, as torch does.
 
     Args:
         events: in order.

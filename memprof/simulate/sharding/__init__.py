@@ -1,1 +1,1 @@
-"""Simulate one rank of many: FSDP2, tensor parallelism, ZeRO."""
+"""Simulate one rank of many: DDP, FSDP2, tensor parallelism, ZeRO."""

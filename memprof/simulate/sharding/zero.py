@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO on one of many ranks, modelled: what its engine holds, when it takes it and when it gives it back.
+"""Model DeepSpeed's ZeRO on one of many ranks: what its engine holds, when it takes it and when it gives it back.
 
 DeepSpeed needs a GPU to start, so none of it runs. Its rules are read from the sources of release 0.19
 (``deepspeed/runtime/zero/stage_1_and_2.py``, ``stage3.py``, ``partitioned_param_coordinator.py``) and put in as hooks
@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.compat import accelerate as accelerate_names
+from memprof.compat import patching
+from memprof.compat import torch as torch_names
+from memprof.compat import transformers as transformers_names
+from memprof.compat import trl as trl_names
+from memprof.compat.patching import bind
 from memprof.config.settings import Settings
-from memprof.simulate.world.fakes import patched
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -37,15 +42,17 @@ __all__ = [
 
 _ALIGNMENT = 2  # elements a rank's share starts at a multiple of (``nccl_start_alignment_factor``)
 HALF = 2  # bytes of an element
+_SUB_GROUP = 10**9  # elements stage 3 steps at once (``sub_group_size``)
+_graph_task: Any = torch_names.GRAPH_TASK.get()
 
 
 def trainable_of(model: Any) -> list[Any]:
-    """Parameters that have gradients, tied ones once."""
+    """List the parameters that have gradients, tied ones once."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 class Partition:
-    """One flat piece of this rank's float32 master weights, ``numel`` elements of them."""
+    """Hold one flat piece of this rank's float32 master weights, ``numel`` elements of them."""
 
     def __init__(self, numel: int, session: FakeSession) -> None:
         self.numel = numel
@@ -54,7 +61,7 @@ class Partition:
 
 
 class ZeroEngine:
-    """What ZeRO-1 and ZeRO-2 hold on one rank.
+    """Hold what ZeRO-1 and ZeRO-2 hold on one rank.
 
     * weights: every trainable parameter in one flat bfloat16 buffer, whole on every rank;
     * optimizer state: master weights and moments of one part in ``world``;
@@ -79,7 +86,7 @@ class ZeroEngine:
 
     @property
     def part(self) -> int:
-        """Elements of this rank's share."""
+        """Count the elements of this rank's share."""
         step = _ALIGNMENT * self.world
         return int(-(-sum(p.numel() for p in self.params) // step) * step // self.world)
 
@@ -92,7 +99,7 @@ class ZeroEngine:
         return [Partition(self.part, self.session)]
 
     def gathered(self) -> AbstractContextManager[None]:
-        """A context with all weights whole; they always are."""
+        """Keep all weights whole, while open; they always are."""
         return nullcontext()
 
     # -- memory ------------------------------------------------------------------------------------------------
@@ -111,7 +118,7 @@ class ZeroEngine:
     # -- gradients ---------------------------------------------------------------------------------------------
 
     def backward(self, run: Any) -> Any:
-        """``run()``, and what the engine does once all gradients are there."""
+        """Run ``run()``, and do what the engine does once all gradients are there."""
         result = run()
         if self.stage > 1:
             self._reduce()
@@ -140,7 +147,7 @@ class ZeroEngine:
     # -- the step ----------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Stage 1 reduces all gradients now, and keeps this rank's."""
+        """Reduce all gradients in stage 1, and keep this rank's."""
         if self.stage == 1:
             self._reduce()
             self._held["accumulated"] = self._held.pop("part")
@@ -149,7 +156,7 @@ class ZeroEngine:
             self.let_go("bucket")
 
     def master_gradient(self, partition: Partition) -> None:
-        """This rank's gradients, flattened and then in float32."""
+        """Make this rank's gradients, flattened and then in float32."""
         self.hold("flattened", partition.numel * HALF, Category.GRADIENTS, "flattened gradients", "sharded")
         gradient = torch.empty_like(partition.master)
         self.session.book.claim(gradient, Category.GRADIENTS, "sharded", "master gradients")
@@ -161,7 +168,7 @@ class ZeroEngine:
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """An optimizer over this rank's partitions, stepped one after the other.
+    """Step this rank's partitions one after the other.
 
     Args:
         engine: whose partitions.
@@ -176,7 +183,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step of every partition."""
+        """Step every partition."""
         self._engine.before_step()
         for partition in self._engine.partitions:
             self._engine.master_gradient(partition)
@@ -185,16 +192,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Gradients are gone by now."""
+        """Drop the gradients; they are gone by now."""
         for parameter in self._engine.params:
             parameter.grad = None
 
 
-_SUB_GROUP = 10**9  # elements stepped at once (``sub_group_size``)
+# -- stage 3 ---------------------------------------------------------------------------------------------------------
 
 
 class Coordinator:
-    """Which parameters of one model are whole just now.
+    """Keep track of which parameters of one model are whole just now.
 
     Args:
         model: whose modules are watched.
@@ -238,7 +245,7 @@ class Coordinator:
         module.register_forward_hook(after)
 
     def _let_go_behind(self, value: Any, mine: list[Any]) -> Any:
-        """A view of an input, whose gradient is there when the module's backward is over."""
+        """Return a view of an input, whose gradient is there when the module's backward is over."""
         if not isinstance(value, torch.Tensor) or not value.requires_grad or not torch.is_grad_enabled():
             return value
         view = value.view_as(value)
@@ -247,7 +254,7 @@ class Coordinator:
 
     @property
     def live(self) -> int:
-        """Elements that are whole now, persistent ones apart."""
+        """Count the elements that are whole now, without persistent ones."""
         return sum(self._whole.values())
 
     # -- as modules run ----------------------------------------------------------------------------------------
@@ -310,7 +317,7 @@ class Coordinator:
     # -- from outside ------------------------------------------------------------------------------------------
 
     def pass_over(self) -> None:
-        """A training pass is over: the next is expected to go the same way; nothing stays whole."""
+        """End a training pass: the next is expected to go the same way, and nothing stays whole."""
         self._known, self._order = self._order, []
         self._ahead = deque(self._known)
         self.release_all()
@@ -322,12 +329,12 @@ class Coordinator:
                 self._engine.let_go(_key(parameter))
 
     def owns(self, parameter: Any) -> bool:
-        """Whether this model's parameter is one that is gathered and let go."""
+        """Tell whether this model's parameter is one that is gathered and let go."""
         return any(p is parameter for p in self._sharded)
 
     @contextmanager
     def gathered(self, parameters: list[Any] | None = None) -> Iterator[None]:
-        """These (all, for TRL's generation) whole at once, whatever modules do meanwhile where it is all."""
+        """Gather these at once while open; all (for TRL's generation) stay whole whatever modules do meanwhile."""
         wanted = self._sharded if parameters is None else parameters
         before = set(self._whole)
         self._gather(wanted, together=False)
@@ -346,12 +353,12 @@ def _key(parameter: Any) -> str:
 
 
 def _training() -> bool:
-    """Whether this is a pass with gradients, forward or backward: only those are traced."""
-    return torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
+    """Tell whether this is a pass with gradients, forward or backward: only those are traced."""
+    return torch.is_grad_enabled() or _graph_task() != -1
 
 
 class Zero3Engine(ZeroEngine):
-    """What ZeRO-3 holds on one rank: one part of everything, and whole parameters while they are used.
+    """Hold what ZeRO-3 holds on one rank: one part of everything, and whole parameters while they are used.
 
     The reduce bucket and this rank's gradients are allocated once and stay. Build the model with recording paused.
     """
@@ -365,7 +372,7 @@ class Zero3Engine(ZeroEngine):
 
     @property
     def part(self) -> int:
-        """Elements of this rank's share: each parameter is divided on its own."""
+        """Count the elements of this rank's share: each parameter is divided on its own."""
         return sum(self._share(p) for p in self.params)
 
     def _share(self, parameter: Any) -> int:
@@ -394,11 +401,11 @@ class Zero3Engine(ZeroEngine):
         return [Partition(numel, self.session) for numel in groups]
 
     def gathered(self) -> AbstractContextManager[None]:
-        """A context with all of the policy whole."""
+        """Gather all of the policy, while open."""
         return self._models[0].gathered()
 
     def gathered_head(self, *parameters: Any) -> AbstractContextManager[None]:
-        """A context with these parameters of one model whole."""
+        """Gather these parameters of one model, while open."""
         for model in self._models:
             mine = [p for p in parameters if p is not None and model.owns(p)]
             if mine:
@@ -406,7 +413,7 @@ class Zero3Engine(ZeroEngine):
         return nullcontext()
 
     def backward(self, run: Any) -> Any:
-        """``run()``; then what is left is reduced, and everything let go."""
+        """Run ``run()``; then reduce what is left, and let everything go."""
         result = run()
         self._reduce()
         for model in self._models:
@@ -419,7 +426,7 @@ class Zero3Engine(ZeroEngine):
         self._in_bucket = 0
 
     def before_step(self) -> None:
-        """Gradients are reduced already."""
+        """Do nothing: gradients are reduced already."""
 
     def _drop_flattened(self) -> None:
         self.let_go("flattened")
@@ -457,27 +464,26 @@ def attach_zero(trainer: Any, settings: Settings, session: FakeSession) -> ZeroE
 
 
 def _go_through(trainer: Any, engine: ZeroEngine) -> None:
-    backward = trainer.accelerator.backward
+    """Send the trainer's backward and its optimizer through the engine."""
+    backward = accelerate_names.BACKWARD.of(trainer.accelerator)
 
-    def divided(loss: Any, **kwargs: Any) -> Any:
+    def divided(_: Any, loss: Any, **kwargs: Any) -> Any:
         return engine.backward(lambda: backward(loss, **kwargs))
 
-    def create_optimizer(model: Any = None) -> Any:
-        kind, arguments = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
-        trainer.optimizer = ZeroOptimizer(engine, kind, arguments)
-        return trainer.optimizer
+    def create_optimizer(self: Any, model: Any = None) -> Any:
+        kind, arguments = transformers_names.OPTIMIZER_OF.of(self)(self.args, self.model)
+        self.optimizer = ZeroOptimizer(engine, kind, arguments)
+        return self.optimizer
 
-    trainer.accelerator.backward = divided
-    trainer.create_optimizer = create_optimizer
+    bind(trainer.accelerator, accelerate_names.BACKWARD, divided)
+    bind(trainer, transformers_names.CREATE_OPTIMIZER, create_optimizer)
 
 
 @contextlib.contextmanager
 def gathering_for_zero(engine: ZeroEngine | None) -> Iterator[None]:
-    """While open, TRL gathers the output head's weights for its loss where stage 3 has divided them."""
+    """Gather the output head's weights for TRL's loss where stage 3 has divided them, while open."""
     if not isinstance(engine, Zero3Engine):
         yield
         return
-    import trl.trainer.utils as utils
-
-    with patched((utils, "maybe_gather_lm_head_ctx", engine.gathered_head)):
+    with patching((trl_names.GATHERED_HEAD, engine.gathered_head)):
         yield

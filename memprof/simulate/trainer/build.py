@@ -1,147 +1,42 @@
-"""What scores completions: a function that allocates nothing, or a reward model whose forward TRL executes."""
+"""Build the trainer of a simulated run: the model, its trainer's arguments, data, tokenizer and optimizer."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.compat.seams import Seams
+from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import grpo_arguments, lora_arguments
-from memprof.recording.run_facts import plain_config
-from memprof.recording.trainer_phases import TrainerPhases
-from memprof.simulate.recorder.session import FakeSession
-from memprof.simulate.sharding.fsdp2 import (
-    count_shards,
-    gathered_owned,
-    hold_buckets,
-    shard,
-    shard_tensors,
-    shards_planned_unseen,
-)
-from memprof.simulate.sharding.zero import attach_zero, gathering_for_zero
-from memprof.simulate.trainer.kv_caches import modelled_quanto
-from memprof.simulate.trainer.models import build_model, load_config
+from memprof.simulate.sharding.dtensors import count_shards
+from memprof.simulate.sharding.fsdp2 import shard
+from memprof.simulate.sharding.tensor_parallel import shard_tensors
+from memprof.simulate.sharding.zero import attach_zero
+from memprof.simulate.trainer.checkpointing import choose_checkpointing
+from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.optimizers import modelled_optimizer
-from memprof.simulate.trainer.patches import (
-    choose_checkpointing,
-    offloading_to_host,
-    own_accelerate_state,
-    quiet,
-    trl_on_fakes,
-)
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
+from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
-from memprof.vocabulary import Phase
 
-__all__ = [
-    "RewardTokenizer",
-    "adapter_of",
-    "reward_function",
-    "reward_model",
-    "run_trl",
-    "selected_of",
-]
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["MEASURED", "WARM_UP", "adapter_of", "build_trainer", "dataset_of", "set_optimizer"]
+
+WARM_UP, MEASURED = 1, 1  # generation cycles
 
 
-def reward_function(completions: list[Any], **_: Any) -> list[float]:
-    """A score for each completion, so that a group's differ."""
-    return [float(i % 2) for i in range(len(completions))]
-
-
-def reward_model(settings: Settings) -> Any:
-    """The model named by ``settings.reward_model``, built without weights, giving one number a sequence.
-
-    TRL loads it with the policy's arguments: in the dtype asked for, or in its checkpoint's where none was (bfloat16
-    where its config names none).
+def build_trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
+    """Build the trainer of these settings on fake tensors, sharded over ``mesh`` where there is one.
 
     Raises:
-        InputError: there is no config of that name, or transformers has no such model that scores sequences.
+        InputError: the model cannot be built.
+        UsageError: options that cannot be satisfied.
     """
-    config = load_config(str(settings.reward_model))
-    config.num_labels = 1
-    dtype = settings.dtype
-    if dtype == "float32":
-        dtype = str(getattr(config, "dtype", None) or "bfloat16").removeprefix("torch.")
-    return build_model(config, dtype, scores=True).requires_grad_(False)
-
-
-class RewardTokenizer:
-    """Stands for the reward model's tokenizer: every text becomes as many tokens as the policy's."""
-
-    pad_token_id = 1
-    pad_token = eos_token = "<pad>"
-
-    def __init__(self, settings: Settings) -> None:
-        self._tokens = settings.sequence_length
-
-    def __call__(self, text: list[str], **_: Any) -> dict[str, Any]:
-        ids = torch.zeros(len(text), self._tokens, dtype=torch.long)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-WARM_UP, MEASURED = 1, 1
-
-
-def selected_of(settings: Settings) -> Any:
-    """How many positions of a boolean mask are set: those of completions in ``[batch, tokens]`` masks, else all."""
-
-    def selected(shape: tuple[int, ...]) -> int:
-        total = 1
-        for extent in shape:
-            total *= extent
-        if len(shape) == 2 and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
-            return shape[0] * settings.completion_length
-        return total
-
-    return selected
-
-
-def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None) -> None:
-    """Warm-up step, then a measured one; call it inside the fake world with tracking on.
-
-    Raises:
-        InputError: the model, or an option, cannot be simulated.
-        OutOfMemory: the simulated device is full.
-    """
-    from transformers import PrinterCallback, ProgressCallback
-
-    session.setup = {"model_config": plain_config(config)}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(own_accelerate_state())
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
-        stack.enter_context(quiet())
-        load = session.enter_phase(Phase.LOAD.value)
-        stack.enter_context(trl_on_fakes(settings, config, session))
-        stack.enter_context(modelled_quanto())
-        if settings.device == "cuda":
-            stack.enter_context(offloading_to_host(session))
-        if mesh is not None:
-            stack.enter_context(shards_planned_unseen(session.fake_recorder))
-            stack.enter_context(gathered_owned(session))
-        trainer = _trainer(settings, config, folder, session, mesh)
-        stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
-        if settings.gpus > 1 and settings.sharding == "ddp":
-            hold_buckets(trainer.model, session)
-        if load is not None:
-            session.exit_phase(load)
-        seams = Seams(session.fail, lambda error: None)
-        stack.callback(seams.restore)
-        phases = TrainerPhases(trainer, seams)
-        phases.current = session
-        for printing in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(printing)
-        trainer.add_callback(_steps_callback(session, phases))
-        trainer.train()
-        session.look_again()
-
-
-def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
     model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
@@ -153,7 +48,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
     trainer = kind(
         model=model,
         args=_arguments(settings, folder),
-        train_dataset=_dataset(settings),
+        train_dataset=dataset_of(settings),
         processing_class=_tokenizer(config),
         peft_config=adapter_of(settings),
         **rewards,
@@ -162,7 +57,7 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
         _shard(trainer, mesh, settings, session)
     elif settings.sharded_by_zero:
         trainer._memprof_zero = attach_zero(trainer, settings, session)
-    session.owners._models.clear()
+    session.book.forget_models()
     session.add_model(trainer.model, "policy")
     if trainer.ref_model is not None and not session.host_bytes:  # the lean trainer's is not on the device
         session.add_model(trainer.ref_model, "reference")
@@ -170,13 +65,13 @@ def _trainer(settings: Settings, config: Any, folder: str, session: FakeSession,
         session.add_model(trainer.reward_funcs[0], "reward")
     session.owners.claim_models()
     fake_rollout(trainer, settings, session)
-    _set_optimizer(trainer, settings, session)
+    set_optimizer(trainer, settings, session)
     apply_recipe(trainer, settings)
     return trainer
 
 
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:
-    """The trainer was built unseen, because no rank holds a whole model; from here on its shards are counted."""
+    """Shard a trainer that was built unseen, because no rank holds a whole model; count its shards from here on."""
     recorder = session.fake_recorder
     if settings.sharding == "tp":
         for model in (trainer.model, trainer.ref_model):
@@ -198,14 +93,20 @@ def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) ->
             count_shards(scores, recorder)
 
 
-def _set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
+def set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> None:
+    """Let a trainer make the modelled optimizer of these settings, where torch and transformers have none."""
+
     def paged(nbytes: int) -> None:
         session.managed_bytes += nbytes
 
     made = modelled_optimizer(settings.optim, trainer.model, paged)
     if made is not None:
         kind, arguments = made
-        trainer.get_optimizer_cls_and_kwargs = lambda args, model=None: (kind, {"lr": args.learning_rate, **arguments})
+
+        def chosen(args: Any, model: Any = None) -> Any:
+            return kind, {"lr": args.learning_rate, **arguments}
+
+        setattr(trainer, transformers_names.OPTIMIZER_OF.name, chosen)
 
 
 def _arguments(settings: Settings, folder: str) -> Any:
@@ -265,7 +166,8 @@ def _rewards(settings: Settings) -> dict[str, Any]:
     return {"reward_funcs": [reward_model(settings)], "reward_processing_classes": [RewardTokenizer(settings)]}
 
 
-def _dataset(settings: Settings) -> Any:
+def dataset_of(settings: Settings) -> Any:
+    """Make a dataset of as many one-letter prompts as all ranks take in one generation."""
     from datasets import Dataset
 
     rows = settings.per_device_train_batch_size * settings.generation_steps * settings.gpus
@@ -273,7 +175,7 @@ def _dataset(settings: Settings) -> Any:
 
 
 def _tokenizer(config: Any) -> Any:
-    """A tokenizer of a handful of tokens: every text is replaced by tokens of the wanted number anyway."""
+    """Make a tokenizer of a handful of tokens: every text is replaced by tokens of the wanted number anyway."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -281,16 +183,3 @@ def _tokenizer(config: Any) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
-
-
-def _steps_callback(session: FakeSession, phases: TrainerPhases) -> Any:
-    from transformers import TrainerCallback
-
-    class Steps(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            session.set_step(state.global_step + 1)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            phases.end_step()
-
-    return Steps()

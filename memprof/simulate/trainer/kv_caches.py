@@ -1,4 +1,4 @@
-"""Generation's keys and values: a cache of full length, of the kind asked for, as decoding would have left it.
+"""Fill a cache of keys and values to full length, of the kind asked for, as decoding would have left it.
 
 Executed: transformers' dynamic, static and quantised caches. Modelled: what ``optimum-quanto`` makes of a tensor, where
 4 or 2 bits are asked for (its sources: values packed into bytes, a scale and a shift in the tensor's dtype for each
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memprof.compat import patching
+from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import cache_arguments
-from memprof.simulate.world.fakes import patched
 
 __all__ = ["LayerShape", "filled_cache", "modelled_quanto", "shapes_of"]
 
@@ -23,7 +24,7 @@ _GROUP = 64
 
 
 class LayerShape(NamedTuple):
-    """One layer's keys and values, ``[batch, heads, tokens, width]``; only the tokens are not known yet."""
+    """Hold the shapes of one layer's keys and values, ``[batch, heads, tokens, width]``; tokens are not known yet."""
 
     keys: tuple[int, ...]
     values: tuple[int, ...]
@@ -31,14 +32,14 @@ class LayerShape(NamedTuple):
 
 
 def shapes_of(cache: Any) -> list[LayerShape]:
-    """The shapes a prompt's forward left in a cache."""
+    """Read the shapes a prompt's forward left in a cache."""
     found = []
     for layer in cache.layers:
-        quantised = getattr(layer, "_quantized_keys", None)
+        quantised = transformers_names.QUANTIZED_KEYS.of(layer)
         if quantised is None:
             found.append(LayerShape(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype))
         else:
-            keys, values = (_shape(part) for part in (quantised, layer._quantized_values))
+            keys, values = (_shape(part) for part in (quantised, transformers_names.QUANTIZED_VALUES.of(layer)))
             found.append(LayerShape(keys, values, layer.dtype))
     return found
 
@@ -48,7 +49,7 @@ def _shape(quantised: Any) -> tuple[int, ...]:
 
 
 def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Settings) -> Any:
-    """A cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
+    """Make a cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
     config = model.config.get_text_config(decoder=True)
     if settings.cache_implementation == "quantized":
         from transformers import QuantizedCache
@@ -65,19 +66,19 @@ def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Sett
     for index, shape in enumerate(shapes):
         window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
         _update(cache, index, shape, min(held, window - 1) if window else held)
-        if hasattr(cache.layers[index], "cumulative_length"):
-            cache.layers[index].cumulative_length = held
+        if hasattr(cache.layers[index], transformers_names.CACHE_LENGTH.name):
+            setattr(cache.layers[index], transformers_names.CACHE_LENGTH.name, held)
     return cache
 
 
 def _fill_quantised(cache: Any, index: int, shape: LayerShape, held: int) -> None:
-    """Quantised up to the last few tokens: as many as can be held unquantised before the last token quantises all."""
+    """Quantise all but the last few tokens: as many as can be held unquantised before the last token quantises all."""
     layer = cache.layers[index]
-    plain = min(max(0, getattr(layer, "residual_length", 0) - 2), held - 1)
+    plain = min(max(0, transformers_names.CACHE_RESIDUAL.of(layer, 0) - 2), held - 1)
     _update(cache, index, shape, held - plain)
     if plain:
         layer.keys, layer.values = _empty(shape, plain)
-    layer.cumulative_length = held
+    setattr(layer, transformers_names.CACHE_LENGTH.name, held)
 
 
 def _update(cache: Any, index: int, shape: LayerShape, tokens: int) -> None:
@@ -91,7 +92,7 @@ def _empty(shape: LayerShape, tokens: int) -> tuple[Any, Any]:
 
 
 class _Packed(NamedTuple):
-    """A tensor in a few bits, as quanto keeps it."""
+    """Hold a tensor in a few bits, as quanto keeps it."""
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -121,17 +122,15 @@ def _unpack(packed: _Packed, bits: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def modelled_quanto() -> Iterator[None]:
-    """While open, transformers' quantised cache does without ``optimum-quanto``."""
-    from transformers import cache_utils
+    """Let transformers' quantised cache do without ``optimum-quanto``, while open."""
 
-    base: Any = cache_utils.QuantizedLayer
+    def quantize(self: Any, tensor: Any, axis: int) -> _Packed:
+        return _pack(tensor, self.nbits)
 
-    class ModelledLayer(base):  # type: ignore[misc]
-        def _quantize(self, tensor: Any, axis: int) -> _Packed:
-            return _pack(tensor, self.nbits)
+    def dequantize(self: Any, q_tensor: Any) -> Any:
+        return _unpack(q_tensor, self.nbits)
 
-        def _dequantize(self, q_tensor: Any) -> Any:
-            return _unpack(q_tensor, self.nbits)
-
-    with patched((cache_utils, "QuantoQuantizedLayer", ModelledLayer)):
+    methods = {transformers_names.QUANTIZE.name: quantize, transformers_names.DEQUANTIZE.name: dequantize}
+    base, _ = transformers_names.QUANTIZE.place()
+    with patching((transformers_names.QUANTO_LAYER, type("ModelledLayer", (base,), methods))):
         yield

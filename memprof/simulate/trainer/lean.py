@@ -1,20 +1,24 @@
-"""The lean trainer, told that fake tensors are on a GPU; what it asks of the machine, the simulated one answers."""
+"""Run the lean trainer on fake tensors: tell it that they are on a GPU, and answer what it asks of the machine."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.compat import trl as trl_names
+from memprof.compat.patching import replacing
+from memprof.config.from_trainer import not_kept
 from memprof.simulate.recorder.repeats import alike_rounds
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["lean_on_cuda", "reference_of", "together"]
+__all__ = ["is_lean", "lean_arguments", "lean_world", "sequences_at_once"]
 
 # Of the pieces a micro-batch is cut into, those executed.
 _PIECES = 2
@@ -22,42 +26,75 @@ _PIECES = 2
 Change = tuple[Any, str, Any]
 
 
-def lean_on_cuda(session: FakeSession | None) -> list[Change]:
-    """The lean trainer as it runs on a GPU: Triton's passes, long sequences' defaults, pinned host memory, and as many
-    sequences generating together as the simulated card has room for."""
-    from memprof.grpo import config as defaults
-    from memprof.grpo import generation
+def is_lean(trainer: Any) -> bool:
+    """Tell whether a trainer is the lean one, or of a subclass of it."""
+    from memprof.grpo import LeanGRPOTrainer
+
+    return isinstance(trainer, LeanGRPOTrainer)
+
+
+def lean_arguments(given: Any, folder: str, notes: list[str]) -> Any:
+    """Make the ``LeanGRPOConfig`` that the trainer would make of ``given``, without a search for a memory budget."""
+    from memprof.grpo import LeanGRPOConfig
+
+    arguments = LeanGRPOConfig.of(given, folder)
+    if arguments.memory_budget is not None:
+        notes.append(
+            f"memory_budget={arguments.memory_budget!r}: no settings were searched for; those that the script leaves "
+            "open are at their defaults, so a real run may choose leaner ones (memprof simulate --recipe lean "
+            "--memory-budget chooses as it does)"
+        )
+        arguments.memory_budget = None
+    defaults = {f.name: f.default for f in fields(LeanGRPOConfig) if f.default is not MISSING}
+    others = not_kept(vars(arguments), defaults)
+    if others:
+        notes.append(f"not among the settings kept, which have the trainer's defaults: {', '.join(others)}")
+    return arguments
+
+
+@contextlib.contextmanager
+def lean_world(load: Callable[..., Any], session: FakeSession | None, device: str) -> Iterator[None]:
+    """Answer what the lean trainer asks of the machine, while open.
+
+    ``load`` reads the reference's checkpoint; its arguments are ``create_model_from_path``'s.
+    """
+    on_cuda = device == "cuda"
+    with replacing(_reference_of(load, session if on_cuda else None), *(_lean_on_cuda(session) if on_cuda else ())):
+        yield
+
+
+def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
+    """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
+    and as many sequences generating together as the simulated card has room for."""
+    from memprof.grpo import device as machine
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.loss.fused_tiles import shape_passes
-    from memprof.grpo.step import groups, scoring
-    from memprof.grpo.step import pieces as steps
-    from memprof.grpo.techniques import offload, segment_attention
+    from memprof.grpo.loss.passes import shape_passes
+    from memprof.grpo.step import micro_batch, pieces, scoring
+    from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def few(*given: Any) -> Any:
-        """Pieces are alike here, and from the second on gradients are there: the rest would only repeat it."""
-        pieces = plan(*given)
-        return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
+        """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
+        planned = plan(*given)
+        return planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
 
-    plan = groups.plan
+    plan = pieces.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
-        (defaults, "device_kind", _cuda),
-        (generation, "device_kind", _cuda),
-        (generation, "_free_bytes", lambda device: _free_bytes(session)),
+        (machine, "device_kind", _cuda),
+        (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "_host_memory", pinned),
-        (segment_attention, "attention_kernel", segment_attention.gpu_kernel),
-        (steps, "plan", few),
+        (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
+        (micro_batch, "plan", few),
         (scoring, "plan", few),
         *([_passes_counted(session), *_rounds_repeated(session)] if session is not None else []),
     ]
 
 
-def reference_of(load: Callable[..., Any], session: FakeSession | None) -> list[Change]:
-    """What the lean trainer's own ``load_reference`` reads a checkpoint with; ``session``: it is the host's memory."""
-    import trl.trainer.utils as utils
+def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Change:
+    """Replace what the lean trainer's own ``load_reference`` reads a checkpoint with; ``session``: into host memory."""
 
     def on_host(*args: Any, **kwargs: Any) -> Any:
         if session is None:
@@ -70,17 +107,17 @@ def reference_of(load: Callable[..., Any], session: FakeSession | None) -> list[
             session.fake_recorder.disown(tensor)
         return model
 
-    return [(utils, "create_model_from_path", on_host)]
+    return (*trl_names.CREATE_REFERENCE.place(), on_host)
 
 
-def together(trainer: Any, prompt_ids: list[Any], session: FakeSession | None) -> int:
-    """Sequences the lean trainer would generate at once; where it chose them by free memory, a note says so.
+def sequences_at_once(trainer: Any, prompt_ids: list[Any], session: FakeSession | None) -> int:
+    """Count the sequences the lean trainer would generate at once; where it chose them by free memory, a note says so.
 
     The last generation's is told: in the first there is no optimizer state yet.
     """
     from memprof.grpo.generation import sequences_together
 
-    size = sequences_together(trainer, prompt_ids)
+    size = sequences_together(trainer.step_context(), prompt_ids)
     if session is not None and trainer.args.generation_batch is None and _free_bytes(session) < _UNKNOWN:
         note = f"{_CHOSEN}: {size} of {len(prompt_ids)} sequences generate together, by the card's free memory"
         session.notes[:] = [*(n for n in session.notes if not n.startswith(_CHOSEN)), note]
@@ -92,7 +129,7 @@ _UNKNOWN = 1 << 62  # of a card that was not named: room for all
 
 
 def _free_bytes(session: FakeSession | None) -> int:
-    """What torch could still get on the simulated card: all that is not outside torch and not in use."""
+    """Count what torch could still get on the simulated card: all that is not outside torch and not in use."""
     recorder = session.fake_recorder if session is not None else None
     total = recorder.device().total_bytes if recorder is not None else None
     if session is None or recorder is None or total is None:
@@ -105,9 +142,9 @@ def _cuda(device: torch.device) -> str:
 
 
 def _rounds_repeated(session: FakeSession) -> list[Change]:
-    """An MLP's tiles and the head's chunks, which are alike but for the last."""
+    """Execute only a few of an MLP's tiles and the head's chunks, which are alike but for the last."""
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.step.groups import parts_of
+    from memprof.grpo.rows import parts_of
     from memprof.grpo.techniques import tiled_mlp
 
     def parts(total: int, size: int) -> Iterator[slice]:
@@ -117,7 +154,7 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
 
 
 def _passes_counted(session: FakeSession) -> Change:
-    """The reference's weights are the host's; what passes over the device is counted."""
+    """Count what of the reference's weights, which are the host's, passes over the device."""
     from memprof.grpo.reference import HostReference
 
     passes_over = HostReference._here

@@ -1,31 +1,25 @@
-"""Other ways to compute the same loss, put in place of TRL's: logits in full as older releases did, and Liger's."""
+"""Choose the trainer of a recipe, and how it computes the loss: with logits in full as older TRLs did, or Liger's."""
 
 from __future__ import annotations
 
-import types
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from memprof.compat import trl as trl_names
+from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
+from memprof.simulate.trainer.full_logits import log_softmax_rows, logps_from_full_logits
+from memprof.simulate.trainer.liger_loss import liger_loss
 
-__all__ = [
-    "apply_recipe",
-    "apply_trl_0_14",
-    "classes_of",
-    "config_of",
-    "log_softmax_rows",
-    "selected_logprobs",
-]
-
-_ENTROPY_ROWS = 128
+__all__ = ["apply_recipe", "apply_trl_0_14", "classes_of", "config_of"]
 
 
 def classes_of(settings: Settings) -> tuple[Any, Any]:
-    """The trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
+    """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
     if settings.recipe == "lean":
         from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 
@@ -36,14 +30,14 @@ def classes_of(settings: Settings) -> tuple[Any, Any]:
 
 
 def config_of(settings: Settings) -> dict[str, Any]:
-    """What the recipe's config is told beside what every recipe's is."""
+    """Make the arguments of the recipe's config beside those of every recipe."""
     if settings.recipe != "lean":
         return {}
     return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:
-    """What the lean trainer chooses by itself once accelerate or transformers shards a run, which fakes do not tell it.
+    """Make the choices that the lean trainer makes once accelerate or transformers shards a run, unseen on fakes.
 
     Its reference is then sharded on the devices, and under ZeRO-3 the step is TRL's own.
     """
@@ -62,101 +56,18 @@ def apply_recipe(trainer: Any, settings: Settings) -> None:
         UsageError: the recipe's package is not installed.
     """
     if settings.recipe == "trl-full-logits":
-        trainer._get_per_token_logps_and_entropies = types.MethodType(_full_logits, trainer)
+        bind(trainer, trl_names.LOGPS, logps_from_full_logits)
     elif settings.recipe == "trl-0.14":
         apply_trl_0_14(trainer)
     elif settings.recipe == "liger":
         if find_spec("liger_kernel") is None:
             raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")
-        trainer._compute_loss = types.MethodType(_liger_loss, trainer)
-
-
-def _full_logits(
-    self: Any,
-    model: Any,
-    input_ids: Any,
-    attention_mask: Any,
-    logits_to_keep: int,
-    batch_size: int | None = None,
-    compute_entropy: bool = False,
-    compute_aux_loss: bool = False,
-    **_: Any,
-) -> tuple[Any, Any, Any]:
-    """Log-probabilities from ``[batch, tokens, vocabulary]`` logits, as TRL computed them up to its 0.2x releases."""
-    batch_size = batch_size or input_ids.size(0)
-    logps, entropies = [], []
-    for start in range(0, input_ids.size(0), batch_size):
-        ids = input_ids[start : start + batch_size]
-        mask = attention_mask[start : start + batch_size]
-        logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1).logits
-        logits = logits[:, :-1, :]
-        logits = logits[:, -logits_to_keep:]
-        logits = logits / self.temperature
-        logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
-        if compute_entropy:
-            with torch.no_grad():
-                entropies.append(_entropy(logits))
-    return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
-
-
-def selected_logprobs(logits: Any, targets: Any) -> Any:
-    """Log-probabilities ``[B, T]`` of the targets from ``[B, T, V]`` logits, as TRL's 0.2x releases computed them.
-
-    Row by row, so that one row's temporaries exist at a time.
-    """
-    if logits.dtype in (torch.float32, torch.float64):
-        chosen = torch.gather(logits, dim=-1, index=targets.unsqueeze(-1)).squeeze(-1)
-        return chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
-    return log_softmax_rows(logits, targets)
-
-
-def _entropy(logits: Any) -> Any:
-    flat = logits.reshape(-1, logits.shape[-1])
-    parts = []
-    for chunk in flat.split(_ENTROPY_ROWS):
-        logp = torch.log_softmax(chunk, dim=-1)
-        parts.append(-(torch.exp(logp) * logp).sum(-1))
-    return torch.cat(parts).reshape(logits.shape[:-1])
-
-
-def _liger_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
-    """Liger's fused linear GRPO loss, called as its users call it: hidden states of the completion, and the head."""
-    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
-
-    loss = LigerFusedLinearGRPOLoss(
-        beta=self.beta,
-        compiled=False,
-        use_ref_model=self.beta != 0.0,
-        loss_type=self.loss_type,
-        max_completion_length=self.max_completion_length,
-        temperature=self.temperature,
-    )
-    inner = self.accelerator.unwrap_model(model)
-    while hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    keep = inputs["completion_ids"].size(1)
-    with self.accelerator.autocast():
-        hidden = inner.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-        hidden = hidden[:, :-1, :][:, -keep:, :]
-        head = inner.get_output_embeddings()
-        value, _ = loss(
-            _input=hidden,
-            lin_weight=head.weight,
-            selected_token_ids=inputs["completion_ids"],
-            attention_mask=inputs["completion_mask"],
-            advantages=inputs["advantages"],
-            bias=head.bias,
-            old_per_token_logps=inputs.get("old_per_token_logps"),
-            ref_per_token_logps=inputs.get("ref_per_token_logps"),
-        )
-    return value / self.current_gradient_accumulation_steps
+        bind(trainer, trl_names.LOSS, liger_loss)
 
 
 def apply_trl_0_14(trainer: Any) -> None:
     """Make a trainer of the installed TRL compute its log-probabilities in that way and order."""
-    trainer._get_per_token_logps_and_entropies = types.MethodType(_logps_and_entropies, trainer)
+    bind(trainer, trl_names.LOGPS, _logps_and_entropies)
 
 
 def _logps_and_entropies(
@@ -186,12 +97,3 @@ def _logps_and_entropies(
 def _logps(model: Any, input_ids: Any, keep: int) -> Any:
     logits = model(input_ids=input_ids, logits_to_keep=keep + 1).logits
     return log_softmax_rows(logits[:, :-1, :], input_ids[:, -keep:])
-
-
-def log_softmax_rows(logits: Any, targets: Any) -> Any:
-    """Log-probabilities ``[B, T]`` of targets from ``[B, T, V]`` logits, one row's ``log_softmax`` after the other."""
-    rows = []
-    for row, target in zip(logits, targets, strict=True):
-        logp = row.log_softmax(dim=-1)
-        rows.append(logp.gather(dim=-1, index=target.unsqueeze(-1)).squeeze(-1))
-    return torch.stack(rows)

@@ -1,89 +1,64 @@
-"""Completions without values: their tokens are made up, and generation is executed where its memory is highest."""
+"""Make up the tokens of completions, and execute generation where its memory is highest."""
 
 from __future__ import annotations
 
+import copy
 import functools
-import types
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.compat import trl as trl_names
+from memprof.compat.patching import bind
 from memprof.config.settings import Settings
-from memprof.errors import UsageError
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
-from memprof.simulate.trainer.lean import together
-from memprof.vocabulary import Category
+from memprof.simulate.trainer.lean import sequences_at_once
+from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = [
-    "ColocatedEngine",
-    "counted",
-    "fake_rollout",
-    "unfinished",
-]
+__all__ = ["counted", "fake_rollout", "unfinished"]
 
-class ColocatedEngine:
-    """Takes ``vllm_gpu_memory_utilization`` of the card for its weights, graphs and cache; asleep, it takes nothing.
-
-    Raises:
-        UsageError: the card is not known.
-    """
-
-    def __init__(self, settings: Settings, session: FakeSession | None) -> None:
-        total = session.recorder.device().total_bytes if session is not None else None
-        if session is None or total is None:
-            raise UsageError("--generation vllm takes a share of the card: say which one with --gpu.")
-        self._session = session
-        self._bytes = int(total * settings.vllm_gpu_memory_utilization)
-        self._sleeps = settings.vllm_enable_sleep_mode
-        if not self._sleeps:
-            self._take()
-
-    def generate(self) -> None:
-        """Wake up, generate, and sleep again where that is enabled."""
-        if self._sleeps:
-            address = self._take()
-            self._session.fake_recorder.release(address)
-
-    def _take(self) -> int:
-        session = self._session
-        return session.fake_recorder.hold(self._bytes, Category.INFERENCE_ENGINE, session.book, "vLLM's share")
+# Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
+_DECODED = 2
 
 
 def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
+    """Make a trainer generate completions of the settings' length, without tokenizer, text or sampling's outcome.
+
+    Raises:
+        UsageError: the settings ask for vLLM, and not on which card.
+    """
     prompt, completion = settings.prompt_length, settings.completion_length
-    if settings.generation == "vllm":
-        engine = ColocatedEngine(settings, session)
-        trainer.use_vllm = True  # the loss is corrected for what the engine sampled with
+    engine = ColocatedEngine(settings, session) if settings.generation == "vllm" else None
+    if engine is not None:  # the loss is corrected for what the engine sampled with
+        setattr(trainer, trl_names.USE_VLLM.name, True)
 
     def tokenize(self: Any, prompts: list[Any]) -> Any:
         return [[0] * prompt for _ in prompts], None, {}
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
-            size = together(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
+            size = sequences_at_once(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
             _generate(self, size, settings)
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None
-        if settings.generation == "vllm":
+        if engine is not None:
             engine.generate()
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
         return [[0] * completion for _ in prompt_ids], logprobs
 
-    trainer._tokenize_prompts = types.MethodType(tokenize, trainer)
-    trainer._generate_single_turn = types.MethodType(single_turn, trainer)
+    bind(trainer, trl_names.TOKENIZE_PROMPTS, tokenize)
+    bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
 
 
 def _generate(trainer: Any, batch: int, settings: Settings) -> None:
-    """The prompts' forward, then the step that decodes the last token over a cache of all that went before."""
-    from trl.models import unwrap_model_for_generation
-
+    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
     with (
-        unwrap_model_for_generation(
+        trl_names.UNWRAPPED.get()(
             trainer.model_wrapped,
             trainer.accelerator,
             gather_deepspeed3_params=False,
@@ -105,19 +80,13 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
 
 
 def _gathered(trainer: Any) -> AbstractContextManager[Any]:
-    """Under ZeRO-3 TRL has the whole model on every rank while it generates (``ds3_gather_for_generation``)."""
+    """Have the whole model on every rank under ZeRO-3, as TRL does to generate (``ds3_gather_for_generation``)."""
     zero = getattr(trainer, "_memprof_zero", None)
     return nullcontext() if zero is None else zero.gathered()
 
 
-# Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
-_DECODED = 2
-
-
 def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int, cache: Any = None) -> Any:
     """Generate :data:`_DECODED` tokens of at most ``longest`` after ``tokens``; returns the cache."""
-    import copy
-
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
     generation.max_new_tokens = longest
@@ -131,6 +100,8 @@ def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int
 
 
 def counted(sample: Any) -> Any:
+    """Wrap transformers' sampling so that it makes :data:`_DECODED` tokens."""
+
     @functools.wraps(sample)
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._memprof_tokens = _DECODED
@@ -140,6 +111,6 @@ def counted(sample: Any) -> Any:
 
 
 def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-    """Whether sampling goes on: a count, since no fake token ever ends a sequence."""
+    """Tell whether sampling goes on: a count, since no fake token ever ends a sequence."""
     self._memprof_tokens -= 1
     return bool(self._memprof_tokens >= 0)

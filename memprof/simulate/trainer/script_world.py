@@ -1,4 +1,4 @@
-"""What a training script finds when it is run to be simulated: models without weights, tokenizers and data if at hand.
+"""Give a script that is simulated models without weights, and tokenizers and data where they are at hand.
 
 The script's own lines run as they are, outside the fake mode. Whatever loads weights gives a model on ``meta``, built
 from its config; hubs are not asked; where a tokenizer or a dataset is not on this machine, a stand-in takes its place
@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
+from memprof.compat import optional_packages as optional_names
+from memprof.compat import patching
+from memprof.compat import torch as torch_names
+from memprof.compat import transformers as transformers_names
+from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
 from memprof.errors import InputError
-from memprof.simulate.trainer.models import load_config, quantize_nf4
-from memprof.simulate.world.fakes import patched
+from memprof.simulate.trainer.models import load_config
+from memprof.simulate.trainer.nf4_layers import quantize_nf4
 
 __all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
 
@@ -26,69 +30,62 @@ Note = Callable[[str], None]
 
 @contextlib.contextmanager
 def script_world(note: Note, changes: Mapping[str, Any]) -> Iterator[None]:
-    """Loading, moving and arguments, as a script without a GPU, weights or network needs them."""
-    import datasets
-    import huggingface_hub.constants as hub
-    import transformers
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+    """Replace loading, moving and arguments by what a script without a GPU, weights or network needs, while open.
 
-    reading = _Loading(note)
-    data = [(datasets, name, _data_or_stand_in(getattr(datasets, name), note)) for name in _LOADERS]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patched((hub, "HF_HUB_OFFLINE", True), (datasets.config, "HF_HUB_OFFLINE", True), *data))
-        stack.enter_context(
-            patched(
-                (nn.Module, "to", _moved(nn.Module.to)),
-                (nn.Module, "cuda", lambda self, *_, **__: self),
-                (
-                    transformers.TrainingArguments,
-                    "__post_init__",
-                    _on_no_gpu(transformers.TrainingArguments, note, changes),
-                ),
-            )
-        )
-        # Every auto class has a copy of its own of the method.
-        autos = [kind for kind in _below(_BaseAutoModelClass) if "from_pretrained" in vars(kind)]
-        for kind, method in (
-            *((kind, reading.model) for kind in autos),
-            (transformers.PreTrainedModel, reading.model),
-            (transformers.AutoConfig, reading.config),
-            (transformers.GenerationConfig, reading.generation_config),
-            (transformers.AutoTokenizer, reading.tokenizer),
-            (transformers.AutoProcessor, reading.tokenizer),
-        ):
-            stack.enter_context(_class_method(kind, "from_pretrained", method))
+    Args:
+        note: told of every stand-in and every change.
+        changes: settings that replace the script's own.
+    """
+    with (
+        patching(
+            (optional_names.HUB_OFFLINE, True),
+            (optional_names.DATA_OFFLINE, True),
+            *((target, _data_or_stand_in(target.get(), note)) for target in _LOADERS),
+            (torch_names.MODULE_TO, _moved(torch_names.MODULE_TO.get())),
+            (torch_names.MODULE_CUDA, lambda self, *_, **__: self),
+            (transformers_names.ARGUMENTS_CHECK, _on_no_gpu(transformers_names.ARGUMENTS_CHECK.get(), note, changes)),
+        ),
+        replacing(*_loading(_Loading(note))),
+    ):
         yield
 
 
-_LOADERS = ("load_dataset", "load_from_disk")
+_LOADERS = (optional_names.LOAD_DATASET, optional_names.LOAD_FROM_DISK)
+
+
+def _loading(reading: _Loading) -> list[tuple[Any, str, Any]]:
+    """List the class methods that load something; every auto class has a copy of its own of the method."""
+    import transformers
+
+    model, name = transformers_names.MODEL_FROM_PRETRAINED.place()
+    autos = [kind for kind in _below(transformers_names.AUTO_CLASS.get()) if name in vars(kind)]
+    methods = [
+        *((kind, reading.model) for kind in (*autos, model)),
+        (transformers.AutoConfig, reading.config),
+        (transformers.GenerationConfig, reading.generation_config),
+        (transformers.AutoTokenizer, reading.tokenizer),
+        (transformers.AutoProcessor, reading.tokenizer),
+    ]
+    return [(kind, name, _class_method(kind, name, method)) for kind, method in methods]
 
 
 def _below(kind: Any) -> list[Any]:
     return [kind, *(sub for child in kind.__subclasses__() for sub in _below(child))]
 
 
-@contextlib.contextmanager
-def _class_method(kind: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """``method(original, cls, ...)`` in place of a class method; what stood in the class itself is put back."""
+def _class_method(kind: Any, name: str, method: Callable[..., Any]) -> Any:
+    """Make ``method(original, cls, ...)`` a class method to stand in the place of ``kind``'s own or inherited one."""
     original = vars(kind).get(name)
     bound = getattr(kind, name)
 
     def replaced(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return method(original.__get__(None, cls) if original is not None else bound, cls, *args, **kwargs)
 
-    setattr(kind, name, classmethod(replaced))
-    try:
-        yield
-    finally:
-        if original is None:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, original)
+    return classmethod(replaced)
 
 
 class _Loading:
-    """``from_pretrained``, without weights."""
+    """Answer ``from_pretrained`` without weights."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -119,7 +116,8 @@ class _Loading:
             self._note(f"{name}: {attention} is simulated as torch's own attention, which chooses flash where it can")
             attention = "sdpa"
         with torch.device("meta"):
-            make = getattr(cls, "from_config", None) or cls._from_config
+            auto = transformers_names.AUTO_FROM_CONFIG.of(cls)
+            make = auto or transformers_names.MODEL_FROM_CONFIG.of(cls)
             model = make(config, dtype=kind, attn_implementation=attention)
             quantization = kwargs.get("quantization_config")
             if kwargs.get("load_in_4bit") or getattr(quantization, "load_in_4bit", False):
@@ -127,7 +125,7 @@ class _Loading:
             elif quantization is not None:
                 raise InputError(f"{name}: only 4-bit quantization (bitsandbytes NF4) can be simulated.")
         model.tie_weights()
-        model.config._name_or_path = str(name)
+        setattr(model.config, transformers_names.MODEL_NAME.name, str(name))
         return model
 
     def tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +149,7 @@ def _dtype_of(asked: Any, config: Any) -> torch.dtype:
 
 
 def tokenizer_of_few_words() -> Any:
-    """Cuts text into pieces of four characters, all of them the same token, and knows a chat template."""
+    """Make a tokenizer that cuts text into fours of characters, all the same token, and knows a chat template."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -177,7 +175,7 @@ def _data_or_stand_in(original: Any, note: Note) -> Callable[..., Any]:
 
 
 class NoData:
-    """A dataset nobody has: every column and every change of it is there, and no row is."""
+    """Stand for a dataset nobody has: every column and every change of it is there, and no row is."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -195,28 +193,27 @@ class NoData:
 
 
 class _Anything(dict):  # type: ignore[type-arg]
-    """A row with an empty text in every column."""
+    """Stand for a row with an empty text in every column."""
 
     def __missing__(self, key: Any) -> str:
         return ""
 
 
 def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Module.to`` for modules without values: there is no device to move to, a dtype is taken."""
+    """Make a ``Module.to`` for modules without values: there is no device to move to, a dtype is taken."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         first = next(iter(self.parameters()), None)
-        if first is None or (first.device.type != "meta" and not hasattr(first, "fake_device")):
+        if first is None or (first.device.type != "meta" and torch_names.FAKE_DEVICE.of(first) is None):
             return original(self, *args, **kwargs)
-        _, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        _, dtype, _, _ = torch_names.PARSE_TO.get()(*args, **kwargs)
         return self if dtype is None else original(self, dtype=dtype)
 
     return to
 
 
-def _on_no_gpu(kind: Any, note: Note, changes: Mapping[str, Any]) -> Callable[[Any], None]:
-    """Training arguments as this machine can hold them; what the run would have on its own is kept apart."""
-    original = kind.__post_init__
+def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callable[[Any], None]:
+    """Change training arguments to what this machine can hold, before ``original`` checks them."""
 
     def check(self: Any) -> None:
         self.use_cpu = True

@@ -1,4 +1,4 @@
-"""Which scaled-dot-product kernel CUDA would run, and running that one's fake.
+"""Choose the scaled-dot-product kernel that CUDA would run, and run that one's fake.
 
 ``scaled_dot_product_attention`` itself is replaced (not intercepted by a mode, which backward would take off, so that
 a recomputed layer would choose another kernel than its forward). Rules: torch's ``sdp_utils.cpp`` and
@@ -15,14 +15,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from memprof.compat import patching
+from memprof.compat import torch as torch_names
+
 __all__ = ["sdpa_choice", "use_cuda_attention"]
 
-_ATEN = torch.ops.aten
+_FLASH: Any = torch_names.FLASH.get()
+_EFFICIENT: Any = torch_names.EFFICIENT.get()
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def sdpa_choice(query: Any, key: Any, mask: Any, enable_gqa: bool, wanted: str | None) -> str:
-    """``flash``, ``efficient`` or ``math``; ``wanted`` limits the choice where that kernel can run at all."""
+    """Choose ``flash``, ``efficient`` or ``math``; ``wanted`` limits the choice where that kernel can run at all."""
     grouped = query.shape[1] != key.shape[1]
     flash = mask is None and query.dtype in _HALF and query.shape[-1] <= 256
     efficient = not (enable_gqa and grouped)
@@ -64,7 +68,7 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale
     scale = scale if scale is not None else 1 / math.sqrt(width)
     if width % 8:
         query, key, value = (functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
-    out = _ATEN._scaled_dot_product_flash_attention.default(query, key, value, dropout, causal, scale=scale)[0]
+    out = _FLASH(query, key, value, dropout, causal, scale=scale)[0]
     return out[..., :width] if width % 8 else out
 
 
@@ -76,9 +80,7 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, caus
             bias = functional.pad(bias, (0, extra))[..., : bias.shape[-1]]
         bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    return _ATEN._scaled_dot_product_efficient_attention.default(
-        query, key, value, bias, needs_grad, dropout, causal, scale=scale
-    )[0]
+    return _EFFICIENT(query, key, value, bias, needs_grad, dropout, causal, scale=scale)[0]
 
 
 def _math(
@@ -102,7 +104,7 @@ def _math(
 
 
 def _bias(mask: Any, dtype: torch.dtype) -> Any:
-    """A boolean mask becomes one of zeros and minus infinities in the queries' dtype."""
+    """Turn a boolean mask into one of zeros and minus infinities in the queries' dtype."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
@@ -110,10 +112,6 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def use_cuda_attention(wanted: str | None = None) -> Iterator[None]:
-    """While open, attention runs as CUDA would choose; ``wanted`` as in ``--attn``."""
-    original = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = _attention(wanted)
-    try:
+    """Run attention as CUDA would choose, while open; ``wanted`` as in ``--attn``."""
+    with patching((torch_names.ATTENTION, _attention(wanted))):
         yield
-    finally:
-        functional.scaled_dot_product_attention = original

@@ -1,4 +1,4 @@
-"""CUDA's autocast rules, on the device that fake tensors have.
+"""Apply CUDA's autocast rules on the device that fake tensors have.
 
 Fake tensors live on ``cpu`` (fake CUDA ones need a driver), and ``torch.autocast("cpu")`` casts other operations than
 ``torch.autocast("cuda")`` does. The lower-precision lists agree where language models go; what CUDA runs in float32
@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+
+from memprof.compat import torch as torch_names
 
 __all__ = ["cuda_autocast"]
 
@@ -33,7 +34,10 @@ _DTYPE = [
 _UNTOUCHED = ["cat", "stack", "index_copy"]
 _WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
 
-_OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_AUTOCAST: Any = torch_names.AUTOCAST_KEY.get()
+_OFF = torch_names.KEY_SET.get()(_AUTOCAST)
+_without: Any = torch_names.EXCLUDE_KEYS.get()
+_tree_map: Any = torch_names.TREE_MAP.get()
 
 
 def _eligible(value: Any) -> bool:
@@ -47,20 +51,20 @@ def _operation(name: str) -> Any:
 
 def _cast_float32(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_OFF):
-            args, kwargs = tree_map(lambda v: v.float() if _eligible(v) else v, (args, kwargs))
+        with _without(_OFF):
+            args, kwargs = _tree_map(lambda v: v.float() if _eligible(v) else v, (args, kwargs))
             return op(*args, **kwargs)
 
     return kernel
 
 
 def _set_dtype(op: Any) -> Callable[..., Any]:
-    names = [a.name for a in op._schema.arguments]
+    names = [a.name for a in torch_names.OPERATOR_SCHEMA.of(op).arguments]
     place = names.index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if place < len(args) else kwargs.get("dtype")
-        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+        with _without(_OFF):
             if given is None and _eligible(args[0]):
                 kwargs = {**kwargs, "dtype": torch.float32}
                 args = args[:place]
@@ -71,7 +75,7 @@ def _set_dtype(op: Any) -> Callable[..., Any]:
 
 def _cast_widest(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+        with _without(_OFF):
             if any(_eligible(a) and a.dtype is torch.float32 for a in args):
                 args = tuple(a.float() if _eligible(a) else a for a in args)
             return op(*args, **kwargs)
@@ -81,7 +85,7 @@ def _cast_widest(op: Any) -> Callable[..., Any]:
 
 def _untouched(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+        with _without(_OFF):
             return op(*args, **kwargs)
 
     return kernel
@@ -100,4 +104,4 @@ def cuda_autocast() -> Iterator[None]:
     try:
         yield
     finally:
-        library._destroy()
+        torch_names.LIBRARY_DESTROY.of(library)()

@@ -1,4 +1,4 @@
-"""The fake mode's cache asked with cheaper keys.
+"""Ask the fake mode's cache with cheaper keys.
 
 torch's fake mode looks each operation up by what it is called with, and making that key takes about a quarter of a
 simulation: a dataclass for every tensor, taken apart field by field. The same facts in one tuple find the same entry.
@@ -7,23 +7,27 @@ Anything but plain dense tensors and simple values goes torch's own way.
 
 from __future__ import annotations
 
-import inspect
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memprof.compat import torch as torch_names
+from memprof.compat.check import fault_of
+from memprof.compat.targets import Target
 
 __all__ = ["quick_keys"]
 
-_PARAMETERS = ["self", "result", "args", "state", "id_hashed_objects"]
+_FakeTensor: Any = torch_names.FAKE_TENSOR.get()
+_is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
 _SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
-def quick_keys() -> list[tuple[Any, str, Any]]:
-    """What is to be replaced in torch while simulating; nothing where its releases differ."""
-    original: Any = getattr(FakeTensorMode, "_prep_args_for_hash", None)
-    if original is None or list(inspect.signature(original).parameters) != _PARAMETERS:
+def quick_keys() -> list[tuple[Target, Any]]:
+    """List what is to be replaced in torch while simulating: nothing where its release differs, which costs time."""
+    if fault_of(torch_names.FAKE_KEYS) or fault_of(torch_names.FAKE_SYMBOLIC):
         return []
+    original: Any = torch_names.FAKE_KEYS.get()
 
     def prepare(self: Any, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]) -> None:
         kind = type(args)
@@ -33,7 +37,7 @@ def quick_keys() -> list[tuple[Any, str, Any]]:
         result += (kind, len(args))
         for arg in args:
             kind = type(arg)
-            if kind is FakeTensor and arg.fake_mode is self and arg.constant is None and _is_plain(arg):
+            if kind is _FakeTensor and arg.fake_mode is self and arg.constant is None and _is_plain(arg):
                 result.append(_facts(arg))
             elif kind in _SIMPLE:
                 result += (kind, arg)
@@ -42,15 +46,15 @@ def quick_keys() -> list[tuple[Any, str, Any]]:
             else:
                 original(self, result, (arg,), state, id_hashed_objects)
 
-    return [(FakeTensorMode, "_prep_args_for_hash", prepare)]
+    return [(torch_names.FAKE_KEYS, prepare)]
 
 
 def _is_plain(tensor: Any) -> bool:
-    return tensor.layout is torch.strided and not tensor._has_symbolic_sizes_strides
+    return tensor.layout is torch.strided and not _is_symbolic(tensor)
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
-    """All that torch's ``TensorMetadata`` says of a dense tensor; its memory format follows from shape and strides."""
+    """List all that torch's ``TensorMetadata`` says of a dense tensor; shape and strides give its memory format."""
     return (
         tensor.dtype,
         tensor.shape,

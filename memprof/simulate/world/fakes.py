@@ -1,52 +1,44 @@
-"""A world in which tensors have shapes and no values: torch's fake mode, and what must give way for it."""
+"""Enter torch's fake mode, in which tensors have shapes and no values, and replace what must give way for it."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memprof.compat import patching
+from memprof.compat import torch as torch_names
+from memprof.compat import transformers as transformers_names
+from memprof.compat.patching import replacing
+from memprof.compat.targets import Target
 from memprof.simulate.world.attention import use_cuda_attention
 from memprof.simulate.world.autocast import cuda_autocast
 from memprof.simulate.world.fake_cache_keys import quick_keys
 
-__all__ = ["as_fakes", "fake_world", "materialize", "patched"]
+__all__ = ["as_fakes", "fake_world", "materialize"]
+
+_FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 
 
 @contextmanager
-def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes replaced for a while: ``(object, name, value)``; missing ones are passed over."""
-    saved: list[tuple[Any, str, Any]] = []
-    try:
-        for owner, name, value in changes:
-            if owner is not None and hasattr(owner, name):
-                saved.append((owner, name, getattr(owner, name)))
-                setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in reversed(saved):
-            setattr(owner, name, value)
-
-
-@contextmanager
-def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[FakeTensorMode]:
+def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[Any]:
     """Enter torch's fake mode, with CUDA's autocast and attention where ``cuda``.
 
     Garbage collection is off inside: storages must go when their last reference does, as they would on a device,
     and never in the middle of the allocator's own work.
     """
     with ExitStack() as stack:
-        stack.enter_context(patched(*_changes(), *quick_keys()))
+        stack.enter_context(patching(*_changes(), *quick_keys()))
+        stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
             stack.enter_context(use_cuda_attention(attention))
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = torch_names.FAKE_MODE.get()(allow_non_fake_inputs=True)
         collecting = gc.isenabled()
         gc.collect()
         gc.disable()
@@ -55,17 +47,20 @@ def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[F
         yield mode
 
 
-def _changes() -> list[tuple[Any, str, Any]]:
-    changes: list[tuple[Any, str, Any]] = [(nn.Module, "_apply", _apply), (torch, "inference_mode", _inference_mode)]
-    for name, module in list(sys.modules.items()):
-        # transformers takes fake tensors for a graph being traced and leaves the eager path for them.
-        if name.startswith("transformers.") and "is_tracing" in vars(module):
-            changes.append((module, "is_tracing", _never))
-    return changes
+def _changes() -> list[tuple[Target, Any]]:
+    return [(torch_names.MODULE_APPLY, _apply), (torch_names.INFERENCE_MODE, _inference_mode)]
+
+
+def _tracing_questions() -> list[tuple[Any, str, Any]]:
+    """transformers takes fake tensors for a graph being traced and leaves the eager path for them; its modules import
+    the question by name."""
+    name = transformers_names.IS_TRACING.name
+    modules = [m for place, m in list(sys.modules.items()) if place.startswith("transformers.") and name in vars(m)]
+    return [(module, name, _never) for module in modules]
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """``no_grad`` in its place: it holds the same memory, and composite operations are still taken apart before a
+    """Enter ``no_grad`` instead: it holds the same memory, and composite operations are still taken apart before a
     dispatch mode sees them."""
     if callable(mode):
         return torch.no_grad()(mode)
@@ -77,55 +72,54 @@ def _never(*_: Any, **__: Any) -> bool:
 
 
 def _apply(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
-    """``Module._apply`` that swaps nothing: a tensor that changed is put in the old one's place."""
+    """Convert a module as torch does, but swap nothing: a tensor that changed is put in the old one's place."""
     if recurse:
         for child in self.children():
-            child._apply(fn)  # type: ignore[no-untyped-call]
-    for name, parameter in self._parameters.items():
+            torch_names.MODULE_APPLY.of(child)(fn)
+    parameters, buffers = _tables(self)
+    for name, parameter in parameters.items():
         if parameter is None:
             continue
         with torch.no_grad():
             moved = fn(parameter)
         if moved is not parameter and not _same(moved, parameter):
-            self._parameters[name] = nn.Parameter(moved, parameter.requires_grad)
-    for name, buffer in self._buffers.items():
+            parameters[name] = nn.Parameter(moved, parameter.requires_grad)
+    for name, buffer in buffers.items():
         if buffer is not None:
-            self._buffers[name] = fn(buffer)
+            buffers[name] = fn(buffer)
     return self
 
 
+def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers, by name, to be changed."""
+    return torch_names.MODULE_PARAMETERS.of(module), torch_names.MODULE_BUFFERS.of(module)
+
+
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and one.dtype == other.dtype
+    key = torch_names.STORAGE_KEY.of
+    return key(one.untyped_storage()) == key(other.untyped_storage()) and one.dtype == other.dtype
 
 
 def materialize(model: nn.Module, device: torch.device | None = None) -> None:
     """Give every parameter and buffer that is on ``meta`` a fake tensor of its own, tied ones the same."""
-    where = device or torch.device("cpu")
-    seen: dict[int, Any] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None or tensor.device.type != "meta":
-                    continue
-                if id(tensor) not in seen:
-                    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=where)
-                    if isinstance(tensor, nn.Parameter):
-                        made = nn.Parameter(made, tensor.requires_grad)
-                    seen[id(tensor)] = (made, tensor)
-                table[name] = seen[id(tensor)][0]
+    _replace_tensors(model, lambda tensor: tensor.device.type == "meta", device or torch.device("cpu"))
 
 
 def as_fakes(model: nn.Module) -> None:
     """Give every parameter and buffer a fake tensor, tied ones the same; call it inside the fake world."""
+    _replace_tensors(model, lambda tensor: not isinstance(tensor, _FakeTensor), None)
+
+
+def _replace_tensors(model: nn.Module, wanted: Callable[[Any], bool], device: torch.device | None) -> None:
     seen: dict[int, Any] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        for table in _tables(module):
             for name, tensor in table.items():
-                if tensor is None or isinstance(tensor, FakeTensor):
+                if tensor is None or not wanted(tensor):
                     continue
                 if id(tensor) not in seen:
-                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=device)
                     if isinstance(tensor, nn.Parameter):
                         made = nn.Parameter(made, tensor.requires_grad)
-                    seen[id(tensor)] = (made, tensor)
+                    seen[id(tensor)] = (made, tensor)  # the old one too: its id stays its own
                 table[name] = seen[id(tensor)][0]

@@ -1,4 +1,4 @@
-"""The dispatch mode above torch's fake mode: shows operations to the recorder, answers what no fake tensor can."""
+"""Show every operation under torch's fake mode to the recorder, and answer what no fake tensor can."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.compat import torch as torch_names
 from memprof.simulate.recorder.recorder import FakeRecorder
 
 __all__ = ["Tracking", "scalar_of"]
 
 _DEVICE = torch.ops.prim.device.default
+_FakeTensor: Any = torch_names.FAKE_TENSOR.get()
+_PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
+# torch would wrap the mode's dispatch to keep its compiler out, which costs more than the dispatch itself.
+_Mode: Any = type(
+    "_Mode", (torch_names.DISPATCH_MODE.get(),), {torch_names.SKIP_DYNAMO.name: classmethod(lambda cls: False)}
+)
 
 
-class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows every operation to the recorder, and answers those that ask for values no fake tensor has.
+class Tracking(_Mode):  # type: ignore[misc]
+    """Show every operation to the recorder, and answer those that ask for values no fake tensor has.
 
     Args:
         recorder: told of every operation.
@@ -29,19 +34,15 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, recorder: FakeRecorder, truth: bool, selected: Callable[[tuple[int, ...]], int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
         self._truth = truth
         self._selected = selected
         self._foreign: dict[type, bool] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # asked for by C++ at every turn; nothing is made
-            return args[0].fake_device if type(args[0]) is FakeTensor else func(*args)
+            return args[0].fake_device if type(args[0]) is _FakeTensor else func(*args)
         kwargs = kwargs or {}
         for kind in types:
             if self._is_foreign(kind):
@@ -59,15 +60,15 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_foreign(self, kind: type) -> bool:
         answer = self._foreign.get(kind)
         if answer is None:
-            plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-            implements = getattr(kind, "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
-            answer = kind not in plain and implements is not torch._C._disabled_torch_dispatch_impl
-            answer = self._foreign[kind] = answer and not issubclass(kind, FakeTensor)
+            plain = (torch.Tensor, torch.nn.Parameter, _FakeTensor)
+            implements = getattr(kind, "__torch_dispatch__", _PLAIN)
+            answer = kind not in plain and implements is not _PLAIN
+            answer = self._foreign[kind] = answer and not issubclass(kind, _FakeTensor)
         return answer
 
     def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, _FakeTensor):
             return func(*args, **kwargs)
         if tensor.constant is not None:
             return tensor.constant.item()
@@ -75,16 +76,16 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reduced(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        if isinstance(out, FakeTensor):
+        if isinstance(out, _FakeTensor):
             # Masks are asked by transformers whether anything is padded; elsewhere it is "is everything NaN?".
-            out._memprof_scalar = self._truth and _asked_by("transformers")  # type: ignore[attr-defined]
+            out._memprof_scalar = self._truth and _asked_by("transformers")
         return out
 
     def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
+        """Answer ``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
         source, indices = args[0], args[1]
         for tensor in (source, *indices):
-            if isinstance(tensor, FakeTensor):
+            if isinstance(tensor, _FakeTensor):
                 tensor.constant = None  # the fake mode would look up a made-up position in real data
         masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
         if not masks:
@@ -110,7 +111,7 @@ class Tracking(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _ATEN = torch.ops.aten
 _SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
-    _ATEN._local_scalar_dense.default: Tracking._scalar,
+    torch_names.LOCAL_SCALAR.get(): Tracking._scalar,
     _ATEN.all.default: Tracking._reduced,
     _ATEN.index.Tensor: Tracking._index,
     _ATEN.nonzero.default: Tracking._nonzero,
@@ -119,7 +120,7 @@ _SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
 
 
 def scalar_of(tensor: Any) -> Any:
-    """A value for a scalar nobody computed: what ``all`` is said to be, else False, 1 or 1.0."""
+    """Make up the value of a scalar nobody computed: what ``all`` is said to be, else False, 1 or 1.0."""
     known = getattr(tensor, "_memprof_scalar", None)
     if known is not None:
         return known

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.html.page import write_html
+from memprof.reports.html.report import write_html
 
 from tests.analysis.ranks.simulated import many_ranks
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations

@@ -1,0 +1,39 @@
+"""Count what a rank holds of models that are divided into DTensors: its shards, and nothing of how torch plans them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from memprof.compat import patching
+from memprof.compat import torch_sharding as sharding_names
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.recorder import FakeRecorder
+
+__all__ = ["count_shards", "shards_planned_unseen"]
+
+
+@contextmanager
+def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
+    """Leave out the whole fake tensors on which DTensor plans an operation: no device ever holds them."""
+    original = sharding_names.PLANNING.get()
+
+    def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.paused += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            recorder.paused -= 1
+
+    with patching((sharding_names.PLANNING, unseen)):
+        yield
+
+
+def count_shards(model: Any, recorder: FakeRecorder) -> None:
+    """Tell the recorder of a sharded model's local parameters and buffers."""
+    for parameter in model.parameters():
+        recorder.birth(sharding_names.LOCAL_TENSOR.of(parameter, parameter))
+    for buffer in model.buffers():
+        recorder.birth(buffer)

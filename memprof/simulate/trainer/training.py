@@ -1,0 +1,104 @@
+"""Train for two steps on fake tensors: a warm-up step, then the one that is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memprof.compat.patching import Seams
+from memprof.config.settings import Settings
+from memprof.recording.run_facts import plain_config
+from memprof.recording.trainer_phases import TrainerPhases
+from memprof.simulate.sharding.ddp_buckets import hold_buckets
+from memprof.simulate.sharding.dtensors import shards_planned_unseen
+from memprof.simulate.sharding.fsdp2 import gathered_owned
+from memprof.simulate.sharding.zero import gathering_for_zero
+from memprof.simulate.trainer.build import build_trainer
+from memprof.simulate.trainer.checkpointing import offloading_to_host
+from memprof.simulate.trainer.kv_caches import modelled_quanto
+from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
+from memprof.vocabulary import Phase
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["run_trl", "selected_of", "steps_callback", "watched"]
+
+
+def selected_of(settings: Settings) -> Any:
+    """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""
+
+    def selected(shape: tuple[int, ...]) -> int:
+        total = 1
+        for extent in shape:
+            total *= extent
+        if len(shape) == 2 and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
+            return shape[0] * settings.completion_length
+        return total
+
+    return selected
+
+
+def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None) -> None:
+    """Train a warm-up step, then the measured one; call it inside the fake world with tracking on.
+
+    Raises:
+        InputError: the model, or an option, cannot be simulated.
+        OutOfMemory: the simulated device is full.
+    """
+    session.setup = {"model_config": plain_config(config)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(own_accelerate_state())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
+        stack.enter_context(quiet())
+        load = session.enter_phase(Phase.LOAD.value)
+        stack.enter_context(trl_on_fakes(settings, config, session))
+        stack.enter_context(modelled_quanto())
+        if settings.recipe != "lean" and settings.checkpointing == "offloaded":  # the lean trainer has its own
+            stack.enter_context(offloading_to_host(session))
+        if mesh is not None:
+            stack.enter_context(shards_planned_unseen(session.fake_recorder))
+            if settings.sharding == "fsdp2":
+                stack.enter_context(gathered_owned(session))
+        trainer = build_trainer(settings, config, folder, session, mesh)
+        stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
+        if settings.gpus > 1 and settings.sharding == "ddp":
+            hold_buckets(trainer.model, session)
+        if load is not None:
+            session.exit_phase(load)
+        with watched(trainer, session):
+            trainer.train()
+            session.look_again()
+
+
+@contextlib.contextmanager
+def watched(trainer: Any, session: FakeSession) -> Iterator[None]:
+    """Mark the phases and steps of a trainer's training in the session, and let it print nothing, while open."""
+    from transformers import PrinterCallback, ProgressCallback
+
+    seams = Seams(session.fail, lambda error: None)
+    try:
+        phases = TrainerPhases(trainer, seams)
+        phases.current = session
+        for printing in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing)
+        trainer.add_callback(steps_callback(session, phases))
+        yield
+    finally:
+        seams.restore()
+
+
+def steps_callback(session: FakeSession, phases: TrainerPhases) -> Any:
+    """Make the callback that tells the session which step it is, and ends the step's phases."""
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            session.set_step(state.global_step + 1)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            phases.end_step()
+
+    return Steps()

@@ -1,0 +1,136 @@
+"""Let TRL, transformers and accelerate train on fake tensors: replace what needs values, a GPU or Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from memprof.compat import accelerate as accelerate_names
+from memprof.compat import patching
+from memprof.compat import torch as torch_names
+from memprof.compat import transformers as transformers_names
+from memprof.compat import trl as trl_names
+from memprof.compat.targets import Target
+from memprof.config.settings import Settings
+from memprof.simulate.trainer.lean import lean_world
+from memprof.simulate.trainer.models import build_model
+from memprof.simulate.trainer.rollout import counted, unfinished
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["own_accelerate_state", "quiet", "trl_on_fakes"]
+
+
+@contextlib.contextmanager
+def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = None) -> Iterator[None]:
+    """Let the trainer of these settings be built and run, while open; its reference is a model of ``config``."""
+
+    def reference(*_: Any, **__: Any) -> Any:
+        return build_model(config, settings.weights_dtype, attention="sdpa")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patching((trl_names.CREATE_MODEL, reference), *_without_values(settings)))
+        if settings.device == "cuda":
+            stack.enter_context(_triton_kernels())
+            stack.enter_context(_foreach_as_on_cuda())
+        if settings.recipe == "lean":
+            stack.enter_context(lean_world(reference, session, settings.device))
+        yield
+
+
+def _without_values(settings: Settings) -> list[tuple[Target, Any]]:
+    """List what asks for values: whether a mask is all ones, and when sampling ends."""
+
+    def fast_all(tensor: Any) -> Any:
+        answer = tensor.sum() == tensor.numel()
+        answer._memprof_scalar = settings.padding == "none"
+        return answer
+
+    return [
+        (transformers_names.MASK_IS_ALL, fast_all),
+        (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
+        (transformers_names.UNFINISHED, unfinished),
+    ]
+
+
+@contextlib.contextmanager
+def _triton_kernels() -> Iterator[None]:
+    """Take TRL's path through its Triton kernels, which allocate nothing, whether Triton is installed or not."""
+    always: Callable[[Any], bool] = lambda device: True  # noqa: E731
+    module: Any = sys.modules[trl_names.FORWARD_KERNEL.module]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            patching(
+                (trl_names.USE_TRITON, always),
+                (trl_names.USE_TRITON_IN_HEAD, always),
+                (trl_names.FORWARD_KERNEL, _NoKernel()),
+                (trl_names.BACKWARD_KERNEL, _NoKernel()),
+                (trl_names.ADD_PRODUCT, lambda acc, a, b: None),
+            )
+        )
+        if not hasattr(module, "triton"):
+            module.triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
+            stack.callback(delattr, module, "triton")
+        yield
+
+
+class _NoKernel:
+    """Stand for a Triton kernel: whatever it computes, it allocates nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *_, **__: None
+
+
+@contextlib.contextmanager
+def _foreach_as_on_cuda() -> Iterator[None]:
+    """Let optimizers and gradient clipping take their multi-tensor path, which on the CPU they do not."""
+    supported: Callable[[], list[str]] = lambda: ["cuda", "cpu"]  # noqa: E731
+    types_taken, fake = torch_names.FOREACH_TYPES.get(), torch_names.FAKE_TENSOR.get()
+    types_taken.append(fake)
+    try:
+        with patching((torch_names.FOREACH_DEVICES, supported), (torch_names.FOREACH_DEVICES_IN_OPTIMIZERS, supported)):
+            yield
+    finally:
+        types_taken.remove(fake)
+
+
+@contextlib.contextmanager
+def own_accelerate_state() -> Iterator[None]:
+    """Give the simulation a state of accelerate of its own, and leave the process's as it was."""
+    names = (
+        accelerate_names.ACCELERATOR_STATE,
+        accelerate_names.SHARED_GRADIENT_STATE,
+        accelerate_names.PARTIAL_STATE,
+    )
+    states: list[dict[str, Any]] = [target.get() for target in names]
+    saved = [dict(state) for state in states]
+    for state in states:
+        state.clear()
+    try:
+        yield
+    finally:
+        for state, before in zip(states, saved, strict=True):
+            state.clear()
+            state.update(before)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what the libraries have to say about a model without weights."""
+    names = ("transformers", "trl", "peft", "accelerate", "torch")
+    before = [(logging.getLogger(n), logging.getLogger(n).level) for n in names]
+    try:
+        for logger, _ in before:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)
