@@ -52,6 +52,16 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded_after(code).isdisjoint(NOT_FOR_HELP)
 
 
+def test_explaining_a_text_loads_nothing_heavy() -> None:
+    """With frames too, whose phase is looked up in attribution's table of stacks."""
+    text = '  File "/x/torch/optim/adamw.py", line 1, in step\n    y\nCUDA out of memory. Tried to allocate 1.00 GiB'
+    code = (
+        f"from memprof.oom import explain_log\n(failure,) = explain_log({text!r})['failures']\n"
+        "assert failure['phase'] == 'optimizer_step'"
+    )
+    assert loaded_after(code).isdisjoint(NOT_FOR_HELP)
+
+
 def test_analysing_needs_no_torch() -> None:
     assert loaded_after("import memprof; memprof.analyze, memprof.load_snapshot").isdisjoint(HEAVY)
 

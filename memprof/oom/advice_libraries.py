@@ -211,6 +211,7 @@ LIBRARIES: dict[str, Callable[[Failure, Names], Answer]] = {
     "hpu.alloc": _other,
     "jax": _jax,
     "tensorflow": _jax,
+    "tensorflow.driver": _jax,
     "cupy": _other,
     "ggml": _other,
     "onnxruntime": _other,

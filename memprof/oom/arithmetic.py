@@ -30,6 +30,7 @@ _UNEXPLAINED = GIB // 2
 _OUTWEIGHS = 8
 # Outside torch, below both, is what contexts and NCCL take.
 _NOTABLE, _NOTABLE_SHARE = 2 * GIB, 0.06
+_ROUNDING = GIB // 50  # of three figures with two decimals
 _NONSENSE = "the driver's figure for {whose} is above any device (WSL answers so): it is not used"
 
 
@@ -251,7 +252,7 @@ def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
     held = (parts.reserved or parts.allocated or 0) + (failure.other or 0)
     if failure.backend == "MPS":
         held = (parts.allocated or 0) + (failure.other or 0)
-    if held + asked <= failure.allowed:
+    if held + asked <= failure.allowed - _ROUNDING:
         return None
     other = f" and {format_bytes(failure.other)} of other Metal allocations" if failure.other else ""
     return Verdict(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from memprof.oom.forms import FORMS
 from memprof.oom.hits import Hit
+from memprof.oom.unbend import Stream
 
 __all__ = ["events_of"]
 
 _NEAR = 40  # lines between two signs of one event
 _CHAIN = 400  # lines a chained traceback may be long
+_CLOSE = 8  # lines between an engine's message and what caused it, where nothing says that it did
 _LOOK_BACK = 60  # events
 _ORDER = {form.id: i for i, form in enumerate(FORMS)}
 _LONGEST = 3000  # characters of a message that is told in several parts
 
 
-def events_of(hits: list[Hit]) -> list[Hit]:
+def events_of(stream: Stream, hits: list[Hit]) -> list[Hit]:
     """Return one hit for each event: near signs of one thing joined, what caused an engine's message folded into it."""
     events: list[Hit] = []
     for hit in hits:
@@ -22,12 +24,21 @@ def events_of(hits: list[Hit]) -> list[Hit]:
             _fold(near, hit)
             continue
         for before in reversed(events[-_LOOK_BACK:] if hit.form.absorbs else []):
-            if hit.line - before.last_line <= _CHAIN and before.form.kind in hit.form.absorbs:
+            if before.form.kind in hit.form.absorbs and _caused(stream, before, hit):
                 _fold(hit, before, words=False)
                 events.remove(before)
                 break
         events.append(hit)
     return _without_consequences(events)
+
+
+def _caused(stream: Stream, before: Hit, hit: Hit) -> bool:
+    """Say whether ``hit`` was raised because of ``before``: Python says so between them, or they stand close."""
+    between = hit.line - before.last_line
+    if between <= _CLOSE:
+        return True
+    text = stream.squeezed[before.stop : hit.start] if between <= _CHAIN else ""
+    return "directcauseofthefollowing" in text or "duringhandlingoftheabove" in text
 
 
 def _sign_of(hit: Hit, events: list[Hit]) -> Hit | None:

@@ -52,7 +52,7 @@ def read_log(log: str) -> Reading:
 
 
 def _of_stream(stream: Stream, notes: list[str]) -> list[Failure]:
-    events = events_of(hits_in(stream))
+    events = events_of(stream, hits_in(stream))
     chosen = list(range(len(events)))
     if len(events) > _MOST_EVENTS:
         chosen = [*chosen[: _MOST_EVENTS // 2], *chosen[-_MOST_EVENTS // 2 :]]

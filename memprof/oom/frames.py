@@ -13,6 +13,7 @@ __all__ = ["frames_around"]
 _HEAD = "Traceback (most recent call last"
 _MOST_LINES = 500
 _MOST_FRAMES = 250
+_NARROWEST = 40
 # Python's; the path may be broken by a terminal.
 _PYTHON = re.compile(r'File ["“]([^"”]{1,500})["”],\s*line\s+(\d{1,9})(?:,\s*in\s+([^\s,]{1,200}))?')
 _IPYTHON = re.compile(
@@ -64,15 +65,40 @@ def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:
 
 def _read(block: Sequence[str]) -> list[Frame]:
     """Return the frames of ``block`` in the first notation that it has any of."""
+    plain, unwrapped = _matched(block), _matched(_unwrapped(block))
+    if len(plain) != len(unwrapped):
+        return max(plain, unwrapped, key=len)
+    return [whole if whole.function.isidentifier() else cut for cut, whole in zip(plain, unwrapped, strict=True)]
+
+
+def _matched(block: Sequence[str]) -> list[Frame]:
     text = "\n".join(line.strip() for line in block)
     for pattern in (_PYTHON, _RICH, _IPYTHON, _SHORT):
         found = list(pattern.finditer(text))
         if found:
-            return [
-                _frame(match, text, found[i + 1].start() if i + 1 < len(found) else len(text))
-                for i, match in enumerate(found)
-            ]
+            ends = [*(match.start() for match in found[1:]), len(text)]
+            return [_frame(match, text, end) for match, end in zip(found, ends, strict=True)]
     return []
+
+
+def _unwrapped(block: Sequence[str]) -> list[str]:
+    """Join lines that a terminal or a box has cut at its width: the next goes on at its very beginning."""
+    width = max(map(len, block[:-1]), default=0)
+    if width < _NARROWEST or sum(len(line) >= width - 1 for line in block[:-1]) < 2:
+        return list(block)
+    margin = " " if all(line.startswith(" ") for line in block[:-1] if line) else ""
+    joined: list[str] = []
+    goes_on = False
+    for line in block:
+        text = line.removeprefix(margin)
+        if goes_on and not text[:1].isspace():
+            joined[-1] += text
+        else:
+            joined.append(text)
+        goes_on = width - 1 <= len(line) <= width
+        if goes_on and len(line) == width - 1:
+            joined[-1] += " "  # which ended the line, and was taken off
+    return joined
 
 
 def _frame(match: re.Match[str], text: str, stop: int) -> Frame:

@@ -212,6 +212,11 @@ EXAMPLES: dict[str, Example] = {
         {"shape": "64,512,768"},
         "tensorflow/core",
     ),
+    "tensorflow.driver": Example(
+        "cuda_driver.cc:601] failed to allocate 7.35G (7889485824 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY",
+        {"requested": round(7.35 * G), "bytes": 7889485824},
+        "tensorflow stream_executor",
+    ),
     "ggml": Example(
         "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 5563.55 MiB on device 0: cudaMalloc failed: out of "
         "memory",

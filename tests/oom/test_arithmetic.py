@@ -147,6 +147,12 @@ CAUSES: dict[str, tuple[str, str, str]] = {
         "Tried to "
         "allocate 375.40 MB on private pool.",
     ),
+    "MPS, at the limit but for rounding": (
+        "limit",
+        "mps_watermark",
+        "MPS backend out of memory (MPS allocated: 9.56 GiB, other allocations: 17.35 GiB, max allowed: 27.20 GiB). "
+        "Tried to allocate 292.50 MiB on private pool.",
+    ),
     "Metal's largest buffer": ("larger_than_device", "metal_buffer", "RuntimeError: Invalid buffer size: 44.20 GiB"),
     "the first line is cut off": (
         "full",

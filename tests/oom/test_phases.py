@@ -234,6 +234,12 @@ def rich_notation(stack: list[tuple[str, str]]) -> str:
     return "\n".join([*lines, "╰" + "─" * (width - 2) + "╯"]) + "\n"
 
 
+def broken_notation(stack: list[tuple[str, str]]) -> str:
+    """As a terminal of 60 columns cuts it, inside words, with a bar before each line."""
+    text = python_notation(stack)
+    return "".join(f"| {line[i : i + 60]}\n" for line in text.split("\n") for i in range(0, len(line), 60))
+
+
 NOTATIONS = {
     "python": python_notation,
     "ranks": rank_notation,
@@ -242,6 +248,7 @@ NOTATIONS = {
     "old ipython": old_ipython_notation,
     "html": html_notation,
     "rich": rich_notation,
+    "broken": broken_notation,
 }
 
 

@@ -93,6 +93,12 @@ FORMS: tuple[Form, ...] = (
     ),
     form("tensorflow", "driver", "TensorFlow", r"oom when allocating tensor with shape ?\[(?P<shape>[\d,]{1,60})\]"),
     form(
+        "tensorflow.driver",
+        "driver",
+        "TensorFlow",
+        r"failed to allocate {size:requested} \({int:bytes} bytes\) from device",
+    ),
+    form(
         "ggml",
         "driver",
         "llama.cpp",
