@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -110,6 +111,37 @@ def _sizes(raw: dict[str, Any]) -> list[tuple[str, int]]:
     return [(event["action"], event["size"]) for event in raw["device_traces"][0]]
 
 
+def test_what_stands_in_takes_what_the_package_passes(settings_for: Callable[..., Any]) -> None:
+    """Inside a simulation every feature can be entered again: a script may build the lean trainer, which checks too."""
+    from memprof.compat import require
+    from memprof.simulate.run import simulate
+    from memprof.simulate.trainer.checkpointing import offloading_to_host
+    from memprof.simulate.trainer.kv_caches import modelled_quanto
+    from memprof.simulate.trainer.models import load_config
+    from memprof.simulate.trainer.script_run import ScriptRun
+    from memprof.simulate.trainer.script_world import script_world
+    from memprof.simulate.trainer.trl_on_fakes import trl_on_fakes
+
+    settings = settings_for(recipe="lean")
+    entered: list[str] = []
+
+    def check(session: Any) -> None:
+        trainer = ScriptRun(Path("train.py"), [], {}, "cuda").trainer
+        with (
+            trl_on_fakes(settings, load_config(settings.model), session),
+            modelled_quanto(),
+            offloading_to_host(session),
+            script_world(print, {}),
+            trainer.intercepted(session, "", []),
+        ):
+            for feature in ("lean", *FEATURES_HERE):
+                require(feature)
+                entered.append(feature)
+
+    simulate(check)
+    assert entered == ["lean", *FEATURES_HERE]
+
+
 # -- in a package of its own -----------------------------------------------------------------------------------------
 
 
@@ -164,6 +196,7 @@ _SIMULATOR = sorted((_ROOT / "simulate").rglob("*.py"))
 _FOREIGN = ("torch", "trl", "transformers", "accelerate", "peft", "datasets", "huggingface_hub", "liger_kernel")
 
 
+@functools.cache
 def _own_names() -> set[str]:
     """Private names that memprof defines or assigns itself."""
     found: set[str] = set()
