@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
-    from memprof.simulate.fit import Verdict
+    from memprof.simulate.verdict import Verdict
 
 __all__ = [
     "analysed",
