@@ -1,4 +1,4 @@
-"""Writing a report's file: complete or not at all."""
+"""Write a file, complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a JSON file, and the schema it keeps (``report.schema.json`` in this package)."""
+"""Write answers as JSON, and hold JSON against its schema (``report.schema.json`` in this package)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["dumps", "schema", "validate", "write_json"]
 
 
 def dumps(data: dict[str, Any], indent: int | None = 1) -> str:
-    """Standard JSON, ASCII only, ending in a newline; what JSON has no number for becomes a string."""
+    """Write standard JSON, ASCII only, ending in a newline; what JSON has no number for becomes a string."""
     separators = (",", ":") if indent is None else None
     return json.dumps(_finite(data), indent=indent, separators=separators, allow_nan=False) + "\n"
 
@@ -50,7 +50,7 @@ _KINDS = {
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1`` and ``plan/1``."""
+    """Return the JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1`` and ``plan/1``."""
     text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 

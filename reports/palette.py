@@ -89,17 +89,17 @@ PHASES: dict[str, str] = {
 
 
 def slug(identifier: str) -> str:
-    """An id as part of a CSS class; anything unexpected becomes ``unattributed``."""
+    """Return an id as part of a CSS class; anything unexpected becomes ``unattributed``."""
     return identifier if identifier in LIGHT or identifier in PHASES else "unattributed"
 
 
 def css_variables(colours: dict[str, str]) -> str:
-    """``--c-weights: #0b4f8a; --on-weights: #ffffff; ...``: each colour, and what can be read on it."""
+    """Write each colour, and what can be read on it: ``--c-weights: #0b4f8a; --on-weights: #ffffff; ...``."""
     return " ".join(f"--c-{name}: {colour}; --on-{name}: {ink_on(colour)};" for name, colour in colours.items())
 
 
 def ink_on(colour: str) -> str:
-    """White or black, whichever has the higher contrast on ``#rrggbb`` (WCAG 2's relative luminance)."""
+    """Choose white or black, whichever has the higher contrast on ``#rrggbb`` (WCAG 2's relative luminance)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

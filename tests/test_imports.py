@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import draw_rooms, rooms
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Loaded only when something is recorded, trained or drawn.
@@ -19,7 +21,10 @@ HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pand
 NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "jsonschema")
 
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
-TORCH_FREE = ("advice", "attribution", "cli", "reports", "snapshot", "demo", "launch", "oomtext")
+TORCH_FREE = (
+    "advice", "allocator", "analysis", "attribution", "cli", "compat", "config", "demo", "oom", "plan", "reports",
+    "snapshot", "timeline", "watch",
+)  # fmt: skip
 
 
 def loaded_after(code: str) -> set[str]:
@@ -98,17 +103,59 @@ def test_torch_free_rooms_import_no_torch_at_the_top() -> None:
     assert not found
 
 
-def test_nothing_imports_the_command_line() -> None:
-    inside = ROOT / "memprof" / "cli"
-    outside = [p for p in source_files() if inside not in p.parents and p.name != "__main__.py"]
-    assert not [str(p) for p in outside for _, name in imports_of(p) if name.startswith("memprof.cli")]
+@pytest.fixture(scope="module")
+def graph() -> dict[str, dict[str, int]]:
+    return rooms.imports(rooms.modules())
 
 
-def test_renderers_know_no_snapshots() -> None:
-    """Renderers read the document, and nothing of what it was made from."""
-    sources = ("memprof.snapshot", "memprof.timeline", "memprof.attribution", "memprof.analysis", "memprof.recording")
-    files = (ROOT / "reports").rglob("*.py")
-    assert not [f"{p}:{line} {name}" for p in files for line, name in imports_of(p) if name.startswith(sources)]
+def test_no_circles_between_files(graph: dict[str, dict[str, int]]) -> None:
+    """Lazy and type-only imports count: a reader follows them all the same."""
+    assert rooms.circles(graph) == []
+
+
+def test_rooms_import_what_the_table_allows(graph: dict[str, dict[str, int]]) -> None:
+    found = []
+    for (room, other), where in rooms.arrows(graph).items():
+        allowed = {"first floor", *rooms.ROOMS[room][1]} if room in rooms.ROOMS else set()
+        if room == "memprof":  # the package itself: lazy homes of the public names, and `python -m memprof`
+            allowed = {"first floor", "advice", "analysis", "cli", "integrations", "recording", "snapshot", "watch"}
+        found += where if other not in allowed else []
+    assert not found
+
+
+def test_every_arrow_of_the_table_is_needed(graph: dict[str, dict[str, int]]) -> None:
+    real = set(rooms.arrows(graph))
+    table = {(room, other) for room, (_, below) in rooms.ROOMS.items() for other in below}
+    assert not table - real
+
+
+def test_rooms_stand_above_what_they_import() -> None:
+    seen: set[str] = set()
+    for room, (_, below) in rooms.ROOMS.items():
+        assert seen.issuperset(below), room
+        seen.add(room)
+
+
+def test_the_table_names_every_room() -> None:
+    folders = {p.parent.name for p in (ROOT / "memprof").glob("*/__init__.py")}
+    assert set(rooms.ROOMS) == folders | {"integrations", "reports"}
+    floor = {p.stem for p in (ROOT / "memprof").glob("*.py")}
+    assert floor == {"__init__", "__main__", *rooms.FIRST_FLOOR}
+    assert len(floor) <= 8
+
+
+def test_no_folder_is_too_full_to_scan() -> None:
+    tops = ("memprof", "integrations", "reports", "tests", "benchmarks", "examples", "docs")
+    folders = [f for top in tops for f in [ROOT / top, *(ROOT / top).rglob("*")] if f.is_dir()]
+    full = {str(f): n for f in folders if (n := len([*f.glob("*.py"), *f.glob("*.md")])) > 15}
+    assert not full
+
+
+def test_the_drawing_is_the_table() -> None:
+    """Made anew by ``python -m tests.draw_rooms``."""
+    assert draw_rooms.PICTURE.read_text(encoding="utf-8") == draw_rooms.picture()
+    page = draw_rooms.PAGE.read_text(encoding="utf-8")
+    assert page == draw_rooms.page_with_listing(page)
 
 
 def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:

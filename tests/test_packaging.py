@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from memprof.compat.versions import EXECUTING, WATCHING
+
 try:
     import tomllib
 except ModuleNotFoundError:
@@ -85,10 +87,16 @@ def test_constraints_pin_every_named_dependency_exactly() -> None:
     pinned = {line.split("==")[0].lower() for line in lines if line and not line.startswith("#")}
     assert all("==" in line for line in lines if line and not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = ("dev", "docs", "trl", "torch")
+    extras = ("dev", "docs", "trl", "record", "torch")
     wanted = [*project["dependencies"], *(d for extra in extras for d in optional(project, extra))]
     names = {d.split(">")[0].strip() for d in wanted if ";" not in d and not d.startswith("grpo-memprof")}
     assert names <= pinned
+
+
+def test_extras_ask_for_the_versions_that_are_checked_when_a_feature_is_entered() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra, versions in (("record", WATCHING), ("trl", EXECUTING)):
+        assert set(optional(project, extra)) == {f"{name}>={tested.minimum}" for name, tested in versions.items()}
 
 
 def optional(project: dict[str, dict[str, list[str]]], extra: str) -> list[str]:

@@ -18,6 +18,8 @@ from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import load_session, uses_cuda
 from transformers.trainer_callback import TrainerCallback
 
+from memprof.compat import require
+from memprof.errors import MemprofError
 from memprof.recording.api import switched_off
 from memprof.recording.session import Session
 
@@ -107,7 +109,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if switched_off():
             return
         try:
-            trainer = find_trainer(self)
+            trainer = self._found_trainer()
             if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
                 self._early = (weakref.ref(trainer), load_session(trainer, self._options))
         except Exception as error:
@@ -152,7 +154,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     # -- our own -----------------------------------------------------------------------------------------------
 
     def _begin(self, state: Any) -> None:
-        trainer = find_trainer(self, state)
+        trainer = self._found_trainer(state)
         if trainer is None:
             warnings.warn("memprof could not find the trainer it was given to; nothing is recorded.", stacklevel=3)
             return
@@ -171,6 +173,15 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 session.stop()
         self._run = TrainingRun(trainer, self._options, early, self._failed, self._finish)
         self._state = state
+
+    def _found_trainer(self, state: Any = None) -> Any:
+        """Return the trainer this callback was given to; None if it cannot be found.
+
+        Raises:
+            UsageError: the installed packages lack what the callback needs.
+        """
+        require("callback")
+        return find_trainer(self, state)
 
     def _following(self, state: Any) -> TrainingRun | None:
         return self._run if self._run is not None and state is self._state else None
@@ -204,8 +215,12 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         say_oom(self.result)
 
     def _failed(self, error: BaseException) -> None:
-        if not self._warned:
-            self._warned = True
+        if self._warned:
+            return
+        self._warned = True
+        if isinstance(error, MemprofError):
+            warnings.warn(f"memprof does not watch this training, which goes on: {error}", stacklevel=3)
+        else:
             warnings.warn(f"memprof failed and stopped watching ({error!r}); training goes on.", stacklevel=3)
 
     def _repr_html_(self) -> str:

@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from memprof.compat.torch_sharding import STORE
+
 __all__ = ["Gathering"]
 
 _T = TypeVar("_T")
@@ -119,7 +121,7 @@ def _default_store() -> Any:
 
         if not (dist.is_available() and dist.is_initialized()):
             return None
-        return dist.distributed_c10d._get_default_store()
+        return STORE.get()()
     except Exception:
         return None
 

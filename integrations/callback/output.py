@@ -100,9 +100,9 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
     from memprof.reports.terminal import report as terminal
 
     result.document = document = document_of(analysis)
-    result.table = terminal.render(document)
+    result.table = terminal.render_short(document)
     if page is not None:
-        from memprof.reports.html.page import write_html
+        from memprof.reports.html.report import write_html
 
         write_html(document, page)
         result.page = page
@@ -130,7 +130,7 @@ def say(text: str, stream: str = "stdout") -> None:
 
 def say_oom(result: Result) -> None:
     """Ten lines on stderr where the newest recording ended out of memory."""
-    from memprof.oom_message import oom_lines
+    from memprof.oom.message import oom_lines
 
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
     if newest is None or result.reports[newest]["oom"] is None:

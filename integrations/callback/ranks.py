@@ -171,10 +171,10 @@ def _document_of(path: Path) -> Any:
 
 def _show(result: Result, folder: Path, document: Any, whole: dict[str, Any]) -> None:
     from memprof.reports.document.ranks import ranks_of
-    from memprof.reports.html.page import write_html
+    from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal
 
     document = replace(document, report=whole, ranks=ranks_of(whole))
-    result.table = terminal.render(document)
+    result.table = terminal.render_short(document)
     write_html(document, folder / "report.html")
     result.page = folder / "report.html"

@@ -20,6 +20,10 @@ from typing import Any
 import torch
 from memprof.integrations.callback.keeping import Kept
 
+from memprof.compat import require
+from memprof.compat.accelerate import SET_SYNC_GRADIENTS
+from memprof.compat.transformers import BATCH_SIZE
+from memprof.errors import UsageError
 from memprof.recording.owners import unwrap_optimizer
 
 __all__ = ["Rehearsal", "ran_out_of_memory", "refusal"]
@@ -31,7 +35,11 @@ _DATA = ("train_dataset", "eval_dataset", "callback_handler", "model", "model_wr
 
 
 def refusal(trainer: Any) -> str | None:
-    """Why this trainer's step cannot be rehearsed; None where it can."""
+    """Say why this trainer's step cannot be rehearsed; None where it can."""
+    try:
+        require("rehearse")
+    except UsageError as error:
+        return str(error).rstrip(".")
     engine = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
     if engine in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
         return f"{engine} keeps weights and optimizer where they cannot be put back"
@@ -42,7 +50,7 @@ def refusal(trainer: Any) -> str | None:
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether this is what a rehearsal is there to find."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Rehearsal:
             state = trainer.accelerator.gradient_state
             for i in range(self._micro_batches):
                 last = i == self._micro_batches - 1
-                state._set_sync_gradients(last)
+                SET_SYNC_GRADIENTS.of(state)(last)
                 alone = functools.partial(trainer.accelerator.no_sync, model=model)
                 with contextlib.nullcontext() if last else alone():
                     trainer.training_step(model, self.worst.batch, None)
@@ -135,7 +143,7 @@ class Rehearsal:
 
 
 def _worst_batch(trainer: Any, dataloader: Any) -> Worst:
-    size = int(trainer._train_batch_size) * int(getattr(trainer.args, "steps_per_generation", None) or 1)
+    size = int(BATCH_SIZE.of(trainer)) * int(getattr(trainer.args, "steps_per_generation", None) or 1)
     example, tokens = _longest(trainer, dataloader.dataset)
     return Worst(dataloader.collate_fn([dict(example) for _ in range(size)]), size, tokens)
 

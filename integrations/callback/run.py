@@ -17,7 +17,9 @@ from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
 from memprof.integrations.trackers.tracking import Tracking
 
+from memprof.compat import missing
 from memprof.compat.patching import Seams
+from memprof.compat.trl import BUFFERED
 from memprof.recording.phases import REHEARSAL
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session
@@ -77,6 +79,7 @@ class TrainingRun:
         self._phases = TrainerPhases(trainer, self._seams)
         self._tracking: Tracking | None = None
         self._always = runs_always(trainer, options)
+        self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         self._terminations = Terminations(self._terminated)
         try:
             if options.scalars:
@@ -262,7 +265,7 @@ class TrainingRun:
     def _follow_always(self, trainer: Any, early: Session | None) -> None:
         session = early or new_session(trainer, self._options, self.fail)
         session.on_failure(self.fail)
-        introduce(session, trainer, self._options)
+        self._introduce(session, trainer)
         if early is None:
             session.start()
         else:
@@ -273,6 +276,10 @@ class TrainingRun:
         if self._tracking is not None:
             self._tracking.follow(session)
         self._session = self._phases.current = session
+
+    def _introduce(self, session: Session, trainer: Any) -> None:
+        introduce(session, trainer, self._options)
+        session.notes += self._cannot
 
     def _out_of_memory(self) -> None:
         """The allocator is about to raise: written at once (nothing may run afterwards), once a step."""
@@ -289,14 +296,14 @@ class TrainingRun:
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self._session is None:
             session = new_session(trainer, self._options, self.fail)
-            introduce(session, trainer, self._options)
+            self._introduce(session, trainer)
             self._session = session
             session.on_oom(self._out_of_memory)
             session.start()
             if self._ended:
                 return
             self._phases.current = session
-            session.owners.claim_inputs(getattr(trainer, "_buffered_inputs", None), "rollout")
+            session.owners.claim_inputs(BUFFERED.of(trainer), "rollout")
         self._from_step = step
 
     def _finish_recording(self, last: bool = False) -> None:

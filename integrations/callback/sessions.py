@@ -9,6 +9,7 @@ from typing import Any
 from memprof.integrations.callback.options import Options
 from memprof.integrations.callback.schedule import Cycle
 
+from memprof.compat.trl import ITERATIONS, MICRO_STEP
 from memprof.recording.api import make_recorder
 from memprof.recording.run_facts import collect_facts, collect_setup
 from memprof.recording.session import Session
@@ -83,7 +84,7 @@ def cycle_of(trainer: Any) -> tuple[Cycle, int]:
     args = trainer.args
     accumulation = int(args.gradient_accumulation_steps)
     per_generation = getattr(args, "steps_per_generation", None)
-    micro = getattr(trainer, "_step", None)
+    micro = MICRO_STEP.of(trainer)
     if per_generation is None or micro is None:
         return Cycle(1, 1), 0
-    return Cycle(int(per_generation) * int(getattr(trainer, "num_iterations", 1)), accumulation), int(micro)
+    return Cycle(int(per_generation) * int(ITERATIONS.of(trainer, 1)), accumulation), int(micro)

@@ -1,4 +1,4 @@
-"""A report's advice by simulation, from the report alone: what ``memprof advise`` puts in place of the estimates."""
+"""Simulate a report's advice, from the report alone: ``memprof advise`` puts it in place of the estimates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulated_parts(
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What simulating puts into a report: ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
+    """Return what simulating puts into a report: ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
 
     Where the run cannot be simulated there is only a note that says why, unless a GPU was asked about.
 
@@ -89,7 +89,7 @@ def _parts(
 
 
 def _beyond(report: Mapping[str, Any], base: Mapping[str, Any]) -> int:
-    """What the recorded run reserved beyond its own simulation; nothing for a run that is a simulation itself."""
+    """Return what the recorded run reserved beyond its own simulation; 0 for a run that is a simulation itself."""
     reserved = report["device_peak"]["reserved_bytes"]
     if report["source"]["kind"] != "cuda" or reserved is None or base["device_peak_bytes"] is None:
         return 0

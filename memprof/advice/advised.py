@@ -1,4 +1,4 @@
-"""``memprof.analyze``: the analysis, with the estimates of advice in its report."""
+"""Analyse a snapshot, with the estimates of advice in its report: ``memprof.analyze``."""
 
 from __future__ import annotations
 

@@ -1,20 +1,25 @@
-"""The changes worth considering for a run, by its settings: what to set, what it costs, whether gradients stay."""
+"""List the changes worth considering for a run: what to set, what it costs, whether gradients stay.
+
+By subject: training (the lean trainer has its own), generation, the allocator; and what the categories alone suggest
+where a run's settings are not known. What to paste is written by :func:`memprof.config.to_grpo.written`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from memprof.advice import effects
-from memprof.advice.checkpoints import checkpoint, offload
-from memprof.advice.generation import generation_candidates
-from memprof.advice.lean import lean_candidates
-from memprof.advice.recorded_run import Candidate, Peak, Run, Toll
-from memprof.advice.unconfigured import candidates_by_category, fragmentation_candidates
-from memprof.config.settings import CHOICES, OPTIMIZERS, Settings
+from memprof.advice.candidate import Candidate, Toll
+from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.config.optimizers import optimizer
+from memprof.config.settings import Settings
+from memprof.config.to_grpo import NF4, adapter_text, written
 
 __all__ = ["candidates_for"]
 
 _RANK = 16
+# Tokens of the lean trainer's pieces where it is not told (memprof.grpo.step.pieces, which needs torch).
+_PIECE = 2048
 _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",
     True: "A step waits for the moments that are on the host.",
@@ -28,23 +33,14 @@ _ADAMS = ("adamw_torch", "adamw_torch_fused")
 
 
 def candidates_for(run: Run) -> list[Candidate]:
-    """Every change that applies to a run, whatever it saves."""
+    """List every change that applies to a run, whatever it saves."""
     s = run.settings
     if s is None:
         return [*candidates_by_category(run), *fragmentation_candidates(run)]
-    own = (lean_candidates,) if s.recipe == "lean" else (_micro_batches, _checkpointing)
-    makers = (
-        *own,
-        _precision,
-        _adapters,
-        _optimizer,
-        _reference,
-        _loss,
-        _attention,
-        _lengths,
-    )
-    found = [candidate for make in (*makers, _sharding, _lean) for candidate in make(s)]
-    return [*found, *generation_candidates(s), *fragmentation_candidates(run)]
+    own = (_pieces, _lean_checkpointing, _lean_generation) if s.recipe == "lean" else (_micro_batches, _checkpointing)
+    both = (_precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation)
+    found = [candidate for make in (*own, *both) for candidate in make(s)]
+    return [*found, *fragmentation_candidates(run)]
 
 
 def _micro_batches(s: Settings) -> Iterator[Candidate]:
@@ -60,7 +56,7 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id=f"micro_batch_{smaller}",
             action=f"Train {smaller} completion{'s' if smaller > 1 else ''} at a time instead of {size}",
-            setting=", ".join(f"{name}={value}" for name, value in changes.items()),
+            setting=written(changes),
             costs=f"The same tokens in {times} times as many passes: slower only where a pass no longer fills the GPU, "
             "as with short sequences.",
             exact=True,
@@ -73,24 +69,53 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
 def _checkpointing(s: Settings) -> Iterator[Candidate]:
     now = s.checkpointing
     if now == "none":
-        yield checkpoint("gradient_checkpointing=True", True)
-        if "selective" in CHOICES["gradient_checkpointing"]:
-            yield Candidate(
-                id="selective_checkpointing",
-                action="Checkpoint all but the attentions' outputs",
-                setting="gradient_checkpointing=True; trl.models.enable_selective_activation_checkpointing(model)",
-                costs="As checkpointing, but attention runs once: less extra time, which counts for long sequences.",
-                exact=True,
-                toll=Toll.SLOWER,
-                changes={"gradient_checkpointing": "selective"},
-                effect=effects.checkpointed,
-            )
-    if now not in ("auto", "offloaded") and s.device != "cpu" and "offloaded" in CHOICES["gradient_checkpointing"]:
+        yield _checkpoint("", True)
+        yield Candidate(
+            id="selective_checkpointing",
+            action="Checkpoint all but the attentions' outputs",
+            setting="gradient_checkpointing=True; trl.models.enable_selective_activation_checkpointing(model)",
+            costs="As checkpointing, but attention runs once: less extra time, which counts for long sequences.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes={"gradient_checkpointing": "selective"},
+            effect=effects.checkpointed,
+        )
+    if now not in ("auto", "offloaded") and s.device != "cpu":
         if now == "none":
             more = " Every layer's forward runs once more besides."
-            yield offload(_OFFLOAD, _checkpointed_and_offloaded, more_costs=more)
+            yield _offload(_OFFLOAD, _checkpointed_and_offloaded, more_costs=more)
         else:
-            yield offload(_OFFLOAD, effects.offloaded_boundaries)
+            yield _offload(_OFFLOAD, effects.offloaded_boundaries)
+
+
+def _checkpoint(more: str, kind: bool | str) -> Candidate:
+    """Turn it on: ``more`` is to be pasted besides, ``kind`` is what is simulated."""
+    return Candidate(
+        id="checkpointing",
+        action="Turn gradient checkpointing on",
+        setting=written({"gradient_checkpointing": True}) + more,
+        costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes, "
+        "generation as before.",
+        exact=True,
+        toll=Toll.SLOWER,
+        changes={"gradient_checkpointing": kind},
+        effect=effects.checkpointed,
+    )
+
+
+def _offload(setting: str, effect: Effect | None = None, *, more_costs: str = "") -> Candidate:
+    """Keep the checkpoints on the host."""
+    return Candidate(
+        id="offloaded_checkpoints",
+        action="Keep each layer's input in pinned host memory until backward needs it",
+        setting=setting,
+        costs="Copies each layer's input to the host and back: little beside long sequences' work, much beside "
+        "short ones'; host memory is taken in powers of two." + more_costs,
+        exact=True,
+        toll=Toll.NEEDS,
+        changes={"gradient_checkpointing": "offloaded"},
+        effect=effect,
+    )
 
 
 def _checkpointed_and_offloaded(run: Run, peak: Peak) -> Mapping[str, int]:
@@ -107,7 +132,7 @@ def _precision(s: Settings) -> Iterator[Candidate]:
     yield Candidate(
         id="bf16_weights",
         action="Load the weights in bfloat16" + (" (they are frozen)" if frozen else ""),
-        setting='model_init_kwargs={"dtype": "bfloat16"}',
+        setting=written({"dtype": "bfloat16"}),
         costs="Not slower. " + ("The base is rounded once, when it is loaded; the adapter stays in float32." if frozen
         else "Weights, gradients and moments are rounded to 8 bits of mantissa: updates much smaller than a weight "
         "are lost, so that small learning rates train less."),
@@ -119,13 +144,12 @@ def _precision(s: Settings) -> Iterator[Candidate]:
 
 
 def _adapters(s: Settings) -> Iterator[Candidate]:
-    lora = f'peft_config=LoraConfig(r={_RANK}, lora_alpha={2 * _RANK}, target_modules="all-linear")'
     if s.lora_r is None:
         also = "; the adapter switched off is the reference model" if s.beta else ""
         yield Candidate(
             id="lora",
             action=f"Train a LoRA adapter of rank {_RANK} instead of all weights{also}",
-            setting=lora,
+            setting=adapter_text(_RANK),
             costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
             "higher.",
             exact=False,
@@ -135,12 +159,11 @@ def _adapters(s: Settings) -> Iterator[Candidate]:
         )
     if s.load_in_4bit or s.device == "cpu":
         return
-    nf4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")'
-    setting = f'model_init_kwargs={{"quantization_config": {nf4}}}'
+    setting = f'model_init_kwargs={{"quantization_config": {NF4}}}'
     yield Candidate(
         id="qlora",
         action="Keep the frozen weights in 4 bits (QLoRA)" + ("" if s.lora_r else f", with an adapter of rank {_RANK}"),
-        setting=setting + ("" if s.lora_r else f", {lora}"),
+        setting=setting + ("" if s.lora_r else f", {adapter_text(_RANK)}"),
         costs="Each layer is unpacked whenever it is used: slower in training and more so in generation. The frozen "
         "weights are rounded to 16 values.",
         exact=False,
@@ -155,7 +178,7 @@ def _optimizer(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="fused_adamw",
             action="Use torch's fused AdamW",
-            setting='optim="adamw_torch_fused"',
+            setting=written({"optim": "adamw_torch_fused"}),
             costs="Faster: one kernel instead of many, without scratch for every parameter at once.",
             exact=True,
             toll=Toll.NOTHING,
@@ -164,19 +187,18 @@ def _optimizer(s: Settings) -> Iterator[Candidate]:
         )
     if s.optim not in _ADAMS or s.device == "cpu" or s.sharding == "fsdp2":
         return
-    for name, paged in (("adamw_8bit", False), ("paged_adamw_8bit", True)):
-        if name not in OPTIMIZERS:
-            continue
-        where = ", in memory that moves to the host under pressure" if paged else ""
+    for name in ("adamw_8bit", "paged_adamw_8bit"):
+        row = optimizer(name)
+        where = ", in memory that moves to the host under pressure" if row.paged else ""
         yield Candidate(
             id=name,
             action=f"Keep Adam's two moments in 8 bits{where}",
-            setting=f'optim="{name}"  # pip install bitsandbytes',
-            costs=f"Gradients stay, updates are coarser. {_EIGHT_BITS[paged]}",
+            setting=f"{written({'optim': name})}  # pip install {row.package}",
+            costs=f"Gradients stay, updates are coarser. {_EIGHT_BITS[row.paged]}",
             exact=False,
             toll=Toll.ROUNDED,
             changes={"optim": name},
-            effect=effects.coarser_state(paged),
+            effect=effects.coarser_state(name),
         )
 
 
@@ -185,7 +207,7 @@ def _reference(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="no_reference",
             action="Leave the KL term, and with it the reference model, out",
-            setting="beta=0.0",
+            setting=written({"beta": 0.0}),
             costs="One forward less in each step. Another objective: nothing holds the policy near where it began.",
             exact=False,
             toll=Toll.OBJECTIVE,
@@ -215,7 +237,7 @@ def _attention(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="sdpa",
             action="Use an attention kernel that does not write the scores down",
-            setting='model_init_kwargs={"attn_implementation": "sdpa"}',
+            setting=written({"attn": "auto"}),
             costs="Faster.",
             exact=True,
             toll=Toll.NOTHING,
@@ -226,7 +248,7 @@ def _attention(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="flash_attention",
             action="Use FlashAttention, which takes padded batches without a [batch, 1, tokens, tokens] mask",
-            setting='model_init_kwargs={"attn_implementation": "flash_attention_2"}  # pip install flash-attn',
+            setting=f"{written({'attn': 'flash'})}  # pip install flash-attn",
             costs="Faster; needs the package and a card of the Ampere generation or later.",
             exact=True,
             toll=Toll.NEEDS,
@@ -242,7 +264,7 @@ def _lengths(s: Settings) -> Iterator[Candidate]:
         yield Candidate(
             id="shorter_completions",
             action=f"Cut completions at {shorter} tokens instead of {s.completion_length}",
-            setting=f"max_completion_length={shorter}",
+            setting=written({"completion_length": shorter}),
             costs="Faster. Other data: longer answers are cut off and earn what a cut answer earns.",
             exact=False,
             toll=Toll.OBJECTIVE,
@@ -279,7 +301,7 @@ def _sharding(s: Settings) -> Iterator[Candidate]:
 
 
 def _lean(s: Settings) -> Iterator[Candidate]:
-    if "lean" in CHOICES["recipe"] and s.recipe != "lean" and s.device != "cpu":
+    if s.recipe != "lean" and s.device != "cpu":
         yield Candidate(
             id="lean",
             action="Train with memprof's LeanGRPOTrainer",
@@ -288,4 +310,252 @@ def _lean(s: Settings) -> Iterator[Candidate]:
             exact=True,
             toll=Toll.NEEDS,
             changes={"recipe": "lean"},
+        )
+
+
+# -- the lean trainer: what takes the place of smaller micro-batches and of transformers' checkpointing ----------------
+
+
+def _pieces(s: Settings) -> Iterator[Candidate]:
+    together = min((s.max_tokens_per_piece or _PIECE) // s.sequence_length, s.per_device_train_batch_size)
+    if together > 1:
+        yield Candidate(
+            id="smaller_pieces",
+            action=f"Let sequences go through the model one by one instead of {together} at a time",
+            setting=written({"max_tokens_per_piece": s.sequence_length}),
+            costs="The same tokens in more passes: slower where a pass no longer fills the GPU.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes={"max_tokens_per_piece": s.sequence_length},
+            effect=effects.smaller_micro_batch(1 / together),
+        )
+
+
+def _lean_checkpointing(s: Settings) -> Iterator[Candidate]:
+    if s.checkpointing == "none":
+        yield _checkpoint(', checkpointing="auto"', "auto")
+    if s.checkpointing in ("full", "selective") and s.device != "cpu":
+        yield _offload('checkpointing="offloaded"')
+
+
+def _lean_generation(s: Settings) -> Iterator[Candidate]:
+    if s.generation != "hf":
+        return
+    count = s.per_device_train_batch_size * s.generation_steps
+    together = min(s.generation_batch or count, count)
+    if together > 1:
+        half = -(-together // 2)
+        yield Candidate(
+            id="generated_together",
+            action=f"Generate {half} sequence{'s' if half > 1 else ''} together instead of {together}",
+            setting=written({"generation_batch": half}),
+            costs="Slower generation: a decode step reads all weights for fewer tokens. Sampling draws in another "
+            "order.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes={"generation_batch": half},
+            effect=effects.generated_together(half / together),
+        )
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+
+def _generation(s: Settings) -> Iterator[Candidate]:
+    """List changes to how completions are generated, by what generates now: transformers, or vLLM in the process."""
+    if s.generation == "hf":
+        yield from _generation_batch(s)
+        yield from _cache(s)
+        if s.device != "cpu":
+            yield _server()
+    elif s.generation == "vllm":
+        yield from _engine(s)
+
+
+def _generation_batch(s: Settings) -> Iterator[Candidate]:
+    steps = s.generation_steps
+    if steps > s.gradient_accumulation_steps:
+        fewer = s.gradient_accumulation_steps
+        if (s.per_device_train_batch_size * s.gpus * fewer) % s.num_generations == 0:
+            yield Candidate(
+                id="generation_batch",
+                action=f"Generate for {fewer} micro-batch{'es' if fewer > 1 else ''} at a time instead of {steps}",
+                setting=written({"steps_per_generation": fewer}),
+                costs="Generates more often, in smaller batches: slower. Each completion is trained on while it is "
+                "newer.",
+                exact=False,
+                toll=Toll.SLOWER,
+                changes={"steps_per_generation": fewer},
+                effect=effects.generated_less(fewer / steps),
+            )
+    half = s.num_generations // 2
+    batch = s.per_device_train_batch_size
+    if half >= 2 and batch % 2 == 0 and (batch // 2 * s.gpus * steps) % half == 0:
+        changes = {"num_generations": half, "per_device_train_batch_size": batch // 2}
+        yield Candidate(
+            id="fewer_generations",
+            action=f"Compare {half} completions of a prompt instead of {s.num_generations}",
+            setting=written(changes),
+            costs="Faster. Another estimate of the advantage, from half as many completions.",
+            exact=False,
+            toll=Toll.OBJECTIVE,
+            changes=changes,
+            effect=effects.fewer_tokens(0.5, 0.5),
+        )
+
+
+def _cache(s: Settings) -> Iterator[Candidate]:
+    if s.cache_implementation != "dynamic" or s.device == "cpu":
+        return
+    changes = {"cache_implementation": "quantized", "cache_dtype": "int4"}
+    yield Candidate(
+        id="quantized_cache",
+        action="Keep generation's keys and values in 4 bits",
+        setting=f"{written(changes)}  # pip install optimum-quanto",
+        costs="Slower generation: keys and values are packed and unpacked for each token. Completions are sampled from "
+        "slightly other probabilities.",
+        exact=False,
+        toll=Toll.ROUNDED,
+        changes=changes,
+        effect=effects.quantized_cache,
+    )
+
+
+def _server() -> Candidate:
+    return Candidate(
+        id="generate_elsewhere",
+        action="Let a vLLM server on another GPU generate",
+        setting=written({"generation": "none"}),
+        costs="Much faster generation; needs another GPU. vLLM's log-probs differ slightly from the trainer's, which "
+        "TRL corrects for.",
+        exact=False,
+        toll=Toll.NEEDS,
+        changes={"generation": "none"},
+        effect=effects.generated_elsewhere,
+    )
+
+
+def _engine(s: Settings) -> Iterator[Candidate]:
+    share = s.vllm_gpu_memory_utilization
+    if not s.vllm_enable_sleep_mode:
+        yield Candidate(
+            id="vllm_sleep",
+            action="Put vLLM to sleep while the policy trains",
+            setting=written({"vllm_enable_sleep_mode": True}),
+            costs="Waking it copies its weights back before each generation: some seconds for large models.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes={"vllm_enable_sleep_mode": True},
+            effect=effects.asleep,
+        )
+    if share > 0.2:
+        less = round(share * 2 / 3, 2)
+        yield Candidate(
+            id="vllm_share",
+            action=f"Give vLLM {less:.0%} of the card instead of {share:.0%}",
+            setting=written({"vllm_gpu_memory_utilization": less}),
+            costs="Fewer sequences are generated at a time: slower where they no longer fit its cache. It must still "
+            "hold the weights.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes={"vllm_gpu_memory_utilization": less},
+            effect=effects.smaller_engine(less / share),
+        )
+
+
+# -- the allocator, and runs of which no settings are known ------------------------------------------------------------
+
+
+def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
+    """List changes to the allocator, where memory lies idle between blocks in use: about the device's peak."""
+    if run.idle_bytes <= 0 or "expandable_segments:true" in run.alloc_conf.lower():
+        return
+    yield Candidate(
+        id="expandable_segments",
+        action="Let the allocator's segments grow instead of standing side by side",
+        setting="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        costs="Not slower once the first steps have mapped what is needed.",
+        exact=True,
+        toll=Toll.NOTHING,
+        changes=_allocator(run, "expandable_segments:True"),
+        effect=lambda run, peak: {},
+        device=True,
+    )
+    if run.settings is not None and "max_split_size_mb" not in run.alloc_conf:
+        yield Candidate(
+            id="max_split_size",
+            action="Keep large blocks whole, so that small requests do not break them up",
+            setting="PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512",
+            costs="Large requests are served by blocks of nearly their size only: slower where sizes change between "
+            "steps.",
+            exact=True,
+            toll=Toll.SLOWER,
+            changes=_allocator(run, "max_split_size_mb:512"),
+            effect=None,
+            device=True,
+        )
+
+
+def _allocator(run: Run, more: str) -> dict[str, str]:
+    """Add one setting for the allocator; nothing where the run cannot be simulated."""
+    if run.settings is None:
+        return {}
+    return {"alloc_conf": ",".join(part for part in (run.alloc_conf, more) if part)}
+
+
+def candidates_by_category(run: Run) -> Iterator[Candidate]:
+    """List changes by the categories alone, where the file does not say how the run was configured."""
+    yield from _less_kept(run)
+    yield from _less_state(run)
+
+
+def _less_kept(run: Run) -> Iterator[Candidate]:
+    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
+    kept = run.details.get("activations", {})
+    training = trained > 0 or kept.get("saved", 0) > 0.5 * peak.of("activations")
+    if training and (peak.of("activations") or peak.of("loss_logits")):
+        yield Candidate(
+            id="micro_batch_half",
+            action="Train half as many sequences at a time",
+            setting="per_device_train_batch_size halved, gradient_accumulation_steps doubled",
+            costs="The same tokens in twice as many passes: slower only where a pass no longer fills the GPU.",
+            exact=True,
+            toll=Toll.SLOWER,
+            effect=effects.smaller_micro_batch(0.5),
+        )
+    if training and not kept.get("boundary", 0) and peak.of("activations"):
+        yield Candidate(
+            id="checkpointing",
+            action="Turn gradient checkpointing on",
+            setting=written({"gradient_checkpointing": True}),
+            costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes. The estimate "
+            "takes a tenth of the activations to stay.",
+            exact=True,
+            toll=Toll.SLOWER,
+            effect=effects.checkpointed,
+        )
+
+
+def _less_state(run: Run) -> Iterator[Candidate]:
+    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
+    if trained and peak.of("optimizer_state") > 1.5 * trained:
+        yield Candidate(
+            id="adamw_8bit",
+            action="Keep Adam's two moments in 8 bits",
+            setting=f"{written({'optim': 'adamw_8bit'})}  # pip install bitsandbytes",
+            costs="Gradients stay, updates are coarser; as fast.",
+            exact=False,
+            toll=Toll.ROUNDED,
+            effect=effects.coarser_state("adamw_8bit"),
+        )
+    if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters"):
+        yield Candidate(
+            id="lora",
+            action=f"Train a LoRA adapter of rank {_RANK} instead of all weights",
+            setting=adapter_text(_RANK),
+            costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
+            "higher.",
+            exact=False,
+            toll=Toll.TRAINED,
+            effect=effects.low_rank(_RANK),
         )

@@ -1,4 +1,4 @@
-"""Changes that together make a run fit a GPU: found with estimates, confirmed by simulating them, none spare."""
+"""Find changes that together make a run fit a GPU: guided by estimates, confirmed by simulation, none spare."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
-from memprof.advice.recorded_run import Candidate, Run
+from memprof.advice.recorded_run import Run
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
@@ -45,7 +46,7 @@ class Combination:
     settings: Settings
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the report's ``combination``."""
+        """Return it as it stands in the report's ``combination``."""
         return {
             "gpu": self.gpu,
             "total_bytes": self.total_bytes,
@@ -64,7 +65,7 @@ class Combination:
         }
 
     def sentence(self) -> str:
-        """What a person is told."""
+        """Say in a sentence whether the run fits, and with what."""
         from memprof.units import format_gib
 
         before, after, total = (format_gib(n) for n in (self.before_bytes, self.after_bytes, self.total_bytes))
@@ -112,7 +113,7 @@ class _Search:
         return _State(settings, row, changes) if row else None
 
     def step(self, state: _State) -> _State | None:
-        """One more change, simulated; None where no change is left that helps."""
+        """Take one more change and simulate it; None where no change is left that helps."""
         while self._more_time() and (choice := self._choice(state)) is not None:
             self._spent.add(choice.setting)
             tried = self._with(state, choice)
@@ -130,7 +131,7 @@ class _Search:
         return self.simulate(settings, (*state.changes, choice))
 
     def _choice(self, state: _State) -> Candidate | None:
-        """Enough and cheap, else among those that save much, the one that asks for least."""
+        """Choose what is enough and asks for least; else, among those that save much, what asks for least."""
         run = run_of_row(state.row, self._like, state.settings)
         found = [e for e in estimate(run) if e.candidate.changes and e.candidate.setting not in self._spent]
         open_ = [e for e in found if e.saves]
@@ -144,7 +145,7 @@ class _Search:
         return min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
 
     def pruned(self, state: _State, base: Settings) -> _State:
-        """Without every member that can be left out, those that ask for most first."""
+        """Leave out every member that can be spared, those that ask for most first."""
         for spare in sorted(state.changes, key=lambda c: -c.toll):
             if len(state.changes) < 2:
                 break
@@ -172,7 +173,7 @@ def combine(
         base: the unchanged run, on CUDA.
         gpu: name or size of the card; ``machine`` must simulate on it.
         machine: runs simulations.
-        like: the recorded run, for its model's sizes.
+        like: the recorded run, for its model's shape.
         shift: bytes the recorded run held on its device beyond its own simulation.
         seconds: when to stop looking.
         clock: seconds that pass.
@@ -213,7 +214,7 @@ def _asks(found: Estimate) -> tuple[int, int]:
 
 
 def _applied(base: Settings, changes: tuple[Candidate, ...]) -> Settings | None:
-    """All changes over the unchanged settings; None where they contradict each other without the one left out."""
+    """Apply all changes to the unchanged settings; None where they contradict each other."""
     settings = base
     try:
         for change in changes:
@@ -224,7 +225,7 @@ def _applied(base: Settings, changes: tuple[Candidate, ...]) -> Settings | None:
 
 
 def _final(state: _State) -> list[Candidate]:
-    """A later change of the same settings replaces an earlier one."""
+    """List the changes; a later one of the same settings replaces an earlier one."""
     kept: list[Candidate] = []
     for change in state.changes:
         kept = [c for c in kept if not set(c.changes) <= set(change.changes)]

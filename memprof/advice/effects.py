@@ -1,4 +1,4 @@
-"""What a change takes from each category, reckoned from recorded bytes: the estimates behind advice.
+"""Reckon what a change takes from each category, from recorded bytes: the estimates behind advice.
 
 Each function makes an effect: from a run and one phase's peak to bytes saved by category (below zero: added). Sources
 of the shares are in the functions. Where a run's settings are known and it is not sharded, what comes and goes in
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memprof.advice.recorded_run import DTYPE_BYTES, Effect, Peak, Run
+from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.advice.training_moments import held
+from memprof.config.model_shape import DTYPE_BYTES
+from memprof.config.optimizers import optimizer
 
 __all__ = [
     "all_of",
@@ -50,12 +52,12 @@ _TILE = _TILE_ROWS * 32768 * 4
 
 
 def all_of(*categories: str) -> Effect:
-    """Everything these categories hold, at any time."""
+    """Remove everything these categories hold, at any time."""
     return lambda run, peak: {category: peak.of(category) for category in categories}
 
 
 def fewer_tokens(share: float, completions: float) -> Effect:
-    """The same step with ``share`` of the tokens: training, log-probs and generation.
+    """Run the same step with ``share`` of the tokens: training, log-probs and generation.
 
     ``completions`` is left of the completions' tokens, which are the ones that have logits.
     """
@@ -70,7 +72,7 @@ def fewer_tokens(share: float, completions: float) -> Effect:
 
 
 def smaller_micro_batch(share: float) -> Effect:
-    """``share`` of the sequences at a time. Generation keeps its batch; gradients now live from pass to pass."""
+    """Train ``share`` of the sequences at a time. Generation keeps its batch; gradients live from pass to pass."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         if peak.phase not in _PASSES:
@@ -87,37 +89,37 @@ def smaller_micro_batch(share: float) -> Effect:
 
 
 def checkpointed(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Each layer keeps its input only, and one layer at a time is computed again."""
+    """Keep each layer's input only, and compute one layer at a time again."""
     if peak.phase not in ("forward", "backward"):
         return {}
     held = peak.of("activations")
     saved = {"activations": round(held * (1 - _CHECKPOINTED))}
-    if (sizes := run.sizes) is not None:
-        saved["activations"] = held - min(held, _boundaries(run) + held // max(sizes.layers, 1))
+    if (shape := run.shape) is not None:
+        saved["activations"] = held - min(held, _boundaries(run) + held // max(shape.layers, 1))
         if peak.phase == "backward":  # the copies are made again with each layer, not kept for backward
-            saved["weight_casts"] = peak.of("weight_casts") * (sizes.layers - 1) // max(sizes.layers, 1)
+            saved["weight_casts"] = peak.of("weight_casts") * (shape.layers - 1) // max(shape.layers, 1)
     return saved
 
 
 def offloaded_boundaries(run: Run, peak: Peak) -> Mapping[str, int]:
-    """The layers' inputs wait in the host's memory; two are on the device."""
-    if peak.phase not in ("forward", "backward") or run.sizes is None:
+    """Let the layers' inputs wait in the host's memory; two are on the device."""
+    if peak.phase not in ("forward", "backward") or run.shape is None:
         return {}
     boundaries = min(_boundaries(run), peak.of("activations"))
-    return {"activations": boundaries - 2 * boundaries // max(run.sizes.layers, 1)}
+    return {"activations": boundaries - 2 * boundaries // max(run.shape.layers, 1)}
 
 
 def _boundaries(run: Run) -> int:
-    """Layers × tokens × width, in the residual stream's dtype: the weights', since autocast leaves additions alone."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None:
+    """Return layers × tokens × width, in the weights' dtype: autocast leaves the residual stream alone."""
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None:
         return 0
     tokens = settings.per_device_train_batch_size * settings.sequence_length
-    return sizes.layers * tokens * sizes.hidden * DTYPE_BYTES[settings.weights_dtype]
+    return shape.layers * tokens * shape.hidden * DTYPE_BYTES[settings.weights_dtype]
 
 
 def low_rank(rank: int, nf4: bool = False) -> Effect:
-    """Only an adapter is trained; ``nf4`` keeps the linear layers in 4 bits besides."""
+    """Train an adapter only; ``nf4`` keeps the linear layers in 4 bits besides."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         saved: dict[str, int] = {}
@@ -133,12 +135,12 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
                 saved["optimizer_state"] = peak.of("optimizer_state") - 2 * size
         elif nf4 and not run.settings.load_in_4bit:  # the adapter becomes bfloat16 with its base in 4 bits
             saved |= _lower(peak, ("adapters", "gradients", "optimizer_state"), 0.5)
-        if nf4 and run.sizes is not None and run.settings is not None:
-            linear = run.sizes.parameters - run.sizes.embeddings
+        if nf4 and run.shape is not None and run.settings is not None:
+            linear = run.shape.parameters - run.shape.embeddings
             wide = DTYPE_BYTES[run.settings.weights_dtype]
             # The rest is bfloat16, whatever it was: QLoRA's usual compute type.
-            saved["weights"] = round(linear * (wide - _NF4) + run.sizes.embeddings * (wide - 2))
-            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.sizes.layers, 1)))
+            saved["weights"] = round(linear * (wide - _NF4) + run.shape.embeddings * (wide - 2))
+            saved["weight_casts"] = round(peak.of("weight_casts") * (1 - 2 / max(run.shape.layers, 1)))
             saved["activations"] = _narrower_stream(run, peak)
         return saved
 
@@ -146,15 +148,15 @@ def low_rank(rank: int, nf4: bool = False) -> Effect:
 
 
 def _adapter_parameters(run: Run, rank: int) -> int:
-    """A hundredth of the model's, where its sizes are not known."""
-    if run.sizes is not None:
-        return run.sizes.adapter_parameters(rank)
+    """Count an adapter's parameters: a hundredth of the model's where its shape is not known."""
+    if run.shape is not None:
+        return run.shape.adapter_parameters(rank)
     wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
     return max(p.of("weights") for p in run.peaks) // (100 * wide)
 
 
 def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Weights in bfloat16 instead of float32: half of them, of their gradients, moments and reference; no casts left.
+    """Keep weights in bfloat16, not float32: half of them, of gradients, moments and reference; no casts are left.
 
     The residual stream halves too; with checkpointing, that is most of the activations.
     """
@@ -162,34 +164,36 @@ def half_precision(run: Run, peak: Peak) -> Mapping[str, int]:
     settings = run.settings
     if settings is not None and settings.lora_r is not None:  # PEFT keeps its own parameters in float32
         saved |= {"gradients": 0, "temporaries": 0}
-    elif settings is None or "8bit" not in settings.optim:
+    elif settings is None or optimizer(settings.optim).bits is None:  # moments are as wide as the parameters
         saved["optimizer_state"] = peak.of("optimizer_state") // 2
     saved["weight_casts"] = peak.of("weight_casts")
     return {**saved, "activations": _narrower_stream(run, peak)}
 
 
 def _narrower_stream(run: Run, peak: Peak) -> int:
-    """What activations give back when the residual stream is bfloat16 instead of float32."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
+    """Return what activations give back when the residual stream is bfloat16 instead of float32."""
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None or settings.weights_dtype != "float32" or peak.phase not in _TRAINING:
         return 0
-    return max(0, min(held(settings, sizes), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), sizes))
+    return max(0, min(held(settings, shape), peak.of("activations")) - held(settings.with_(dtype="bfloat16"), shape))
 
 
-def coarser_state(paged: bool) -> Effect:
-    """Adam's two moments in 8 bits (and scales: 2.03 bytes a parameter), those of embeddings as they were; or away.
+def coarser_state(optim: str) -> Effect:
+    """Keep Adam's two moments in few bits (and scales), those of embeddings as they were; or paged, off the device.
 
-    Measured on bitsandbytes' layout (docs/simulating.md).
+    Bitsandbytes' layout, which the simulator's closed-form tests hold too (docs/simulating.md).
     """
+    row = optimizer(optim)
+    each = round(row.state_bytes(2**16, 4) / 2**16, 2)  # bytes a parameter
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         state = peak.of("optimizer_state")
-        if paged:
+        if row.paged:
             return {"optimizer_state": state, "temporaries": _foreach(run, peak)}
         wide = 4 if run.settings is None else DTYPE_BYTES[run.settings.weights_dtype]
-        left = state * 2.03 / (2 * wide)
-        if run.sizes is not None and (run.settings is None or run.settings.lora_r is None):
-            share = min(1.0, run.sizes.vocabulary * run.sizes.hidden / max(run.sizes.parameters, 1))
+        left = state * each / (2 * wide)
+        if run.shape is not None and (run.settings is None or run.settings.lora_r is None):
+            share = min(1.0, run.shape.vocabulary * run.shape.hidden / max(run.shape.parameters, 1))
             left += share * (state * 8 / (2 * wide) - left)
         return {"optimizer_state": round(state - left), "temporaries": _foreach(run, peak)}
 
@@ -197,30 +201,30 @@ def coarser_state(paged: bool) -> Effect:
 
 
 def fused(run: Run, peak: Peak) -> Mapping[str, int]:
-    """No scratch in the optimizer's step."""
+    """Remove the scratch of the optimizer's step."""
     return {"temporaries": _foreach(run, peak)}
 
 
 def _foreach(run: Run, peak: Peak) -> int:
-    """Torch's foreach AdamW keeps a set of parameters' worth of scratch through its step; others do not."""
-    slow = run.settings is not None and run.settings.optim == "adamw_torch"
+    """Return the scratch of a foreach step, which keeps a set of parameters' worth of it; others do not."""
+    slow = run.settings is not None and optimizer(run.settings.optim).foreach
     return peak.of("temporaries") if slow and peak.phase == "optimizer_step" else 0
 
 
 def tiled_logits(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Logits a tile at a time instead of [batch, tokens, vocabulary]: what is left is some tiles."""
+    """Make logits a tile at a time instead of [batch, tokens, vocabulary]: some tiles are left."""
     return {"loss_logits": max(0, peak.of("loss_logits") - 3 * _TILE)} if peak.phase in _PASSES else {}
 
 
 def generated_elsewhere(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Another process generates: no cache, and nothing of the rollout's forward."""
+    """Let another process generate: no cache, and nothing of the rollout's forward."""
     if peak.phase != "generate":
         return {"inference_engine": peak.of("inference_engine")}
     return {c: peak.of(c) for c in ("kv_cache", "activations", "loss_logits", "inference_engine", "weight_casts")}
 
 
 def generated_less(share: float) -> Effect:
-    """``share`` of the sequences are generated at a time, and wait for training."""
+    """Generate ``share`` of the sequences at a time; fewer wait for training."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("kv_cache", "activations", "loss_logits", "inputs") if peak.phase == "generate" else ("inputs",)
@@ -230,7 +234,7 @@ def generated_less(share: float) -> Effect:
 
 
 def generated_together(share: float) -> Effect:
-    """``share`` of the sequences are in the cache at a time; what was generated waits as before."""
+    """Keep ``share`` of the sequences in the cache at a time; what was generated waits as before."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("kv_cache", "activations", "loss_logits")
@@ -240,31 +244,31 @@ def generated_together(share: float) -> Effect:
 
 
 def quantized_cache(run: Run, peak: Peak) -> Mapping[str, int]:
-    """Half a byte for two, and a scale and a shift of two bytes each for every 64 values; one layer's are unpacked."""
+    """Keep half a byte for two, and a scale and a shift of two bytes each for 64 values; one layer is unpacked."""
     if peak.phase != "generate":
         return {}
     held = peak.of("kv_cache")
-    layers = run.sizes.layers if run.sizes is not None else 1
+    layers = run.shape.layers if run.shape is not None else 1
     return {"kv_cache": round(held * (1 - (0.5 + 4 / 64) / 2 - 1 / max(layers, 1)))}
 
 
 def asleep(run: Run, peak: Peak) -> Mapping[str, int]:
-    """An engine that gives its memory back outside generation."""
+    """Give the engine's memory back outside generation."""
     return {} if peak.phase == "generate" else {"inference_engine": peak.of("inference_engine")}
 
 
 def smaller_engine(share: float) -> Effect:
-    """An engine that takes ``share`` of what it took."""
+    """Let the engine take ``share`` of what it took."""
     return lambda run, peak: _lower(peak, ("inference_engine",), share)
 
 
 def divided(ranks: int) -> Effect:
-    """Weights, gradients and moments in as many parts as there are ranks; buckets go, one layer at a time is whole."""
+    """Divide weights, gradients and moments by the ranks; buckets go, one layer at a time is whole."""
 
     def effect(run: Run, peak: Peak) -> Mapping[str, int]:
         names = ("weights", "gradients", "optimizer_state", "reference_model", "temporaries")
         saved = dict(_lower(peak, names, 1 / ranks))
-        layers = run.sizes.layers if run.sizes is not None else 1
+        layers = run.shape.layers if run.shape is not None else 1
         saved["weights"] -= 2 * peak.of("weights") // max(layers, 1) if layers > 1 else saved["weights"]
         return {**saved, "communication": peak.of("communication")}
 
@@ -272,19 +276,19 @@ def divided(ranks: int) -> Effect:
 
 
 def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
-    """A kernel that needs no [batch, 1, tokens, tokens] mask; with scores materialised, those too."""
-    settings, sizes = run.settings, run.sizes
-    if settings is None or sizes is None or peak.phase not in _PASSES:
+    """Remove the [batch, 1, tokens, tokens] mask, and the scores where they are materialised."""
+    settings, shape = run.settings, run.shape
+    if settings is None or shape is None or peak.phase not in _PASSES:
         return {}
     square = settings.per_device_train_batch_size * settings.sequence_length**2
     if settings.attn != "math":
         return {"activations": 2 * square}
-    kept = 1 if settings.gradient_checkpointing not in (False, "none") else sizes.layers
-    return {"activations": min(square * sizes.heads * 2 * 2 * kept, peak.of("activations"))}
+    kept = 1 if settings.gradient_checkpointing not in (False, "none") else shape.layers
+    return {"activations": min(square * shape.heads * 2 * 2 * kept, peak.of("activations"))}
 
 
 def _logits(run: Run, share: float) -> float:
-    """What is left of the logits with ``share`` of the tokens: as much where they are materialised, or fill no tile."""
+    """Return the share of logits that is left: the tokens', where logits are materialised or fill no tile."""
     settings = run.settings
     if settings is None or settings.recipe not in ("trl", "lean"):
         return share

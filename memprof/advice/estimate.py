@@ -1,4 +1,4 @@
-"""Advice from recorded sizes alone: instant, without torch; what a page says of a run as soon as it is written."""
+"""Estimate savings from recorded sizes alone: instant, without torch, so that every page can name them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
-from memprof.advice.recorded_run import Candidate, Peak, Run, Sizes, highest
-from memprof.advice.training_moments import refined
+from memprof.advice.recorded_run import Effect, Peak, Run, bounded, highest
+from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.config.from_recording import settings_like
+from memprof.config.model_shape import ModelShape
+from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 
 __all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
@@ -22,6 +25,14 @@ _WORTH = 0.005
 _FRAGMENTED = 0.05
 
 
+# Settings that these formulas follow.
+_FOLLOWED = {
+    "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+    "num_generations", "completion_length", "prompt_length", "dtype", "lora_r", "lora_target_modules", "load_in_4bit",
+    "recipe",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A candidate with what it would save at the peak, and the peak that is left; ``bytes`` is None if unknown."""
@@ -32,7 +43,7 @@ class Estimate:
 
 
 def estimated_advice(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entries of a report's ``advice`` (``basis: estimated``), those that save most first.
+    """List the entries of a report's ``advice`` (``basis: estimated``), those that save most first.
 
     Args:
         report: ``memprof.report/1``; its own ``advice`` is not looked at.
@@ -44,7 +55,7 @@ def estimated_advice(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_of(report: Mapping[str, Any]) -> Run:
-    """What a report says of its run; settings and sizes where they can be known."""
+    """Read a run from its report; settings and shape where they can be known."""
     source, peak = report["source"], report["peak"]
     rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in report["phases"]]
     whole = Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"])
@@ -60,15 +71,18 @@ def run_of(report: Mapping[str, Any]) -> Run:
         counted = (source.get("config") or {}).get("parameters")
         # A quantised layer's packed weight counts half its parameters.
         parameters = counted if isinstance(counted, int) and not likeness.settings.load_in_4bit else None
-        sizes = Sizes.of(likeness.model, parameters)
-    except (InputError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        shape = ModelShape.of(likeness.model)
+    except (InputError, TypeError, ValueError):
         return run
     settings = likeness.settings
-    return replace(run, settings=settings, sizes=sizes, alloc_conf=settings.alloc_conf or run.alloc_conf)
+    # Norms beyond two a layer, biases and routers are below a thousandth of a model: estimates leave them out.
+    reckoned = shape.embeddings + shape.matrices + (2 * shape.layers + 1) * shape.hidden
+    shape = replace(shape, counted=parameters or reckoned)
+    return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
 
 
 def estimate(run: Run) -> list[Estimate]:
-    """Every candidate of a run with its estimate, in no order."""
+    """Estimate every candidate of a run, in no order."""
     found = []
     for candidate in candidates_for(run):
         if not _possible(candidate, run):
@@ -82,7 +96,7 @@ def estimate(run: Run) -> list[Estimate]:
 
 
 def _possible(candidate: Candidate, run: Run) -> bool:
-    """Whether the changed settings go together: some shardings, for one, leave little choice."""
+    """Tell whether the changed settings go together: some shardings, for one, leave little choice."""
     if run.settings is None:
         return True
     try:
@@ -93,12 +107,12 @@ def _possible(candidate: Candidate, run: Run) -> bool:
 
 
 def worth(saves: int, run: Run) -> bool:
-    """Whether a saving is large enough to be told of."""
+    """Tell whether a saving is large enough to be named."""
     return saves > _WORTH * run.peak.bytes
 
 
 def entry(found: Estimate, run: Run) -> dict[str, Any]:
-    """An estimate as it stands in the JSON."""
+    """Return an estimate as it stands in the JSON."""
     candidate, saves = found.candidate, int(found.saves or 0)
     data: dict[str, Any] = {
         "id": candidate.id,
@@ -123,13 +137,77 @@ def _ranked(found: list[Estimate]) -> list[Estimate]:
 
 
 def _idle(report: Mapping[str, Any]) -> int:
-    """Free parts of segments in use, where there are enough of them to speak of."""
+    """Return the free parts of segments in use, where there are enough of them to speak of."""
     peak, reserved = report["peak"], report["peak"]["reserved_bytes"]
     idle = int(peak["inactive_split_bytes"])
     return idle if reserved and idle > _FRAGMENTED * reserved else 0
 
 
 def idle_estimates(report: Mapping[str, Any], run: Run) -> list[Estimate]:
-    """What lies idle between blocks is the most that growing segments can give back; it is about the device's peak."""
+    """Estimate what growing segments can give back of the device's peak: at most what lies idle between blocks."""
     about = [c for c in candidates_for(run) if c.device and c.effect is not None]
     return [Estimate(c, run.idle_bytes, run.peak) for c in about if run.idle_bytes]
+
+
+# -- what comes and goes within a pass, reckoned moment by moment ------------------------------------------------------
+
+
+def refined(effect: Effect, changes: Mapping[str, Any]) -> Effect:
+    """Reckon an effect's transient categories with :func:`moments`, where they hold for the run."""
+
+    def better(run: Run, peak: Peak) -> Mapping[str, int]:
+        saved = dict(effect(run, peak))
+        s, m = run.settings, run.shape
+        if s is None or m is None or peak.phase not in ("forward", "backward"):
+            return saved
+        if not m.layers or not _holds(s, changes):
+            return saved
+        loss = run.own_peaks.get("loss_logits", peak.of("loss_logits"))
+        left = loss - min(loss, _share(saved.get("loss_logits", 0), peak.of("loss_logits"), loss))
+        was = moments(s, m, loss)[peak.phase]
+        now = moments(s.with_(**changes), m, left)[peak.phase]
+        return saved if was == now else _least(peak, saved, was, now)
+
+    return better
+
+
+def _least(
+    peak: Peak, saved: Mapping[str, int], was: Mapping[str, dict[str, int]], now: Mapping[str, dict[str, int]]
+) -> Mapping[str, int]:
+    """Return what the changed run's highest moment saves, from the moment that the recorded peak looks like."""
+    standing = {name: n for name, n in saved.items() if name not in TRANSIENT}
+    here = min(was.values(), key=lambda m: sum(abs(m.get(c, 0) - peak.of(c)) for c in TRANSIENT))
+    recorded = sum(peak.of(c) for c in TRANSIENT)
+    found = []
+    for name, moment in now.items():
+        scaled = _scaled(moment, here, peak)
+        change = {c: peak.of(c) - scaled[c] for c in TRANSIENT}
+        # No moment of the unchanged run was higher than its recorded peak, whatever the formulas say.
+        change["activations"] += max(0, sum(_scaled(was.get(name, {}), here, peak).values()) - recorded)
+        found.append({**standing, **change})
+    return min(found, key=lambda each: sum(bounded(peak, each).values()))
+
+
+def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> dict[str, int]:
+    """Scale a moment's bytes, each category by what was recorded of it, so that what no formula counts is there too.
+
+    Gradients pile up from layer to layer, so that what is not counted of them is added and not scaled.
+    """
+    found = {}
+    for c in TRANSIENT:
+        recorded, reckoned = peak.of(c), here.get(c, 0)
+        scale = recorded / reckoned if reckoned and c != "gradients" else 1
+        found[c] = round(moment.get(c, 0) * scale)
+    found["gradients"] = max(0, found["gradients"] + peak.of("gradients") - here.get("gradients", 0))
+    return found
+
+
+def _holds(s: Settings, changes: Mapping[str, Any]) -> bool:
+    whole = s.gpus == 1 or s.sharding == "ddp"
+    after = changes.get("recipe", s.recipe)
+    return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits", "trl-0.14"}
+
+
+def _share(saved: int, of: int, whole: int) -> int:
+    """Scale ``saved`` bytes of ``of`` to ``whole``."""
+    return round(whole * saved / of) if of else 0

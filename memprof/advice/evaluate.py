@@ -1,4 +1,4 @@
-"""Advice by simulation: each changed run against the unchanged one, both simulated; the difference is what it saves."""
+"""Simulate changed runs and the unchanged one: the difference is what a change saves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
-from memprof.advice.recorded_run import Candidate, Peak, Run, highest
+from memprof.advice.recorded_run import Peak, Run, highest
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
@@ -20,7 +21,7 @@ __all__ = ["Evaluated", "evaluate_advice", "run_of_row"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What simulating came to.
+    """The outcome of simulating changes.
 
     ``entries`` are a report's ``advice``, those that save most first; ``base`` is the unchanged run's row (see
     :mod:`memprof.simulate.fit`); ``simulated`` and ``estimated`` count how the changes were evaluated; ``refused``
@@ -79,25 +80,25 @@ def evaluate_advice(
 
 
 def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
-    """A simulation's row as advice looks at a run: so that estimates can be made of it too."""
+    """Turn a simulation's row into a run, so that estimates can be made of it too."""
     alive = row["phase_categories"]
     peaks = highest(Peak(phase, n, alive.get(phase, {})) for phase, n in row["phases"].items())
     own: dict[str, int] = {}
     for peak in peaks:
         for category, n in peak.categories.items():
             own[category] = max(own.get(category, 0), n)
-    return Run(peaks=peaks, settings=settings, sizes=like.sizes, own_peaks=own, alloc_conf=settings.alloc_conf)
+    return Run(peaks=peaks, settings=settings, shape=like.shape, own_peaks=own, alloc_conf=settings.alloc_conf)
 
 
 def _promising(run: Run) -> list[Estimate]:
-    """What the estimates say is worth simulating, most first; then what no estimate covers."""
+    """List what the estimates say is worth simulating, most first; then what no estimate covers."""
     known = [e for e in estimate(run) if not e.candidate.changes or e.candidate.effect is None or _hopeful(e, run)]
     known = [e for e in known if e.candidate.changes]
     return sorted(known, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
 
 
 def _hopeful(found: Estimate, run: Run) -> bool:
-    """Estimates err, so what they put just below the line is simulated too; idle memory has no estimate of its own."""
+    """Tell whether to simulate a change: also where its estimate is just too small, or it is about idle memory."""
     return found.candidate.device or worth(2 * int(found.saves or 0), run)
 
 

@@ -10,215 +10,26 @@ autograd engine's, so after a forward it opens ``backward``; elsewhere it belong
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from memprof.attribution.call_sites import PASS, RUN, Codes, resolve_passes, resolve_runs
 from memprof.attribution.result import PhaseSpan, PhaseTrack
-from memprof.attribution.rules import LOGPROBS
 from memprof.attribution.stack_index import StackIndex
 from memprof.attribution.tags import Tags
 from memprof.snapshot.model import Action, Snapshot, Trace
 from memprof.timeline.timeline import Timeline
 from memprof.vocabulary import Phase
 
-__all__ = [
-    "PASS",
-    "RUN",
-    "phase_track",
-    "resolve_passes",
-    "resolve_runs",
-]
+__all__ = ["phase_track"]
 
-PASS = -2  # a log-prob pass: its call site decides
-RUN = -3  # a model runs, nothing says what for: its call site decides
 _CODES = {p.value: p.code for p in Phase}
 _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forward", "backward"))
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
-_DECODES = 5  # calls in a row without a backward, on inputs this much shorter than the longest (a prompt's)
-_PREFILL = 4
-_PARAMETER_BYTES = 4096  # smaller blocks are no evidence of a second copy of a model
-
-Codes = NDArray[np.int64]
-
-
-def resolve_passes(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
-    """Old, reference or policy: a pass is known by its call site.
-
-    A site whose passes run straight into a backward is the training forward. Of the others the first
-    in a cycle is the old policy and the second the reference; a lone one is the reference if the adapters
-    are switched off in it or a second copy of the trained parameters is in memory, else the old policy.
-    """
-    passes = code == PASS
-    if not passes.any():
-        return code
-    patterns = tuple(p for r in stacks.rules.phases if r.phase == LOGPROBS for p in r.frames)
-    site = stacks.call_site(patterns)[trace.stack[births]]
-    return _settle(code, passes, site, births, trace, stacks, timeline)
-
-
-def resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
-    """A model called by code that no name explains: training, unless other call sites are what trains.
-
-    In a loop that generates and whose log-prob passes have no names, call sites tell as for named passes. What
-    follows such a run outside every phase (the loss in a training script's main) belongs to it.
-    """
-    runs = code == RUN
-    if not runs.any():
-        return code
-    of_stack, callers = stacks.caller_path(stacks.rules.frames.sets.get("module", ()))
-    site = of_stack[trace.stack[births]]
-    code = _find_decoding(code, runs, site, births, trace, stacks, callers)
-    runs = code == RUN
-    trained, order = _sites(code, site, runs)
-    named = np.isin(code, (_OLD, _REFERENCE)).any()
-    if trained and len(order) > len(trained) and not named and (code == _GENERATE).any():
-        out = _settle(code, runs, site, births, trace, stacks, timeline)
-    else:
-        out = np.where(runs, _FORWARD, code)
-    position = np.arange(len(code))
-    solid = np.maximum.accumulate(np.where(code == _OTHER, -1, position))
-    adopted = (code == _OTHER) & (solid >= 0) & runs[np.maximum(solid, 0)]
-    return np.where(adopted, out[np.maximum(solid, 0)], out)
-
-
-def _find_decoding(
-    code: Codes,
-    runs: NDArray[np.bool_],
-    site: Codes,
-    births: Codes,
-    trace: Trace,
-    stacks: StackIndex,
-    callers: list[str],
-) -> Codes:
-    """Generation without a name: one call site runs the model again and again, on inputs far shorter than others.
-
-    All that its function allocates outside the model belongs to it too: caches made up front, sampling.
-    """
-    if (code == _GENERATE).any():
-        return code
-    out: Codes = code.copy()
-    backwards = np.cumsum(np.diff(code == _BACKWARD, prepend=False) & (code == _BACKWARD))
-    calls = {}
-    for where in np.unique(site[runs & (site >= 0)]):
-        mine = np.flatnonzero(runs & (site == where))
-        # The first stack to allocate (the embedding) does so once a call.
-        calls[where] = mine[trace.stack[births[mine]] == trace.stack[births[mine[0]]]]
-    longest = max((trace.size[births[c]].max() for c in calls.values()), default=0)
-    for where, mine in calls.items():
-        in_a_row = np.unique(backwards[mine], return_counts=True)[1].max()
-        if in_a_row < _DECODES or longest < _PREFILL * np.median(trace.size[births[mine]]):
-            continue
-        mine = np.flatnonzero(runs & (site == where))
-        own = stacks.with_function(callers[int(where)])[trace.stack[births]]
-        out[mine] = _GENERATE
-        out[own & np.isin(code, (_OTHER, RUN))] = _GENERATE
-    return out
-
-
-def _settle(
-    code: Codes,
-    passes: NDArray[np.bool_],
-    site: Codes,
-    births: Codes,
-    trace: Trace,
-    stacks: StackIndex,
-    timeline: Timeline,
-) -> Codes:
-    """Give each call site of ``passes`` its phase."""
-    trained, order = _sites(code, site, passes)
-    answer = dict.fromkeys(trained, _FORWARD)
-    free = [s for s in order if s not in answer]
-    if len(free) >= 2:
-        answer[free[0]] = _OLD
-        answer.update(dict.fromkeys(free[1:], _REFERENCE))
-    elif free:
-        mine = passes & (site == free[0])
-        reference = _adapters_off(mine, code, births, trace, stacks)
-        if reference is None:
-            reference = _copies_of_trained(code, births, timeline, int(np.flatnonzero(mine)[0])) >= 2
-        answer[free[0]] = _REFERENCE if reference else _OLD
-    out: Codes = code.copy()
-    for where, phase in answer.items():
-        out[passes & (site == where)] = phase
-    return out
-
-
-def _sites(code: Codes, site: Codes, passes: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-    """Call sites whose passes lead into a backward, and all sites in order of appearance."""
-    solid = np.flatnonzero(code != _OTHER)
-    key = np.where(passes, site, -10 - code)[solid]
-    edges = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    into_backward: Counter[int] = Counter()
-    total: Counter[int] = Counter()
-    for i, edge in enumerate(edges):
-        if key[edge] < -1 or not passes[solid[edge]]:
-            continue
-        where = int(key[edge])
-        total[where] += 1
-        if i + 1 < len(edges) and key[edges[i + 1]] == -10 - _BACKWARD:
-            into_backward[where] += 1
-    return [s for s in total if into_backward[s] * 2 > total[s]], list(total)
-
-
-def _adapters_off(mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Trace, stacks: StackIndex) -> bool | None:
-    """Whether the pass goes through other lines of the adapter layers than training does; None without any."""
-    adapter = stacks.frames_matching(("peft/tuners/*:forward",))
-
-    def lines(rows: NDArray[np.bool_]) -> set[int]:
-        used = np.unique(trace.stack[births[rows]])
-        return {f for s in used for f in stacks.table.stacks[int(s)] if adapter[f]}
-
-    training = lines(code == _FORWARD)
-    if not training:
-        return None
-    return not (training & lines(mine)) or len(lines(mine)) < len(training)
-
-
-def _copies_of_trained(code: Codes, births: Codes, timeline: Timeline, at: int) -> int:
-    """How many times the multiset of gradients is in memory when birth number ``at`` happens.
-
-    Optimizer state that existed before recording began would look like two more copies: state born
-    in the trace is counted out by taking what is alive at that moment.
-    """
-    row_of_event = np.full(timeline.n_events, -1, np.int64)
-    born = timeline.alloc_event >= 0
-    row_of_event[timeline.alloc_event[born]] = np.flatnonzero(born)
-    backward = np.flatnonzero(code == _BACKWARD)
-    if not len(backward):
-        return 0
-    # The first unbroken backward: what outlives it is a gradient.
-    breaks = np.flatnonzero(np.diff(backward) > 1)
-    run = backward[: breaks[0] + 1] if len(breaks) else backward
-    rows = row_of_event[births[run]]
-    end = births[run[-1]]
-    kept = rows[(rows >= 0) & (timeline.free_event[rows] > end + 1)]
-    kept = kept[timeline.requested[kept] >= _PARAMETER_BYTES]
-    if not len(kept):
-        return 0
-    alive = timeline.alive_at(int(births[at]))
-    sizes, trained = np.unique(timeline.requested[kept], return_counts=True)
-    have = Counter(timeline.requested[alive].tolist())
-    weight = sizes * trained
-    copies = np.array([have[int(s)] / c for s, c in zip(sizes, trained, strict=True)])
-    order = np.argsort(copies)
-    middle = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
-    found = int(copies[order][middle])
-    return found if found < 3 or not _state_is_older(code) else found - 2
-
-
-def _state_is_older(code: Codes) -> bool:
-    """Whether optimizer state was there before the trace: no step in it precedes the first forward."""
-    steps, forwards = np.flatnonzero(code == _OPTIMIZER), np.flatnonzero(code == _FORWARD)
-    return not len(steps) or not len(forwards) or steps[0] > forwards[0]
-
-
 _SILENT = -1  # no Python frame: the surroundings decide
 _STRAY = 4  # this many frameless allocations in the middle of a forward are no backward
-
 
 
 def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags) -> PhaseTrack:
@@ -233,7 +44,7 @@ def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags
     else:
         names = ["", "evaluate"]
         phase, source = _from_stacks(snapshot, timeline, stacks, tags, trace)
-        step = _tagged_steps(trace, tags) if trace is not None and tags.has("step") else _count_steps(phase)
+        step = _tagged_steps(trace, tags) if trace is not None and np.any(tags.step >= 0) else _count_steps(phase)
         if trace is not None and source != "none":
             evaluation = next((r.frames for r in stacks.rules.phases if r.phase == "evaluate" and r.frames), ())
             within = (stacks.count(evaluation) > 0)[trace.stack].astype(np.int64)
@@ -292,7 +103,7 @@ def _from_stacks(
     if not len(births):
         return everything_other, "none"
     code = _said(stacks)[trace.stack[births]]
-    if tags.has("phase"):
+    if np.any(tags.phase >= 0):
         tagged = tags.phase[trace.metadata[births]]
         code = np.where(tagged >= 0, tagged, code)
     code = _annotated(code, births, snapshot, timeline)

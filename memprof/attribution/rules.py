@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError
+from memprof.frame_paths import FramePath, package_names
 from memprof.vocabulary import Category, Phase
 
-__all__ = ["FrameSets", "PhaseRule", "Rule", "RuleSet", "load_rules"]
+__all__ = [
+    "FrameSets",
+    "PhaseRule",
+    "Rule",
+    "RuleSet",
+    "file_test",
+    "load_rules",
+]
 
 LOGPROBS = "logprobs"
 SCHEMA = "memprof.rules/1"
@@ -220,3 +231,16 @@ def _patterns(value: object, where: str) -> tuple[str, ...]:
         if ":" not in pattern:
             raise InputError(f"{where}: {pattern!r} is no pattern; write FILE:FUNCTION, such as '*:generate'.")
     return tuple(patterns)
+
+
+def file_test(glob: str) -> Callable[[FramePath], bool]:
+    """Return the test of a path against the FILE of a pattern, see the head of ``rules.toml``."""
+    first, slash, _ = glob.partition("/")
+    if not slash:
+        name = re.compile(fnmatch.translate(glob)).match
+        return lambda f: name(f.path.rpartition("/")[2]) is not None
+    if first in package_names():
+        whole = re.compile(fnmatch.translate(glob)).match
+        return lambda f: f.rooted and whole(f.path) is not None
+    tail = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
+    return lambda f: tail(f.path) is not None

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.rules import Rule, RuleSet
-from memprof.frame_paths import FramePath, OwnFolder, frame_path, package_names
+from memprof.attribution.rules import Rule, RuleSet, file_test
+from memprof.frame_paths import OwnFolder, frame_path
 from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
 
@@ -51,7 +51,7 @@ class _FrameMatcher:
 
     def _files(self, glob: str) -> Bools:
         if glob not in self._file_hits:
-            matches = _file_test(glob)
+            matches = file_test(glob)
             self._file_hits[glob] = np.fromiter((matches(f) for f in self.files), bool, len(self.files))
         return self._file_hits[glob]
 
@@ -68,18 +68,6 @@ class _FrameMatcher:
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
 
-
-def _file_test(glob: str) -> Callable[[FramePath], bool]:
-    """Whether a path matches the FILE of a pattern, see the head of ``rules.toml``."""
-    first, slash, _ = glob.partition("/")
-    if not slash:
-        name = re.compile(fnmatch.translate(glob)).match
-        return lambda f: name(f.path.rpartition("/")[2]) is not None
-    if first in package_names():
-        whole = re.compile(fnmatch.translate(glob)).match
-        return lambda f: f.rooted and whole(f.path) is not None
-    tail = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
-    return lambda f: tail(f.path) is not None
 
 
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
@@ -118,15 +106,21 @@ class StackIndex:
         self._matcher = _FrameMatcher(frames, own)
         self.python = np.fromiter((_is_python(f) for f in frames), bool, len(frames))
         self.python[blank] = False
-        self.has_python = self._any(self.python)
-        self.all_python = ~self._any(~self.python)
-        telling = self.python & ~self._matcher.matches(rules.frames.transparent)
-        self._inner = self._frame_at(self._first(telling))
+        self.has_python = self.having(self.python)
+        self.all_python = ~self.having(~self.python)
+        #: Python frames that are not transparent, by frame id: those a call site is told by.
+        self.telling = self.python & ~self._matcher.matches(rules.frames.transparent)
+        self._inner = self._frame_at(self._first(self.telling))
         self._outermost = self._frame_at(self._last(self.python))
+
+    def frames_matching(self, patterns: Iterable[str]) -> Bools:
+        """Tell for each frame id whether it matches any of ``patterns``."""
+        return self._matcher.matches(patterns)
 
     # Frames to stacks. -1 stands for "no such frame".
 
-    def _any(self, frame_hits: Bools) -> Bools:
+    def having(self, frame_hits: Bools) -> Bools:
+        """Tell for each stack whether one of its frames is hit (``frame_hits``: by frame id)."""
         if not self.n:
             return np.zeros(0, bool)
         return np.logical_or.reduceat(frame_hits[self._flat], self._starts)
@@ -154,7 +148,7 @@ class StackIndex:
 
     def any_of(self, name: str) -> Bools:
         """Stacks with a frame of the named set (``[frames]`` in the rules)."""
-        return self._any(self._matcher.matches(self.rules.frames.sets.get(name, ())))
+        return self.having(self._matcher.matches(self.rules.frames.sets.get(name, ())))
 
     def inner_in(self, name: str) -> Bools:
         """Stacks whose innermost telling frame is in the named set."""
@@ -190,11 +184,11 @@ class StackIndex:
         """Stacks on which the rule's frame conditions hold (its phases are the caller's business)."""
         ok = np.ones(self.n, bool)
         if rule.any:
-            ok &= self._any(self._matcher.matches(rule.any))
+            ok &= self.having(self._matcher.matches(rule.any))
         for pattern in rule.all:
-            ok &= self._any(self._matcher.matches((pattern,)))
+            ok &= self.having(self._matcher.matches((pattern,)))
         if rule.none:
-            ok &= ~self._any(self._matcher.matches(rule.none))
+            ok &= ~self.having(self._matcher.matches(rule.none))
         if rule.inner:
             ok &= (self._inner >= 0) & self._matcher.matches(rule.inner)[self._inner]
         if rule.outermost:
@@ -237,38 +231,3 @@ class StackIndex:
                     said[(self._outermost >= 0) & self._matcher.matches(rule.outermost)[self._outermost]] = i
             answer = np.where(answer < 0, said, answer)
         return answer
-
-    def call_site(self, patterns: tuple[str, ...]) -> NDArray[np.int64]:
-        """The frame that called the outermost frame matching ``patterns``, transparent ones skipped; -1 for none."""
-        hits = self._matcher.matches(patterns)
-        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
-        out = np.full(self.n, -1, np.int64)
-        for i in np.flatnonzero(self._any(hits)):
-            stack = self.table.stacks[i]
-            last = max(k for k, f in enumerate(stack) if hits[f])
-            out[i] = next((f for f in stack[last + 1 :] if telling[f]), -1)
-        return out
-
-    def caller_path(self, patterns: tuple[str, ...]) -> tuple[NDArray[np.int64], list[str]]:
-        """A number for all the frames that called the outermost match (-1 without one), and for each number the
-        file and function of the nearest of them."""
-        hits = self._matcher.matches(patterns)
-        telling = self.python & ~self._matcher.matches(self.rules.frames.transparent)
-        ids: dict[tuple[int, ...], int] = {}
-        out = np.full(self.n, -1, np.int64)
-        for i in np.flatnonzero(self._any(hits)):
-            stack = self.table.stacks[i]
-            last = max(k for k, f in enumerate(stack) if hits[f])
-            path = tuple(f for f in stack[last + 1 :] if telling[f])
-            out[i] = ids.setdefault(path, len(ids)) if path else -1
-        frames = self.table.frames
-        return out, [f"{frames[path[0]].file}:{frames[path[0]].function}" for path in ids]
-
-    def with_function(self, function: str) -> Bools:
-        """Stacks with a frame in this ``file:function``, at any line."""
-        hits = np.array([f"{f.file}:{f.function}" == function for f in self.table.frames] + [False], bool)
-        return self._any(hits)
-
-    def frames_matching(self, patterns: tuple[str, ...]) -> Bools:
-        """Frame ids that match any of ``patterns``."""
-        return self._matcher.matches(patterns)

@@ -40,10 +40,6 @@ class Tags:
     rank: NDArray[np.int64]
     present: bool
 
-    def has(self, key: str) -> bool:
-        """Whether any tag of the file has ``key``."""
-        return any(key in pairs for pairs in self.pairs)
-
     def column(self, key: str) -> list[str]:
         """The value of ``key`` in each distinct tag, "" where it is missing."""
         return [pairs.get(key, "") for pairs in self.pairs]

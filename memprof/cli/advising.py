@@ -1,19 +1,11 @@
-"""Advice found by simulating: what ``memprof advise`` and ``memprof report --advise`` share."""
+"""Find advice by simulating: what ``memprof advise`` and ``memprof report --advise`` share."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
-__all__ = ["check_card", "end_with_combination", "estimated", "seconds_option", "simulated"]
-
-seconds_option = click.option(
-    "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",
-    help="Stop starting simulations after this long; what is left is estimated.",
-)  # fmt: skip
+__all__ = ["check_card", "estimated", "fits_asked_card", "simulated"]
 
 
 def check_card(gpu: str | None) -> None:
@@ -29,7 +21,7 @@ def check_card(gpu: str | None) -> None:
 
 
 def estimated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A report with estimates for its advice, whatever it had."""
+    """Return the report with its advice estimated from recorded sizes, whatever advice it had."""
     from memprof.advice import estimated_advice
 
     return {**report, "advice": estimated_advice(report)}
@@ -42,13 +34,13 @@ def simulated(
     workers: int | None = None,
     use_cache: bool = True,
 ) -> dict[str, Any]:
-    """A report whose advice is simulated, as far as ``seconds`` go; where that cannot be, a note says why.
+    """Return the report with its advice simulated, as far as ``seconds`` go; a note says why where that cannot be.
 
     Raises:
         InputError, UsageError: ``gpu`` was asked about, and the run cannot be simulated.
     """
     from memprof.advice.advise import simulated_parts
-    from memprof.cli.commands.plan import progress
+    from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder
 
     with progress() as told:
@@ -59,7 +51,6 @@ def simulated(
     return {**report, **found}
 
 
-def end_with_combination(report: Mapping[str, Any]) -> None:
-    """Exit code 4 where changes were looked for that make the run fit a card, and none were found."""
-    if "combination" in report and not report["combination"]["fits"]:
-        sys.exit(4)
+def fits_asked_card(report: Mapping[str, Any]) -> bool:
+    """Say whether changes that make the run fit ``--gpu`` were found; True where nobody asked."""
+    return "combination" not in report or bool(report["combination"]["fits"])

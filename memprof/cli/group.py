@@ -1,4 +1,4 @@
-"""The ``memprof`` command: its list of subcommands, and how every one of them ends."""
+"""Run the ``memprof`` command: list its subcommands, load the one that is called, end with its exit code."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["main"]
 
 # name -> one line of help. The line is here so that listing the commands loads none of them.
 _COMMANDS = {
-    "report": "Say where the memory of a snapshot went: table, JSON or HTML page.",
-    "compare": "Put runs side by side: what differs, in the rows of the published table.",
-    "explain": "List each allocation alive at one instant, with how its category is known.",
-    "advise": "What would lower a run's peak: each change's savings, found by simulating it.",
-    "simulate": "Predict a run's memory without a GPU: the real step on fake tensors.",
-    "plan": "What fits a GPU: methods side by side, and the best settings found.",
+    "report": "Show where a snapshot's memory went: table, JSON or HTML page.",
+    "compare": "Put runs side by side and show what differs.",
+    "explain": "List each allocation alive at one instant, and how it is known.",
+    "advise": "Find what would lower a run's peak, by simulating each change.",
+    "simulate": "Predict a run's memory without a GPU.",
+    "plan": "Find what fits a GPU, and the best settings for it.",
     "watch": "Show the newest counters of a running or finished job.",
-    "run": "Run a training script with memprof attached, no code changed.",
-    "oom": "Explain an out-of-memory message from a log, number by number.",
-    "demo": "Train a small model with GRPO on this machine, profiled and reported.",
+    "run": "Run a training script with memprof attached, unedited.",
+    "oom": "Explain an out-of-memory message, number by number.",
+    "demo": "Train a small model with GRPO here, profiled and reported.",
 }
 
 
 class _LazyGroup(click.Group):
-    """Commands are imported when they are called; errors become one sentence and an exit code."""
+    """Imports a command when it is called; turns errors into one sentence and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -80,7 +80,7 @@ class _LazyGroup(click.Group):
 
 
 def _one_line(words: str) -> str:
-    """A sentence that holds somebody's file name: control characters shown, not obeyed."""
+    """Show control characters instead of obeying them: the sentence may hold somebody's file name."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
 
 
@@ -91,16 +91,16 @@ def _fail(sentence: str, code: int) -> NoReturn:
 
 
 def _quiet_pipe() -> NoReturn:
-    """The reader went away: say nothing, now or while Python flushes its streams on the way out."""
+    """Say nothing when the reader went away, now or while Python flushes its streams on the way out."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="memprof")
 def main() -> None:
-    """Where every byte of a GRPO run's GPU memory went, and how that is known.
+    """Show where every byte of a GRPO run's GPU memory went, and how that is known.
 
-    Exit codes: 0 done, 1 a gate did not hold (compare --fail-above), 2 wrong usage, 3 a file cannot be used, 4 it does
+    Exit codes: 0 done, 1 above the limit of compare --fail-above, 2 wrong usage, 3 a file cannot be used, 4 a run does
     not fit.
     """

@@ -1,37 +1,64 @@
-"""A run given on the command line: a snapshot, a folder of recordings, or a report's JSON."""
+"""Turn what a command line names into reports: find the files, read them, attribute snapshots, merge ranks.
+
+:func:`read_run` reads one run, :func:`read_ranks` the ranks of one, :func:`analysed` and :func:`read_report` a single
+file. Where a report's JSON lies beside a snapshot and is as new, it saves reading the snapshot again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.analysis.ranks.files import Recording, choose, find_recordings, recording_of
-from memprof.cli.options import analysed, working
+from memprof.cli.progress import working
 from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
+    from memprof.analysis.ranks.files import Recording
 
-__all__ = [
-    "GivenRun",
-    "Ranks",
-    "read_ranks",
-    "read_run",
-]
+__all__ = ["GivenRun", "analysed", "read_ranks", "read_report", "read_run"]
+
+_REPORT = "memprof.report/1"
+
 
 @dataclass(frozen=True)
 class GivenRun:
-    """A run's report; its analysis where the file was a snapshot."""
+    """A run's report; ``analysis`` is what it was made of, None where only the report's JSON is there.
+
+    Of several ranks the report is the merged one, and the analysis that of the rank it shows in full.
+    """
 
     path: Path
     report: dict[str, Any]
     analysis: Analysis | None
 
 
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def analysed(path: Path, device: int | None = None, rules: Path | None = None) -> Analysis:
+    """Read the snapshot at ``path`` and attribute it.
+
+    Raises:
+        InputError: the file, or the file of rules, cannot be used.
+        UsageError: the snapshot holds nothing of ``device``.
+    """
+    from memprof.advice.advised import analyze
+    from memprof.snapshot import load_snapshot
+
+    rule_set = None
+    if rules is not None:
+        from memprof.attribution.rules import load_rules
+
+        rule_set = load_rules(rules)
+    with working(f"Reading {path.name}"):
+        return analyze(load_snapshot(path), device, rule_set)
+
+
 def read_run(path: Path, device: int | None = None) -> GivenRun:
-    """The run at ``path``; of a folder of the callback's, the recording with the highest peak.
+    """Read the run at ``path``: a snapshot, a report's JSON, or a folder, whose highest peak is taken.
 
     Raises:
         InputError: there is none, or it cannot be used.
@@ -43,21 +70,30 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
         path = _highest_of(path)
     data = read_memprof_json(path)
     if data is None:
-        analysis = analysed(path, device, None)
+        analysis = analysed(path, device)
         return GivenRun(path, analysis.to_dict(), analysis)
-    if data["schema"] != "memprof.report/1":
-        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or memprof.report/1.")
+    if data["schema"] != _REPORT:
+        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
+    return GivenRun(path, read_report(path, data), None)
+
+
+def read_report(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """Return JSON that was read from ``path``, held against its schema.
+
+    Raises:
+        InputError: it is not what the schema says.
+    """
     from memprof.reports.json import validate
 
     try:
         validate(data)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return GivenRun(path, data, None)
+    return data
 
 
 def _highest_of(folder: Path) -> Path:
-    """By the reports beside the snapshots; where there are none, the newest snapshot."""
+    """Choose by the reports beside the snapshots; without any, take the newest snapshot."""
     from memprof.analysis.report_files import read_memprof_json
 
     places = (folder, folder / "_memprof")
@@ -65,7 +101,7 @@ def _highest_of(folder: Path) -> Path:
     peaks: dict[Path, int] = {}
     for path in (p for place in places for p in sorted(place.glob("*.json"))):
         data = read_memprof_json(path)
-        if data is not None and data["schema"] == "memprof.report/1":
+        if data is not None and data["schema"] == _REPORT:
             peaks[path] = int(data["peak"]["allocated_bytes"])
     if peaks:
         best = max(peaks, key=lambda path: peaks[path])
@@ -76,40 +112,29 @@ def _highest_of(folder: Path) -> Path:
     return max(snapshots, key=lambda path: path.stat().st_mtime)
 
 
-@dataclass
-class Ranks:
-    """The ranks of one run, read.
-
-    ``report`` is the merged one; ``analysis`` that of the rank it shows in full, None where only its JSON is there.
-    """
-
-    report: dict[str, Any]
-    analysis: Analysis | None
+# ---- the ranks of one run --------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Reader:
-    """Reads recordings: a report's JSON where it is as new as the snapshot, else the snapshot itself."""
+    """Reads recordings as the command's options ask."""
 
     device: int | None
     rules: Path | None
     listed: int | None
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
-    summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
-    paths: dict[int, Recording] = field(default_factory=dict)
 
     def report(self, recording: Recording) -> dict[str, Any]:
-        """The report of one recording."""
+        """Read the report's JSON where it is as new as the snapshot and says what is asked, else the snapshot."""
         path = recording.report
         as_asked = self.device is None and self.rules is None
         if path is not None and (recording.snapshot is None or (as_asked and not _older(path, recording.snapshot))):
-            return _read_report(path)
+            return _rank_report(path)
         assert recording.snapshot is not None
         data = _report_or_none(recording.snapshot)
         return analysed(recording.snapshot, self.device, self.rules).to_dict(self.listed) if data is None else data
 
     def analysis(self, recording: Recording) -> Analysis | None:
-        """The attributed snapshot behind a recording, where there is one."""
+        """Attribute the snapshot behind a recording, where there is one."""
         if recording.snapshot is None or _report_or_none(recording.snapshot) is not None:
             return None
         return analysed(recording.snapshot, self.device, self.rules)
@@ -117,8 +142,8 @@ class _Reader:
 
 def read_ranks(
     places: Sequence[Path], step: int | None, device: int | None, rules: Path | None, listed: int | None
-) -> Ranks:
-    """The ranks in one folder, or of the files named.
+) -> GivenRun:
+    """Read the ranks in one folder, or those of the files named, and merge their reports.
 
     Raises:
         InputError: files that cannot be read, or are not the ranks of one run.
@@ -150,10 +175,13 @@ def read_ranks(
     report = {**report, "source": {**report["source"], "rank": shown, "world_size": world or len(summaries)}}
     report["notes"] = [*report["notes"], *notes]
     answer = merged(report, summaries, world, missing_ranks([s["rank"] for s in summaries], world, folder))
-    return Ranks(answer, analysis)
+    return GivenRun(recording.path, answer, analysis)
 
 
 def _chosen(places: Sequence[Path], step: int | None) -> tuple[Path | None, list[Recording], list[str]]:
+    """Choose the recordings to read; returns the folder they are in, the recordings, and notes."""
+    from memprof.analysis.ranks.files import choose, find_recordings, recording_of
+
     if len(places) == 1 and places[0].is_dir():
         found = find_recordings(places[0])
         chosen = choose(found, step)
@@ -169,7 +197,7 @@ def _chosen(places: Sequence[Path], step: int | None) -> tuple[Path | None, list
 def _with_failures(
     found: Sequence[Recording], chosen: list[Recording], step: int | None
 ) -> tuple[list[Recording], list[str]]:
-    """A rank that later ran out of memory is shown as it was then; other newer recordings of few ranks are named."""
+    """Show a rank that later ran out of memory as it was then; name other newer recordings of few ranks."""
     notes: list[str] = []
     at = chosen[0].step
     newer = [r for r in found if step is None and at is not None and (r.step or 0) > at]
@@ -186,7 +214,7 @@ def _with_failures(
 
 
 def _rank(recording: Recording, report: dict[str, Any], number: int, notes: list[str]) -> int:
-    """A rank's number: what the recording says, else the file's name, else its place on the command line."""
+    """Number a rank by what the recording says, else by the file's name, else by its place on the command line."""
     source = report["source"]
     if type(source.get("rank")) is int and (source.get("world_size") or 1) > 1:
         return int(source["rank"])
@@ -207,7 +235,7 @@ def _summary(make: Any, report: dict[str, Any], rank: int, recording: Recording)
 def _leave_out_older_runs(
     claims: list[Any], summaries: list[dict[str, Any]], by_rank: dict[int, Any], notes: list[str]
 ) -> None:
-    """A folder may hold files of an earlier run with more ranks: those of the newest file's run stay."""
+    """Keep the newest file's run: a folder may hold files of an earlier one with more ranks."""
     newest = max(range(len(claims)), key=lambda i: by_rank[summaries[i]["rank"]][0].path.stat().st_mtime_ns)
     others = [i for i in range(len(claims)) if claims[i] != claims[newest]]
     if not others:
@@ -221,7 +249,7 @@ def _leave_out_older_runs(
 def _told_by_rank_0(
     folder: Path | None, present: set[int], step: int | None, claims: list[Any]
 ) -> list[dict[str, Any]]:
-    """Ranks whose files are elsewhere, from what they told rank 0 when the run ended."""
+    """Find ranks whose files are elsewhere in what they told rank 0 when the run ended."""
     from memprof.analysis.ranks import check_summary
 
     for place in (folder, folder / "_memprof") if folder is not None and step is not None else ():
@@ -238,18 +266,18 @@ def _older(report: Path, snapshot: Path) -> bool:
 
 
 def _report_or_none(path: Path) -> dict[str, Any] | None:
-    """A report's JSON; None where the file is something else, or damaged: the snapshot then has to say."""
+    """Read a report's JSON; None where the file is something else or damaged, and the snapshot has to say."""
     from memprof.analysis.report_files import read_memprof_json
 
     data = read_memprof_json(path)
-    if data is None or data["schema"] != "memprof.report/1":
+    if data is None or data["schema"] != _REPORT:
         return None
     if not all(isinstance(data.get(name), kind) for name, kind in (("source", dict), ("peak", dict), ("notes", list))):
         raise InputError(f"{path}: a report without source, peak or notes; write it again.")
     return data
 
 
-def _read_report(path: Path) -> dict[str, Any]:
+def _rank_report(path: Path) -> dict[str, Any]:
     data = _report_or_none(path)
     if data is None:
         raise InputError(f"{path}: no report of memprof; give snapshots, or the JSON of `memprof report --json`.")

@@ -1,4 +1,4 @@
-"""The options of a simulated run, named as ``GRPOConfig``, ``LoraConfig`` and ``TrainingArguments`` name them."""
+"""Read a simulated run's settings from options named as in ``GRPOConfig``, ``LoraConfig``, ``TrainingArguments``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["budget_option", "check_sharding", "run_options", "settings_of"]
+__all__ = ["budget_option", "check_sharding", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,51 +30,66 @@ def _switch_off(context: click.Context, option: click.Parameter, value: bool) ->
 
 
 _OPTIONS = (
-    click.option("--model", help="Hub id of the packaged catalogue, folder, or config.json."),
+    click.option("--model", help="Name the model: a hub id of the packaged catalogue, a folder, or config.json."),
     click.option(
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
-        help="YAML or JSON with any of these settings by their own names; options given here win.",
+        help="Read any of these settings, by their own names, from YAML or JSON; options given here win.",
     ),
-    click.option("--dtype", help="Of the parameters: float32 (what TRL loads by name), bfloat16, float16."),
+    click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
-    click.option("--lora-target-modules", metavar="NAMES", help="Comma-separated; default: all-linear."),
-    click.option("--load-in-4bit", is_flag=True, default=None, help="Base weights as bitsandbytes NF4 (QLoRA)."),
-    click.option("--num-generations", type=int, metavar="G", help="Completions of one prompt."),
-    click.option("--per-device-train-batch-size", type=int, metavar="N", help="Completions in a micro-batch."),
-    click.option("--gradient-accumulation-steps", type=int, metavar="N"),
-    click.option("--steps-per-generation", type=int, metavar="N"),
-    click.option("--num-iterations", type=_COUNT, metavar="N", help="Optimizer passes over one generation."),
-    click.option("--prompt-length", type=int, metavar="TOKENS"),
-    click.option("--completion-length", type=int, metavar="TOKENS"),
+    click.option("--lora-target-modules", metavar="NAMES", help="Adapt these modules (a,b,c); default: all-linear."),
+    click.option("--load-in-4bit", is_flag=True, default=None, help="Load base weights as bitsandbytes NF4 (QLoRA)."),
+    click.option("--num-generations", type=int, metavar="G", help="Generate G completions of each prompt."),
+    click.option("--per-device-train-batch-size", type=int, metavar="N", help="Put N completions in a micro-batch."),
+    click.option(
+        "--gradient-accumulation-steps", type=int, metavar="N", help="Accumulate N micro-batches in an optimizer step."
+    ),
+    click.option("--steps-per-generation", type=int, metavar="N", help="Train N micro-batches on one generation."),
+    click.option("--num-iterations", type=_COUNT, metavar="N", help="Make N optimizer passes over one generation."),
+    click.option("--prompt-length", type=int, metavar="TOKENS", help="Make each prompt this long."),
+    click.option("--completion-length", type=int, metavar="TOKENS", help="Make the longest completion this long."),
     click.option(
         "--gradient-checkpointing", is_flag=False, flag_value="auto", metavar="[KIND]", callback=_keep,
-        help="auto (also with no KIND: full, of lean by the sequences' length), full, selective (attention's outputs "
-        "are kept), offloaded (to the host) or none.",
+        help="Choose what is kept for backward: full (layer inputs), selective (attention's outputs too), offloaded "
+        "(layer inputs, on the host), none, or auto (the same as no KIND: full; with lean, by the sequences' length).",
     ),
     click.option(
-        "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off, help="As KIND none.",
+        "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off,
+        help="Checkpoint nothing, as KIND none.",
     ),
-    click.option("--beta", type=float, help="KL coefficient; other than 0 needs a reference model."),
-    click.option("--optim", help="A name of transformers' optimizers, or none for no optimizer step."),
-    click.option("--attn", help="auto, flash, efficient or math."),
-    click.option("--padding", help="none, or worst: masks hold padding, which rules flash attention out."),
-    click.option("--generation", help="hf, none or vllm."),
-    click.option("--cache-implementation", help="Of hf's generation: dynamic, static or quantized."),
-    click.option("--cache-dtype", help="Of a quantized cache: fp8, int4 or int2."),
-    click.option("--reward-model", metavar="MODEL", help="A model that scores completions, given as --model is."),
-    click.option("--recipe", help="trl, trl-full-logits, trl-0.14, liger or lean."),
-    click.option("--max-tokens-per-piece", type=_COUNT, metavar="N", help="Of lean: through the model together."),
-    click.option("--tiled-mlp", type=_COUNT, metavar="TOKENS", help="Of lean: through an MLP together."),
-    click.option("--prefix-sharing", is_flag=True, default=None, help="Of lean: a group's prompt is computed once."),
-    click.option("--generation-batch", type=_COUNT, metavar="N", help="Of lean: sequences generated together."),
-    click.option("--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="Of the card, for vllm."),
-    click.option("--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None),
-    click.option("--gpus", type=int, metavar="N"),
-    click.option("--gpus-per-node", type=_COUNT, metavar="N", help="Whose processes share a host's memory; default 8."),
-    click.option("--host-memory", metavar="SIZE", help="Of a node: a run that needs more of it does not fit."),
-    click.option("--reduce-bucket-size", type=_COUNT, metavar="N", help="Of ZeRO, in elements; default 500000000."),
-    click.option("--sharding", help="ddp, fsdp2, zero1, zero2, zero3 or tp, with --gpus above 1."),
-    click.option("--alloc-conf", metavar="STRING", help="As PYTORCH_CUDA_ALLOC_CONF."),
+    click.option("--beta", type=float, help="Set the KL coefficient; other than 0 needs a reference model."),
+    click.option("--optim", help="Use this optimizer of transformers, or none for no optimizer step."),
+    click.option("--attn", help="Choose attention: auto, flash, efficient or math."),
+    click.option("--padding", help="Choose none, or worst: masks hold padding, which rules out flash attention."),
+    click.option("--generation", help="Generate with hf, vllm or none."),
+    click.option("--cache-implementation", help="With hf: keep the cache dynamic, static or quantized."),
+    click.option("--cache-dtype", help="With a quantized cache: store fp8, int4 or int2."),
+    click.option("--reward-model", metavar="MODEL", help="Score completions with a model, named as in --model."),
+    click.option("--recipe", help="Train as trl, trl-full-logits, trl-0.14, liger or lean does."),
+    click.option(
+        "--max-tokens-per-piece", type=_COUNT, metavar="N", help="With lean: put N tokens through the model at a time."
+    ),
+    click.option("--tiled-mlp", type=_COUNT, metavar="TOKENS", help="With lean: put this many in an MLP at a time."),
+    click.option("--prefix-sharing", is_flag=True, default=None, help="With lean: compute a group's prompt once."),
+    click.option("--generation-batch", type=_COUNT, metavar="N", help="With lean: generate N sequences at a time."),
+    click.option(
+        "--vllm-gpu-memory-utilization", type=float, metavar="SHARE", help="With vllm: give it this share of the card."
+    ),
+    click.option(
+        "--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None,
+        help="With vllm: let it sleep while the model trains.",
+    ),
+    click.option("--gpus", type=int, metavar="N", help="Train on N GPUs; default 1."),
+    click.option(
+        "--gpus-per-node", type=_COUNT, metavar="N", help="Let N GPUs share a host's memory; default 8."
+    ),
+    click.option("--host-memory", metavar="SIZE", help="Give a node this much; a run that needs more does not fit."),
+    click.option(
+        "--reduce-bucket-size", type=_COUNT, metavar="N",
+        help="With ZeRO: reduce N elements at a time; default 500000000.",
+    ),
+    click.option("--sharding", help="With several GPUs: use ddp, fsdp2, zero1, zero2, zero3 or tp."),
+    click.option("--alloc-conf", metavar="STRING", help="Configure the allocator, as PYTORCH_CUDA_ALLOC_CONF."),
 )  # fmt: skip
 
 
@@ -86,27 +101,37 @@ budget_option = click.option(
 
 
 def run_options(function: F) -> F:
-    """Add the options to a command; they arrive as keyword arguments, None where not given."""
+    """Add the options to a command, which gets them as keyword arguments, None where not given."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def settings_of(config_file: Path | None, given: dict[str, Any], *, device: str = "cuda") -> Settings:
-    """Settings from a file and from options.
+def given_settings(config_file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the settings that a file and options give; options win.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
+    from memprof.config.settings import read_settings
+
+    values = read_settings(config_file) if config_file is not None else {}
+    return {**values, **{name: value for name, value in given.items() if value is not None}}
+
+
+def settings_of(config_file: Path | None, given: Mapping[str, Any], *, device: str = "cuda") -> Settings:
+    """Make settings of a file and of options.
 
     Raises:
         InputError: the file cannot be used.
         UsageError: no model, or settings that contradict each other.
     """
-    from memprof.config.settings import Settings, read_settings
+    from memprof.config.settings import Settings
     from memprof.errors import UsageError
 
-    values = read_settings(config_file) if config_file is not None else {}
-    values.update({name: value for name, value in given.items() if value is not None})
-    targets = values.get("lora_target_modules")
-    if isinstance(targets, str):
-        values["lora_target_modules"] = tuple(t.strip() for t in targets.split(",") if t.strip())
+    values = given_settings(config_file, given)
+    if isinstance(targets := values.get("lora_target_modules"), str):
+        values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):
         raise UsageError("which model? Give --model, a hub id such as Qwen/Qwen2.5-1.5B-Instruct or a config.json.")
     values["device"] = device
@@ -116,6 +141,23 @@ def settings_of(config_file: Path | None, given: dict[str, Any], *, device: str 
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
     check_sharding(settings, given)
     return settings
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Split comma-separated names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def value_of(text: str) -> bool | int | float | str:
+    """Read the value of a setting written as ``NAME=VALUE``."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def check_sharding(settings: Settings, given: Mapping[str, Any]) -> None:

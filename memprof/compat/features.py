@@ -45,7 +45,7 @@ FEATURES: dict[str, Feature] = {
     "script": Feature("memprof simulate --script", EXECUTING, ("simulate", "simulate.offloaded")),
     "callback": Feature("The callback", WATCHING, imports=False),
     "rehearse": Feature("The rehearsal", WATCHING, ("callback",), imports=False),
-    "run": Feature("memprof run", WATCHING, ("callback",), imports=False),
+    "run": Feature("memprof run", WATCHING, imports=False),
     "attach": Feature("memprof.attach", _TORCH, imports=False),
     "record.cuda": Feature("The CUDA recorder", _TORCH, imports=False),
     "record.trace": Feature("The tensor trace", _TORCH, imports=False),

@@ -71,3 +71,14 @@ FLASH_ATTENTION_VARIED = Target(
     "flash_attn.flash_attn_interface", "_flash_attn_varlen_forward", optional_for=("lean",),
     consequence="selective checkpointing computes flash-attn's attention again",
 )  # fmt: skip
+
+# flash-attn registers its kernels with torch; they are there once it has been imported.
+_FLASH = "flash_attn.flash_attn_interface"
+_FLASH_AGAIN = "selective checkpointing computes flash-attn's attention again"
+FLASH_ATTN = Target(
+    _FLASH, "torch.ops.flash_attn._flash_attn_forward.default", optional_for=("lean",), consequence=_FLASH_AGAIN
+)
+FLASH_ATTN_PACKED = Target(
+    _FLASH, "torch.ops.flash_attn._flash_attn_varlen_forward.default", optional_for=("lean",),
+    consequence=_FLASH_AGAIN,
+)  # fmt: skip

@@ -64,6 +64,11 @@ class Target:
         return self.path.rpartition(".")[2]
 
     @property
+    def names(self) -> list[str]:
+        """Its name, then those of what serves in its stead."""
+        return [path.rpartition(".")[2] for _, path in self.places]
+
+    @property
     def owner(self) -> str:
         """The path of the class or module the attribute belongs to; empty for the module itself."""
         return self.path.rpartition(".")[0]
@@ -115,8 +120,8 @@ class Target:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the module, or one that serves in its stead, has been imported by somebody."""
-        return any(module in sys.modules for module, _ in self.places)
+        """Whether somebody has imported the module, or one that serves in its stead, to its end."""
+        return any(_is_whole(sys.modules.get(module)) for module, _ in self.places)
 
 
 def look_up(module: str, path: str) -> Any:
@@ -128,6 +133,11 @@ def look_up(module: str, path: str) -> Any:
     except (ImportError, AttributeError, RuntimeError):  # transformers' lazy modules raise RuntimeError
         return ABSENT
     return found
+
+
+def _is_whole(module: Any) -> bool:
+    """Whether a module is there and its import is over: names are missing while it goes on."""
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def _parts(path: str) -> Iterator[str]:

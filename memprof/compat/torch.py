@@ -94,7 +94,9 @@ CLIP = Target(
     "torch.nn.utils.clip_grad", "clip_grad_norm_", "(*args, **kwargs)", how=REPLACED, optional_for=("run",),
     consequence="gradient clipping cannot be counted to optimizer_step",
 )  # fmt: skip
-IS_COMPILING = Target("torch.compiler", "is_compiling", "()", needed_by=_WATCHED)
+IS_COMPILING = Target(
+    "torch.compiler", "is_compiling", "()", or_else=("torch._utils:is_compiling",), needed_by=_WATCHED
+)
 
 # -- the fake world --------------------------------------------------------------------------------------------------
 

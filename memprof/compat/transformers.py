@@ -68,7 +68,11 @@ LOG_SAVE_EVALUATE = Target(
     consequence="an exception that ends the run may not be seen",
 )  # fmt: skip
 BATCH_SIZE = Target(_TRAINER, "Trainer._train_batch_size", how=ASSIGNED, needed_by=("rehearse",))
-ACCUMULATION = Target(_TRAINER, "Trainer.current_gradient_accumulation_steps", how=ASSIGNED, needed_by=("rehearse",))
+# Transformers before 4.54 has no such attribute and divides by the argument, as the rehearsal then does too.
+ACCUMULATION = Target(
+    _TRAINER, "Trainer.current_gradient_accumulation_steps", how=ASSIGNED, optional_for=("rehearse",),
+    consequence="the rehearsal divides its loss by gradient_accumulation_steps",
+)  # fmt: skip
 WRAPPED_MODEL = Target(
     _TRAINER, "Trainer.model_wrapped", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
     consequence="what a wrapper such as DistributedDataParallel holds cannot be known",
@@ -130,11 +134,11 @@ IS_TRACING = Target("transformers.masking_utils", "is_tracing", "(_)", how=REPLA
 ATTENTION_FUNCTIONS = Target(_MODELS, "ALL_ATTENTION_FUNCTIONS.register", "(key, value)", needed_by=_LEAN)
 ATTENTION_KIND = Target(
     _CONFIG, "PreTrainedConfig._attn_implementation", how=ASSIGNED, needed_by=_LEAN, optional_for=("callback",),
-    or_else=("PretrainedConfig._attn_implementation",), consequence="the kind of attention cannot be reported",
+    assigned_in=(f"{_CONFIG}:PretrainedConfig",), consequence="the kind of attention cannot be reported",
 )  # fmt: skip
 MODEL_NAME = Target(
     _CONFIG, "PreTrainedConfig._name_or_path", how=ASSIGNED, needed_by=("lean", "simulate"),
-    or_else=("PretrainedConfig._name_or_path",), optional_for=("callback",),
+    assigned_in=(f"{_CONFIG}:PretrainedConfig",), optional_for=("callback",),
     consequence="the model's name cannot be reported",
 )  # fmt: skip
 TEXT_CONFIG = Target(_CONFIG, "PreTrainedConfig.get_text_config", "(self, *, decoder)", needed_by=("lean", "simulate"))
@@ -178,3 +182,9 @@ FSDP_PEFT = Target(
     "transformers.integrations.fsdp", "update_fsdp_plugin_peft", "(model, accelerator)",
     optional_for=("simulate.fsdp2",), consequence="FSDP2 with an adapter is simulated without transformers' own policy",
 )  # fmt: skip
+
+# -- how the lean trainer's run is spread and scaled -----------------------------------------------------------------
+
+LOSS_IS_SCALED = Target(_TRAINER, "Trainer.loss_is_scaled_for_ga", how=READ, needed_by=_LEAN)
+FSDP_IS_ON = Target(_TRAINER, "Trainer.is_fsdp_enabled", how=ASSIGNED, needed_by=_LEAN)
+DEEPSPEED_IS_ON = Target(_TRAINER, "Trainer.is_deepspeed_enabled", how=ASSIGNED, needed_by=_LEAN)

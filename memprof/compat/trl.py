@@ -88,7 +88,7 @@ ITERATIONS = Target(
     consequence="a generation cycle is taken to have one iteration",
 )  # fmt: skip
 COMPLETION_LENGTH = Target(
-    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("rehearse",),
+    _GRPO, "GRPOTrainer.max_completion_length", how=ASSIGNED, needed_by=_BOTH, optional_for=("rehearse",),
     consequence="the rehearsal cannot make completions of full length",
 )  # fmt: skip
 VLLM = Target(
@@ -98,10 +98,11 @@ VLLM = Target(
 
 # -- GRPOTrainer: methods that are phases ----------------------------------------------------------------------------
 
-GENERATE = Target(
-    _GRPO, "GRPOTrainer._generate", "(self, prompts, *args, **kwargs)", needed_by=_SIMULATED,
-    or_else=("GRPOTrainer._generate_and_score_completions",), optional_for=("callback",),
-    consequence="phase generate cannot be marked",
+GENERATE = Target(_GRPO, "GRPOTrainer._generate", "(self, prompts, *args, **kwargs)", needed_by=_SIMULATED)
+# Before TRL had the method, the phase is marked by the `generate` of what the other one calls.
+GENERATE_PHASE = Target(
+    _GRPO, "GRPOTrainer._generate", or_else=("GRPOTrainer._generate_and_score_completions",),
+    optional_for=("callback",), consequence="phase generate cannot be marked",
 )  # fmt: skip
 SCORE_COMPLETIONS = Target(
     _GRPO, "GRPOTrainer._generate_and_score_completions", "(self, inputs)", needed_by=_SIMULATED,
@@ -172,3 +173,12 @@ ADD_PRODUCT = Target(
     _KERNELS, "_addmm_fp32", "(acc, a, b)", how=REPLACED, needed_by=_SIMULATED,
     used_in="ChunkedLogProbFunction.backward",
 )  # fmt: skip
+
+# -- GRPOTrainer: settings that decide how the lean trainer cuts a micro-batch ---------------------------------------
+
+LOSS_TYPE = Target(_GRPO, "GRPOTrainer.loss_type", how=ASSIGNED, needed_by=_LEAN)
+IMPORTANCE_LEVEL = Target(_GRPO, "GRPOTrainer.importance_sampling_level", how=ASSIGNED, needed_by=_LEAN)
+ENTROPY_QUANTILE = Target(_GRPO, "GRPOTrainer.top_entropy_quantile", how=ASSIGNED, needed_by=_LEAN)
+OFF_POLICY_MASK = Target(_GRPO, "GRPOTrainer.off_policy_mask_threshold", how=ASSIGNED, needed_by=_LEAN)
+AUX_LOSS = Target(_GRPO, "GRPOTrainer.aux_loss_enabled", how=ASSIGNED, needed_by=_LEAN)
+GROUP_SIZE = Target(_GRPO, "GRPOTrainer.num_generations", how=ASSIGNED, needed_by=_LEAN)

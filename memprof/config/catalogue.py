@@ -1,4 +1,4 @@
-"""Configs of well-known models, shipped so that nothing need be downloaded to simulate them. No torch here."""
+"""Find configs of well-known models, shipped so that none need be downloaded to simulate them. No torch here."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["catalogue", "find_config"]
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Config values by hub id."""
+    """Return config values by hub id."""
     text = resources.files("memprof.config").joinpath("catalogue.json").read_text(encoding="utf-8")
     data: dict[str, dict[str, Any]] = json.loads(text)
     return {name: _resolve(data, name) for name in data if not name.startswith("_")}
 
 
 def _resolve(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """An entry may say ``"like": other`` and what differs."""
+    """Complete an entry, which may say ``"like": other`` and what differs."""
     entry = dict(data[name])
     other = entry.pop("like", None)
     return {**_resolve(data, other), **entry} if other else entry
 
 
 def find_config(model: str) -> dict[str, Any]:
-    """The values of a model's config: a folder, a JSON file, or a hub id of the catalogue (letter case is ignored).
+    """Return a model's config, by a folder, a JSON file, or a hub id of the catalogue (letter case is ignored).
 
     Raises:
         InputError: nothing is known by that name; the message says how to give a config.
@@ -53,7 +53,7 @@ def find_config(model: str) -> dict[str, Any]:
 
 
 def _bare(model: str, by_lower: dict[str, str]) -> str:
-    """A name without its organisation, where that is unambiguous."""
+    """Complete a name without its organisation, where that is unambiguous."""
     found = [name for name in by_lower if name.split("/")[-1] == model.lower()]
     return found[0] if len(found) == 1 else ""
 

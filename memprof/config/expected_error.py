@@ -1,6 +1,7 @@
-"""How far predictions were off where they could be compared: the one place that every screen quotes.
+"""Say how far predictions were off where they could be compared: the one place that every screen quotes.
 
-``comparisons.json`` is written by ``benchmarks/simulator.py``, which runs them all again. No torch here.
+``python -m benchmarks.simulator table`` writes ``comparisons.json``; its commands ``gpu`` and ``cpu`` run every
+comparison again. No torch here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from memprof.config.gpus import Gpu
+from memprof.config.optimizers import TABLE
 
 __all__ = ["MARGIN", "comparisons", "expected_error", "not_compared", "room_bytes"]
 
@@ -20,22 +22,21 @@ __all__ = ["MARGIN", "comparisons", "expected_error", "not_compared", "room_byte
 MARGIN = 0.03
 
 
-
 def room_bytes(gpu: Gpu) -> int:
-    """What torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
+    """Return what torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
     return int(gpu.total_bytes / (1 + MARGIN)) - gpu.context_bytes
 
 
 @lru_cache(maxsize=1)
 def comparisons() -> tuple[dict[str, Any], ...]:
-    """Every comparison: ``name``, ``where`` (gpu, cpu), ``what`` (peak, reserved, generation), both sizes in bytes."""
+    """Return every comparison: ``name``, ``where`` (gpu, cpu), ``what`` (peak, reserved, generation), both sizes."""
     text = resources.files("memprof.config").joinpath("comparisons.json").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = json.loads(text)["comparisons"]
     return tuple(rows)
 
 
 def expected_error(*configs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the error of predictions with these settings, as it stands in the report.
+    """Return what is known of the error of predictions with these settings, as it stands in the report.
 
     ``allocated`` and ``reserved`` hold the lowest and highest signed error seen (simulated / measured - 1) and how many
     comparisons there were; ``not_compared`` names what is modelled and nothing real was compared with.
@@ -55,12 +56,13 @@ def _range(kinds: tuple[str, ...]) -> dict[str, Any]:
 
 
 def not_compared(config: Mapping[str, Any]) -> list[str]:
-    """Parts of a run with these settings that are modelled, and that no real run was compared with."""
-    optimizer = str(config.get("optim", ""))
+    """List the parts of a run with these settings that are modelled and were never compared with a real run."""
+    optim = str(config.get("optim", ""))
+    row = TABLE.get(optim)
     sharding = str(config.get("sharding", "ddp"))
     parts = {
         "4-bit layers": bool(config.get("load_in_4bit")),
-        f"optimizer {optimizer}": any(word in optimizer for word in ("bit", "paged")),
+        f"optimizer {optim}": row is not None and row.modelled,
         "vLLM's pool": config.get("generation") == "vllm",
         f"sharding {sharding}": (config.get("gpus") or 1) > 1 and sharding != "ddp",
         "gradient buckets": (config.get("gpus") or 1) > 1 and sharding == "ddp",
@@ -82,6 +84,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Signed, two decimals, a true minus."""
+    """Write a share in percent: signed, two decimals, a true minus."""
     text = f"{100 * share:+.2f} %"
     return text.replace("-", "−")

@@ -1,4 +1,4 @@
-"""The settings of a run that was recorded, so that it can be simulated as it was and with something changed.
+"""Read the settings of a recorded run, so that it can be simulated as it was and with something changed.
 
 No torch here: what is read is a report's ``source`` (schema ``memprof.report/1``).
 """
@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import lean_values
-from memprof.config.settings import CHOICES, OPTIMIZERS, Settings
+from memprof.config.from_trainer import attention_of, generation_of, lean_values, optimizer_of, sharding_of
+from memprof.config.model_shape import SIZE_NAMES
+from memprof.config.settings import CHOICES, Settings
+from memprof.config.to_grpo import GRPO_NAMES
 from memprof.errors import InputError, UsageError
 
 __all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
@@ -33,7 +35,7 @@ class Likeness:
 
 
 def settings_like(source: Mapping[str, Any]) -> Likeness:
-    """What would have to be simulated to execute a recorded run again.
+    """Say what has to be simulated to execute a recorded run again.
 
     ``settings.model`` is the model's name: before simulating, put :func:`place_model`'s answer there.
 
@@ -58,7 +60,7 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
 
 
 def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
-    """The size of the card that ran, where a simulation has to know it.
+    """Return the size of the card that ran, where a simulation has to know it.
 
     An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
     """
@@ -69,7 +71,7 @@ def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
 
 
 def _named(model: Any) -> dict[str, Any] | None:
-    """A config that is found by its name, or None."""
+    """Find a config by its name; None where there is none."""
     try:
         return find_config(str(model))
     except (InputError, OSError, ValueError):  # a stranger's name may be no path at all
@@ -85,12 +87,8 @@ def _as_simulated(config: Mapping[str, Any]) -> Settings:
     return Settings(**values)
 
 
-# Settings that a GRPOConfig and a simulation have under one name.
-_SAME = (
-    "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
-    "num_iterations", "beta", "max_grad_norm", "loss_type", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode",
-    "cache_implementation",
-)  # fmt: skip
+# Settings that a recording holds under the same name and in the same form.
+_SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and ours != "optim"), "cache_implementation")
 
 
 def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
@@ -98,10 +96,9 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
         what = config.get("trainer") or "hand-written loop"
         raise UsageError(f"a {what} is not GRPO, and what is simulated is TRL's GRPO step")
     setup = source.get("setup") or {}
-    known = {f.name for f in fields(Settings)}
-    values: dict[str, Any] = {n: config[n] for n in _SAME if n in known and config.get(n) is not None}
+    values: dict[str, Any] = {n: config[n] for n in _SAME if config.get(n) is not None}
     assumed: list[str] = []
-    if values.get("cache_implementation") not in CHOICES.get("cache_implementation", ()):
+    if values.get("cache_implementation") not in CHOICES["cache_implementation"]:
         values.pop("cache_implementation", None)
     if config.get("reward_bytes"):
         assumed.append("reward models are left out")
@@ -110,9 +107,10 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     values["dtype"] = _dtype(config, setup)
     values["mixed_precision"] = "bf16" if config.get("mixed_precision") == "bf16" or config.get("bf16") else "no"
     values["gradient_checkpointing"] = _checkpointing(config, setup)
-    values["optim"] = _optimizer(config, assumed)
-    values["attn"] = _attention(config)
-    values["generation"] = _generation(config)
+    values["optim"], note = optimizer_of(str(config.get("optim") or "adamw_torch_fused"))
+    assumed += note
+    values["attn"] = attention_of(config.get("attn_implementation"))
+    values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
     values |= _adapter(config, setup)
     values |= _lengths(config, setup, assumed)
     values |= _ranks(source, config, assumed)
@@ -128,12 +126,12 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
 
 
 def _is_lean(config: Mapping[str, Any]) -> bool:
-    """Recordings of before the recipe was among the facts have the trainer's name."""
+    """Tell the lean trainer's runs; old recordings have the trainer's name and no recipe."""
     return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer"))
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
-    """The dtype most floating-point parameters have; an adapter's few in float32 do not decide."""
+    """Return the dtype of most floating-point parameters; an adapter's few in float32 do not decide."""
     by_count: dict[str, int] = {n: c for n, c in (setup.get("dtypes") or {}).items() if n in CHOICES["dtype"]}
     if by_count:
         return max(by_count, key=lambda name: by_count[name])
@@ -143,29 +141,7 @@ def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
 
 def _checkpointing(config: Mapping[str, Any], setup: Mapping[str, Any]) -> Any:
     on = config.get("gradient_checkpointing", True)
-    if on and (setup.get("checkpointing") or {}).get("offload") and "offloaded" in CHOICES["gradient_checkpointing"]:
-        return "offloaded"
-    return on
-
-
-def _optimizer(config: Mapping[str, Any], assumed: list[str]) -> str:
-    name = str(config.get("optim") or "adamw_torch_fused")
-    if name in OPTIMIZERS:
-        return name
-    near = "paged_adamw_8bit" if name.startswith("paged_") else "adamw_8bit" if "8bit" in name else "adamw_torch"
-    assumed.append(f"the optimizer {name} is simulated as {near}")
-    return near
-
-
-def _attention(config: Mapping[str, Any]) -> str:
-    name = str(config.get("attn_implementation") or "sdpa")
-    return "math" if name == "eager" else "flash" if name.startswith("flash") else "auto"
-
-
-def _generation(config: Mapping[str, Any]) -> str:
-    if not config.get("use_vllm"):
-        return "hf"
-    return "vllm" if config.get("vllm_mode", "server") == "colocate" else "none"
+    return "offloaded" if on and (setup.get("checkpointing") or {}).get("offload") else on
 
 
 def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +155,7 @@ def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, A
 
 
 def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
-    """The largest micro-batch seen; without one, the limits of the configuration."""
+    """Return the lengths of the largest micro-batch seen; without one, the limits of the configuration."""
     batches = [row for row in setup.get("batches") or [] if len(row) == 4]
     if batches:
         _, _, prompt, completion = max(batches, key=lambda row: row[1] * (row[2] + row[3]))
@@ -194,32 +170,18 @@ def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[
 
 
 def _ranks(source: Mapping[str, Any], config: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
-    ranks = int(source.get("world_size") or 1)
-    kind = str(config.get("distributed_type") or "").upper()
-    if ranks == 1:
-        return {"gpus": 1}
-    if "FSDP" in kind:
-        return {"gpus": ranks, "sharding": "fsdp2"}
-    if "DEEPSPEED" in kind:
-        stage = config.get("zero_stage")
-        if stage is None:
-            assumed.append("the recording does not say which ZeRO stage ran; stage 2 is assumed")
-        return {"gpus": ranks, "sharding": f"zero{stage or 2}"}
-    return {"gpus": ranks, "sharding": "ddp"}
+    ranks, kind = int(source.get("world_size") or 1), str(config.get("distributed_type"))
+    stage = config.get("zero_stage")
+    if ranks > 1 and "DEEPSPEED" in kind.upper() and stage is None:
+        assumed.append("the recording does not say which ZeRO stage ran; stage 2 is assumed")
+    return sharding_of(ranks, kind, stage or 2)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
 
-# The facts' names, where a recording keeps sizes and no whole config, and a config's.
-_SIZES = {
-    "hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "layers": "num_hidden_layers",
-    "attention_heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
-    "vocab_size": "vocab_size", "tie_word_embeddings": "tie_word_embeddings",
-}  # fmt: skip
-
 
 def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the model's config: recorded, of the catalogue by its name, or put together from recorded sizes.
+    """Return the values of the model's config: recorded, of the catalogue by its name, or put together from sizes.
 
     Raises:
         InputError: nothing of it is known.
@@ -230,14 +192,14 @@ def model_values(source: Mapping[str, Any]) -> dict[str, Any]:
     config = source.get("config") or {}
     if (named := _named(config.get("model_name") or config.get("model") or "")) is not None:
         return named
-    values = {ours: config[theirs] for theirs, ours in _SIZES.items() if config.get(theirs) is not None}
+    values = {theirs: config[fact] for fact, theirs in SIZE_NAMES.items() if config.get(fact) is not None}
     if not config.get("model_type") or not {"hidden_size", "num_hidden_layers", "vocab_size"} <= values.keys():
         raise InputError("the recording does not hold its model's config, so the run cannot be simulated")
     return {"model_type": str(config["model_type"]), **values}
 
 
 def place_model(likeness: Likeness, folder: Path) -> Settings:
-    """The settings with ``model`` naming a folder below ``folder`` that holds the recorded config.
+    """Write the recorded config into a folder below ``folder``, and return the settings with ``model`` naming it.
 
     The folder's name depends on what is in the config only, so that results of simulations can be kept by it. A model
     of the catalogue whose config is the recorded one keeps its name.

@@ -1,31 +1,57 @@
-"""What the lean trainer was told (``LeanGRPOConfig``, or the facts of a recording), as settings of a simulation.
+"""Read the settings of a run from its trainer, or from what a script hands to one.
 
-No torch here: a recording's values are looked at too.
+The way back is :mod:`memprof.config.to_grpo`; recordings are read by :mod:`memprof.config.from_recording`. No torch
+here: what is read is looked at by name.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.config.settings import CHOICES, OPTIMIZERS, Settings
+from memprof.config.optimizers import OPTIMIZERS, nearest
+from memprof.config.settings import CHOICES, Settings
+from memprof.config.to_grpo import GRPO_NAMES, LEAN_NAMES
 
 __all__ = [
     "ARGUMENTS",
     "CHANGEABLE",
     "LEAN_ARGUMENTS",
+    "as_built",
+    "attention_of",
+    "from_arguments",
+    "from_trainer",
+    "generation_of",
     "lean_values",
     "not_kept",
+    "optimizer_of",
     "prompt_tokens",
-    "script_settings",
-    "settled",
-    "tame",
+    "sharding_of",
 ]
 
-# Of one name in a LeanGRPOConfig and in settings.
-_SAME = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
-# What :func:`lean_values` reads.
-LEAN_ARGUMENTS = (*_SAME, "checkpointing", "gradient_checkpointing", "cache_implementation", "generation_cache")
+#: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
+ARGUMENTS = {
+    name: GRPO_NAMES[name]
+    for name in (
+        "num_generations",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "completion_length",
+        "beta",
+        "optim",
+    )
+}
+#: All settings that may be given instead of a script's own.
+CHANGEABLE = (*ARGUMENTS, "prompt_length", "attn", "padding", "generation", "alloc_conf")
+#: What :func:`lean_values` reads.
+LEAN_ARGUMENTS = (*LEAN_NAMES, "checkpointing", "gradient_checkpointing", "cache_implementation", "generation_cache")
+
+_PROMPT_LENGTH = 512  # tokens, where it is not known
+_MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
+_LONGEST = 64  # prompts with the most characters, whose tokens are counted
 # Where these are not at their default, a simulation of the settings alone is of another run.
 _ONLY_THE_TRAINERS = (
     "micro_splitting",
@@ -40,14 +66,147 @@ _ONLY_THE_TRAINERS = (
 _CACHES = ("dynamic", "static", "quantized")
 
 
+def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, attention: Any) -> Settings:
+    """Describe the run that a built lean trainer will make, on all its ranks.
+
+    Completions have their full length, prompts the length of the dataset's longest.
+
+    Args:
+        trainer: a ``LeanGRPOTrainer``, or a trainer with its arguments.
+        model: its model without the wrappers of an adapter or of a sharded run.
+        notes: sentences on what was assumed are added to it.
+        name: where the model was loaded from; empty where it was not.
+        attention: transformers' name of its attention code.
+
+    Raises:
+        UsageError: the settings contradict each other, or cannot be simulated.
+    """
+    adapted = _adapter(trainer.model)
+    changes = {
+        "prompt_length": _longest_prompt(trainer, notes),
+        "attn": attention_of(attention),
+        "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
+    }
+    name = name or model.config.model_type
+    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name)
+    accelerator = trainer.accelerator
+    stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
+    kind = str(getattr(accelerator.distributed_type, "value", ""))
+    return settings.with_(
+        lora_target_modules=_targets(adapted),
+        **sharding_of(int(accelerator.num_processes), kind, stage or 2),
+    )
+
+
+def from_arguments(
+    arguments: Any,
+    model: Any,
+    adapter: Any,
+    changes: Mapping[str, Any],
+    notes: list[str],
+    *,
+    lean: bool = False,
+    name: str = "",
+) -> Settings:
+    """Describe the run that a ``GRPOConfig``, a model and an adapter make.
+
+    Args:
+        arguments: a ``GRPOConfig``, or for the lean trainer a ``LeanGRPOConfig``.
+        model: a model, or the name of one.
+        adapter: a ``LoraConfig``, or None: then the adapter that the model has, if any.
+        changes: settings that are to be otherwise, and ``device``.
+        notes: sentences on what is not simulated as it is are added to it.
+        lean: the trainer is the lean one.
+        name: where a model was loaded from.
+
+    Raises:
+        UsageError: the settings contradict each other.
+    """
+    adapter = _adapter(model) if adapter is None else adapter
+    rank = getattr(adapter, "r", None)
+    # What is not in changes is the arguments' own, or the default of Settings.
+    values: dict[str, Any] = {ours: getattr(arguments, theirs) for ours, theirs in GRPO_NAMES.items()}
+    values |= {
+        "model": model if isinstance(model, str) else name or "the script's model",
+        "dtype": _dtype(arguments, model),
+        "mixed_precision": "bf16" if arguments.bf16 else "no",
+        "lora_r": rank if isinstance(rank, int) and rank > 0 else None,
+        "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
+        "gradient_checkpointing": bool(arguments.gradient_checkpointing),
+        "generation": changes.get("generation") or generation_of(arguments.use_vllm, arguments.vllm_mode),
+        "prompt_length": changes.get("prompt_length", _PROMPT_LENGTH),
+        "device": changes.get("device", "cuda"),
+        **{name: changes[name] for name in ("attn", "padding", "alloc_conf") if name in changes},
+    }
+    named = getattr(adapter, "target_modules", None)
+    if named and not isinstance(named, str):
+        values["lora_target_modules"] = _targets(adapter)
+    if lean:
+        values |= lean_values({name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}, notes)
+    values["optim"], note = optimizer_of(str(getattr(arguments.optim, "value", arguments.optim)))
+    notes += note
+    return Settings(**values)
+
+
+def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
+    """Return the settings with what the built model has: the dtype of most of its weights, and whether in 4 bits.
+
+    Args:
+        settings: read before the trainer was built.
+        setup: ``dtypes`` (elements by dtype) and ``load_in_4bit``, as a recording keeps them.
+    """
+    kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
+    changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
+    if kinds:
+        changes["dtype"] = max(kinds, key=lambda name: kinds[name])
+    return settings.with_(**changes)
+
+
+# -- one subject each, for trainers and recordings ---------------------------------------------------------------------
+
+
+def optimizer_of(name: str) -> tuple[str, list[str]]:
+    """Return the optimizer that is simulated for ``name``, and a sentence where it is another one."""
+    near = nearest(name)
+    return near, [] if name in OPTIMIZERS else [f"the optimizer {name} is simulated as {near}"]
+
+
+def attention_of(implementation: Any) -> str:
+    """Return the ``attn`` of transformers' attention implementation."""
+    name = str(implementation or "sdpa")
+    return "math" if name == "eager" else "flash" if name.startswith("flash") else "auto"
+
+
+def generation_of(use_vllm: Any, mode: Any) -> str:
+    """Return what generates in the training process."""
+    if not use_vllm:
+        return "hf"
+    return "vllm" if mode == "colocate" else "none"
+
+
+def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:
+    """Return ``gpus`` and ``sharding``.
+
+    Args:
+        ranks: processes.
+        kind: accelerate's ``distributed_type``.
+        stage: of ZeRO, where ``kind`` is DeepSpeed.
+    """
+    if ranks == 1:
+        return {"gpus": 1}
+    kind = kind.upper()
+    sharding = "fsdp2" if "FSDP" in kind else f"zero{stage}" if "DEEPSPEED" in kind else "ddp"
+    return {"gpus": ranks, "sharding": sharding}
+
+
 def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Settings of :class:`~memprof.config.settings.Settings`, by name; what is another in them is said in ``notes``.
+    """Return settings by name from what the lean trainer was told.
 
     Args:
         config: :data:`LEAN_ARGUMENTS` by name; what is missing has the lean trainer's default.
-        notes: sentences are added to it.
+        notes: sentences are added to it where a setting stands for another one.
     """
-    values = {name: config[name] for name in _SAME if config.get(name) is not None}
+    values = {name: config[name] for name in LEAN_NAMES if config.get(name) is not None}
     kind = config.get("checkpointing") or "auto"
     if kind == "auto":
         kind = bool(config.get("gradient_checkpointing", True))
@@ -62,149 +221,13 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 
 
 def not_kept(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """``name=value`` of the lean trainer's settings that are not at their default and that settings do not hold."""
+    """List ``name=value`` of what the lean trainer was told beyond its defaults and settings do not hold."""
     set_so = ((name, config.get(name, defaults.get(name))) for name in _ONLY_THE_TRAINERS)
     return [f"{name}={value!r}" for name, value in set_so if value != defaults.get(name)]
 
 
-# Settings that a script's own arguments hold under this name, or under the one given.
-ARGUMENTS = {
-    "num_generations": "num_generations",
-    "per_device_train_batch_size": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "steps_per_generation": "steps_per_generation",
-    "completion_length": "max_completion_length",
-    "beta": "beta",
-    "optim": "optim",
-}
-CHANGEABLE = (*ARGUMENTS, "prompt_length", "attn", "padding", "generation", "alloc_conf")
-_PROMPT_LENGTH = 512
-_MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
-_WARM_UP, _MEASURED = 1, 1
-
-
-def script_settings(
-    arguments: Any, model: Any, adapter: Any, changes: Mapping[str, Any], notes: list[str], *, lean: bool = False
-) -> Settings:
-    """Settings that describe the run a ``GRPOConfig``, a model and an adapter make.
-
-    ``lean``: the trainer is the lean one, and ``arguments`` a ``LeanGRPOConfig``. ``changes``: what is set otherwise,
-    and ``device``.
-
-    Raises:
-        UsageError: they contradict each other.
-    """
-    config = getattr(model, "config", None)
-    name = model if isinstance(model, str) else getattr(config, "_name_or_path", "") or "the script's model"
-    values: dict[str, Any] = {
-        "model": str(name),
-        "dtype": _dtype(arguments, model),
-        "mixed_precision": "bf16" if arguments.bf16 else "no",
-        "lora_r": _rank(model, adapter),
-        "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
-        "num_iterations": arguments.num_iterations,
-        "prompt_length": changes.get("prompt_length", _PROMPT_LENGTH),
-        "gradient_checkpointing": bool(arguments.gradient_checkpointing),
-        "max_grad_norm": arguments.max_grad_norm,
-        "loss_type": arguments.loss_type,
-        "generation": changes.get("generation") or _generation(arguments),
-        "vllm_gpu_memory_utilization": arguments.vllm_gpu_memory_utilization,
-        "vllm_enable_sleep_mode": arguments.vllm_enable_sleep_mode,
-        "attn": changes.get("attn", "auto"),
-        "padding": changes.get("padding", "none"),
-        "alloc_conf": changes.get("alloc_conf", ""),
-        "device": changes.get("device", "cuda"),
-    }
-    if (targets := _targets(model, adapter)) is not None:
-        values["lora_target_modules"] = targets
-    if lean:
-        asked = {name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}
-        values.update(lean_values(asked, notes))
-    values.update({ours: getattr(arguments, theirs) for ours, theirs in ARGUMENTS.items()})
-    values["optim"] = _optimizer(str(getattr(arguments.optim, "value", arguments.optim)), notes)
-    arguments.optim = values["optim"] if values["optim"] not in ("none",) else arguments.optim
-    return Settings(**values)
-
-
-def _dtype(arguments: Any, model: Any) -> str:
-    import torch
-
-    if isinstance(model, str):
-        kind = (arguments.model_init_kwargs or {}).get("dtype", "float32")
-        kind = "bfloat16" if kind in ("auto", None) else str(kind)
-    else:
-        kinds = [p.dtype for p in model.parameters() if p.dtype.is_floating_point] or [torch.float32]
-        kind = str(max(set(kinds), key=kinds.count))
-    kind = kind.removeprefix("torch.")
-    return kind if kind in ("float32", "bfloat16", "float16") else "bfloat16"
-
-
-def _rank(model: Any, adapter: Any) -> int | None:
-    """LoRA's rank, from the config given to the trainer or from the adapter the model has already."""
-    held = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-    rank = getattr(adapter if adapter is not None else held, "r", None)
-    return rank if isinstance(rank, int) and rank > 0 else None
-
-
-def _targets(model: Any, adapter: Any) -> tuple[str, ...] | None:
-    """The modules an adapter names one by one; None where it names them otherwise."""
-    held = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-    named = getattr(adapter if adapter is not None else held, "target_modules", None)
-    if not named or isinstance(named, str):
-        return None
-    return tuple(sorted({str(name).rpartition(".")[2] for name in named}))
-
-
-def settled(settings: Settings, trainer: Any) -> Settings:
-    """The settings with what the built trainer has: its weights' dtype, by their number, and whether in 4 bits."""
-    from memprof.recording.run_facts import collect_setup
-
-    setup = collect_setup(trainer)
-    kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
-    changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
-    if kinds:
-        changes["dtype"] = max(kinds, key=lambda name: kinds[name])
-    return settings.with_(**changes)
-
-
-def _generation(arguments: Any) -> str:
-    if not getattr(arguments, "_memprof_vllm", False):
-        return "hf"
-    return "vllm" if arguments.vllm_mode == "colocate" else "none"
-
-
-def _optimizer(name: str, notes: list[str]) -> str:
-    if name in OPTIMIZERS:
-        return name
-    near = "paged_adamw_8bit" if name.startswith("paged_") else "adamw_8bit" if "8bit" in name else "adamw_torch"
-    notes.append(f"the optimizer {name} is simulated as {near}")
-    return near
-
-
-def tame(arguments: Any, folder: str, *, grpo: bool) -> None:
-    """Two steps (or generation cycles), no logging, no saving, no evaluation, nothing written but into ``folder``."""
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-
-    cycle = 1
-    if grpo:
-        steps = arguments.steps_per_generation // arguments.gradient_accumulation_steps
-        cycle = max(1, steps) * arguments.num_iterations
-        arguments._memprof_vllm, arguments.use_vllm = arguments.use_vllm, False
-        arguments.log_completions = False
-    arguments.output_dir = arguments.logging_dir = folder
-    arguments.max_steps = (_WARM_UP + _MEASURED) * cycle
-    arguments.logging_strategy = arguments.eval_strategy = IntervalStrategy.NO
-    arguments.save_strategy = SaveStrategy.NO
-    for name in ("load_best_model_at_end", "push_to_hub", "do_eval", "save_only_model", "logging_first_step"):
-        setattr(arguments, name, False)
-    arguments.report_to = []
-    arguments.disable_tqdm = True
-    arguments.dataloader_pin_memory = False
-    arguments.dataloader_num_workers = 0
-
-
 def prompt_tokens(data: Any, tokenizer: Any) -> int | None:
-    """Tokens of the longest prompt among the first rows; None where there are no rows to look at."""
+    """Count the tokens of the longest prompt among the first rows; None where there are no rows to look at."""
     try:
         rows = [row for _, row in zip(range(_MAX_ROWS), data, strict=False)]
         prompts = [row["prompt"] for row in rows]
@@ -221,3 +244,43 @@ def _tokens(prompt: Any, tokenizer: Any) -> Any:
     return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
         "input_ids"
     ]
+
+
+def _longest_prompt(trainer: Any, notes: list[str]) -> int:
+    try:
+        prompts = heapq.nlargest(_LONGEST, trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))
+    except (TypeError, KeyError, AttributeError):  # a stream: its first rows are looked at
+        prompts = None
+    data = trainer.train_dataset if prompts is None else [{"prompt": prompt} for prompt in prompts]
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    longest = prompt_tokens(data, tokenizer)
+    if not longest:
+        notes.append(f"how long prompts are is not known: {_PROMPT_LENGTH} tokens are assumed")
+        return _PROMPT_LENGTH
+    notes.append(f"prompts of {longest} tokens, the longest of the dataset; completions of full length")
+    return longest
+
+
+def _dtype(arguments: Any, model: Any) -> str:
+    """Return the dtype that most of a model's parameters have, or that a model given by name is loaded in."""
+    if isinstance(model, str):
+        kind = (arguments.model_init_kwargs or {}).get("dtype", "float32")
+        kind = "bfloat16" if kind in ("auto", None) else str(kind)
+    else:
+        kinds = Counter(str(p.dtype) for p in model.parameters() if p.dtype.is_floating_point)
+        kind = kinds.most_common(1)[0][0] if kinds else "float32"
+    kind = kind.removeprefix("torch.")
+    return kind if kind in CHOICES["dtype"] else "bfloat16"
+
+
+def _adapter(model: Any) -> Any:
+    """Return the first adapter's config, None where a model has none."""
+    return next(iter((getattr(model, "peft_config", None) or {}).values()), None)
+
+
+def _targets(adapter: Any) -> tuple[str, ...]:
+    """Return the names of the modules an adapter is on; PEFT spells "all-linear" out."""
+    targets = getattr(adapter, "target_modules", None) or "all-linear"
+    if isinstance(targets, str):
+        return (targets,)
+    return tuple(sorted({str(target).rpartition(".")[2] for target in targets}))

@@ -1,4 +1,4 @@
-"""GPUs by name: their true memory, and what a process holds there outside torch. No torch here."""
+"""Find GPUs by name: their true memory, and what a process holds there outside torch. No torch here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Gpu:
 
     @property
     def available_bytes(self) -> int:
-        """What torch's allocator can reserve when nobody else uses the card."""
+        """Return what torch's allocator can reserve when nobody else uses the card."""
         return max(0, self.total_bytes - self.context_bytes)
 
 
@@ -61,12 +61,12 @@ _ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h100-80gb": "H100", "rtxa
 
 
 def known_gpus() -> list[Gpu]:
-    """Every GPU known by name."""
+    """List every GPU known by name."""
     return [Gpu(name, total * MIB, capability) for name, (total, capability) in _TABLE.items()]
 
 
 def find_gpu(text: str) -> Gpu:
-    """A GPU by name (``H100``, ``rtx 4090``) or size (``24GB``, ``24GiB``).
+    """Find a GPU by name (``H100``, ``rtx 4090``) or size (``24GB``, ``24GiB``).
 
     Raises:
         UsageError: neither a name that is known nor a size.
@@ -90,5 +90,5 @@ def _key(text: str) -> str:
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:
-    """cuBLAS's workspace of one handle and stream, torch's default."""
+    """Return the size of cuBLAS's workspace of one handle and stream, torch's default."""
     return 32 * MIB if gpu is None or gpu.capability >= (9, 0) else 8_519_680

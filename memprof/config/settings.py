@@ -1,4 +1,4 @@
-"""What is simulated: the settings of one GRPO run, named as ``GRPOConfig``, ``LoraConfig`` and friends name them."""
+"""Hold the settings of one GRPO run, named as ``GRPOConfig``, ``LoraConfig`` and friends name them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
-__all__ = ["CHOICES", "OPTIMIZERS", "Settings", "read_settings"]
+__all__ = ["CHOICES", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -23,26 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_implementation": ("dynamic", "static", "quantized"),
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
 }
-
-
-# Executed by torch and transformers, or modelled (memprof.simulate.trainer.optimizers).
-OPTIMIZERS = (
-    "adamw_torch_fused",
-    "adamw_torch",
-    "adafactor",
-    "sgd",
-    "adagrad",
-    "rmsprop",
-    "adamw_8bit",
-    "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
-    "paged_adamw",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "none",
-)
-_UNSHARDED = tuple(n for n in OPTIMIZERS if n not in ("adamw_torch_fused", "adamw_torch", "none"))
+_UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
 
 
 @dataclass(frozen=True)
@@ -200,46 +182,46 @@ class Settings:
 
     @property
     def generation_steps(self) -> int:
-        """Micro-batches that share one generation; TRL's default is the accumulation's."""
+        """Count the micro-batches that share one generation; TRL's default is the accumulation's."""
         return self.steps_per_generation or self.gradient_accumulation_steps
 
     @property
     def sharded_by_zero(self) -> bool:
-        """Whether DeepSpeed's ZeRO divides the run over several GPUs."""
+        """Tell whether DeepSpeed's ZeRO divides the run over several GPUs."""
         return self.gpus > 1 and self.sharding.startswith("zero")
 
     @property
     def replicas(self) -> int:
-        """Ranks with completions of their own; those of a tensor-parallel group share theirs."""
+        """Count the ranks with completions of their own; those of a tensor-parallel group share theirs."""
         return 1 if self.sharding == "tp" else self.gpus
 
     @property
     def whole_nowhere(self) -> bool:
-        """Whether parameters are divided before a rank ever holds a whole model."""
+        """Tell whether parameters are divided before a rank ever holds a whole model."""
         return self.gpus > 1 and self.sharding in ("fsdp2", "zero3", "tp")
 
     @property
     def weights_dtype(self) -> str:
-        """Of the parameters once they are where they are trained: DeepSpeed's are bfloat16."""
+        """Return the parameters' dtype where they are trained: DeepSpeed's are bfloat16."""
         return "bfloat16" if self.sharded_by_zero else self.dtype
 
     @property
     def checkpointing(self) -> str:
-        """``none``, ``full``, ``selective`` or ``offloaded``; of the lean trainer also ``auto``."""
+        """Return ``none``, ``full``, ``selective`` or ``offloaded``; of the lean trainer also ``auto``."""
         kind = self.gradient_checkpointing
         return kind if isinstance(kind, str) else "full" if kind else "none"
 
     @property
     def sequence_length(self) -> int:
-        """Prompt and completion."""
+        """Count the tokens of a prompt and its completion."""
         return self.prompt_length + self.completion_length
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with some settings changed."""
+        """Return a copy with some settings changed."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as it is kept in a snapshot."""
+        """Return plain data, as it is kept in a snapshot."""
         plain = asdict(self)
         plain["lora_target_modules"] = list(self.lora_target_modules)
         return plain
@@ -259,7 +241,7 @@ _ALIASES = {
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Settings from a YAML or JSON file: those it names that memprof knows; the rest of a GRPO config is passed over.
+    """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over.
 
     Raises:
         InputError: the file cannot be read or holds no mapping.
@@ -285,7 +267,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Kinds of checkpointing as transformers' and TRL's own arguments name them."""
+    """Read the kind of checkpointing as transformers' and TRL's own arguments name it."""
     if values.get("gradient_checkpointing", True) is not True:
         return values
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):

@@ -150,7 +150,7 @@ def _board(folder: Path) -> list[Any]:
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.advice.advised import analyze
     from memprof.reports.document.build import document_of
-    from memprof.reports.html.page import write_html
+    from memprof.reports.html.report import write_html
     from memprof.reports.terminal.report import print_document
     from memprof.snapshot import load_snapshot
 

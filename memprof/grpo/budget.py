@@ -1,4 +1,4 @@
-"""``memory_budget``: the lean trainer's settings chosen by simulation, held against the first step, corrected once.
+"""Choose the lean trainer's settings for a ``memory_budget`` by simulation; correct them once after the first step.
 
 The run is simulated in another process (:mod:`memprof.plan.subprocess_runner`), so that nothing of it, random numbers
 included, is touched here. Rank 0 chooses for all.
@@ -6,36 +6,42 @@ included, is touched here. Rank 0 chooses for all.
 
 from __future__ import annotations
 
-import copy
-import heapq
 import weakref
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from memprof.compat.accelerate import BROADCAST
+from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
+from memprof.config.from_recording import Likeness, place_model
+from memprof.config.from_trainer import from_trainer
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
+from memprof.grpo.once_log import OnceLog
+from memprof.grpo.step.context import base_model_of
+from memprof.grpo.techniques.apply import Techniques
+from memprof.plan.cache import cache_folder
 from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
+from memprof.recording.run_facts import plain_config
 from memprof.units import format_gib, parse_size
 from memprof.vocabulary import Phase
 
 __all__ = ["budget_bytes", "keep_within_budget", "settings_of"]
 
-_LONGEST = 64  # prompts with the most characters, whose tokens are counted
 _LOOKED_AT = 3  # steps within which a recording may begin
 
 
-def keep_within_budget(trainer: Any) -> None:
+def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> None:
     """Put the fastest settings that fit ``args.memory_budget`` into ``trainer.args``, and watch the first step.
+
+    Args:
+        techniques: applied anew where the first step needs more than was expected.
 
     Raises:
         UsageError: nothing fits (the smallest need is named), or the run cannot be simulated.
     """
-    if trainer._whole_batch_reason:
-        raise UsageError(f"memory_budget chooses among settings of pieces, and {trainer._whole_batch_reason}.")
     total = budget_bytes(trainer.args.memory_budget, trainer.accelerator.device)
     answer: list[Any] = [None]
     if trainer.accelerator.is_main_process:
@@ -44,18 +50,18 @@ def keep_within_budget(trainer: Any) -> None:
         except MemprofError as error:
             answer = [str(error)]
     if trainer.accelerator.num_processes > 1:
-        broadcast_object_list(answer)
+        BROADCAST.get()(answer)
     if isinstance(answer[0], str):
         raise UsageError(answer[0])
     choice, notes = answer[0]
     _apply(trainer, choice.settings)
-    trainer.add_callback(_FirstStep(trainer, choice))
+    trainer.add_callback(_FirstStep(trainer, choice, techniques, log))
     if trainer.accelerator.is_main_process:
         print("\n".join([f"LeanGRPOTrainer: {sentences(choice)}", *(f"  ({note})" for note in notes)]), flush=True)
 
 
 def budget_bytes(budget: str, device: torch.device) -> int:
-    """Bytes of ``"24GB"``, or with ``"auto"`` all the device has.
+    """Return the bytes of ``"24GB"``, or with ``"auto"`` all the device has.
 
     Raises:
         UsageError: no size; or ``"auto"`` on a device whose memory is the host's.
@@ -81,81 +87,18 @@ def _is_fixed(args: Any, name: str) -> bool:
 
 
 def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
-    """The run a trainer will make, as it can be simulated, and in sentences what was assumed.
-
-    Completions have their full length, prompts the length of the dataset's longest.
+    """Return the run a trainer will make, as it can be simulated, and in sentences what was assumed.
 
     Raises:
         UsageError: a combination that cannot be simulated.
         InputError: the model's config cannot be kept where the other process reads it.
     """
-    from memprof.config.from_recording import Likeness, place_model
-    from memprof.config.from_trainer import script_settings
-    from memprof.plan.cache import cache_folder
-    from memprof.recording.run_facts import plain_config
-
     notes: list[str] = []
-    base = trainer._base_model(trainer.model)
-    arguments = copy.copy(trainer.args)
-    arguments._memprof_vllm = arguments.use_vllm
-    changes = {
-        "prompt_length": _longest_prompt(trainer, notes),
-        "attn": _attention(base.config),
-        "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
-    }
-    named = script_settings(arguments, base, _adapter(trainer.model), changes, notes, lean=True)
-    settings = named.with_(
-        model=getattr(base.config, "_name_or_path", "") or base.config.model_type,
-        lora_target_modules=_targets(trainer.model),
-        steps_per_generation=arguments.steps_per_generation,
-        **_ranks(trainer),
-    )
+    base = base_model_of(trainer.accelerator, trainer.model)
+    name, attention = MODEL_NAME.of(base.config) or "", ATTENTION_KIND.of(base.config)
+    settings = from_trainer(trainer, base, notes, name=name, attention=attention)
     values = plain_config(base.config) or {}
     return place_model(Likeness(settings, values, ()), cache_folder().parent / "models"), notes
-
-
-def _longest_prompt(trainer: Any, notes: list[str]) -> int:
-    from memprof.config.from_trainer import prompt_tokens
-
-    try:
-        prompts = heapq.nlargest(_LONGEST, trainer.train_dataset["prompt"], key=lambda prompt: len(str(prompt)))
-    except (TypeError, KeyError, AttributeError):  # a stream: its first rows are looked at
-        prompts = None
-    data = trainer.train_dataset if prompts is None else [{"prompt": prompt} for prompt in prompts]
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    longest = prompt_tokens(data, tokenizer)
-    if not longest:
-        notes.append("how long prompts are is not known: 512 tokens are assumed")
-        return 512
-    notes.append(f"prompts of {longest} tokens, the longest of the dataset; completions of full length")
-    return longest
-
-
-def _attention(config: Any) -> str:
-    name = str(getattr(config, "_attn_implementation", None) or "sdpa")
-    return "flash" if name.startswith("flash") else "auto" if name == "sdpa" else "math"
-
-
-def _adapter(model: Any) -> Any:
-    return next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-
-
-def _targets(model: Any) -> tuple[str, ...]:
-    targets = getattr(_adapter(model), "target_modules", None) or "all-linear"
-    if isinstance(targets, str):
-        return (targets,)
-    return tuple(sorted({str(target).rpartition(".")[2] for target in targets}))  # PEFT spells "all-linear" out
-
-
-def _ranks(trainer: Any) -> dict[str, Any]:
-    accelerator = trainer.accelerator
-    if accelerator.num_processes == 1:
-        return {"gpus": 1}
-    kind = str(getattr(accelerator.distributed_type, "value", "")).upper()
-    sharding = "fsdp2" if kind == "FSDP" else "ddp"
-    if kind == "DEEPSPEED":
-        sharding = f"zero{getattr(accelerator.state.deepspeed_plugin, 'zero_stage', None) or 2}"
-    return {"gpus": int(accelerator.num_processes), "sharding": sharding}
 
 
 def _apply(trainer: Any, settings: Settings) -> None:
@@ -167,14 +110,14 @@ def _apply(trainer: Any, settings: Settings) -> None:
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Holds the first measured step's peak against the expected one; over the budget, takes the next rung, once.
+    """Hold the first measured step's peak against the expected one; over the budget, take the next rung, once.
 
     The peak is what a recording of memprof's counted, else CUDA's allocator; without either nothing is compared.
     """
 
-    def __init__(self, trainer: Any, choice: Choice) -> None:
+    def __init__(self, trainer: Any, choice: Choice, techniques: Techniques, log: OnceLog) -> None:
         self._trainer = weakref.ref(trainer)
-        self._choice = choice
+        self._choice, self._techniques, self._log = choice, techniques, log
         self._steps = 0
         self._done = False
 
@@ -197,19 +140,19 @@ class _FirstStep(TrainerCallback):  # type: ignore[misc, unused-ignore]
         choice, expected = self._choice, int(self._choice.row["peak_bytes"])
         seen = f"measured peak {format_gib(measured)} GiB, expected {format_gib(expected)} GiB"
         if choice.needed_bytes + measured - expected <= choice.budget_bytes:
-            trainer._say(f"memory budget kept: {seen}")
+            self._log.say(f"memory budget kept: {seen}")
             return
         leaner = _next(choice)
         if leaner is None:
-            trainer._warn(f"over the memory budget: {seen}; there is nothing leaner to change to")
+            self._log.warn(f"over the memory budget: {seen}; there is nothing leaner to change to")
             return
         _apply(trainer, leaner)
-        trainer._apply_techniques(trainer._base_model(trainer.model))
-        trainer._warn(f"over the memory budget: {seen}; changed to {describe(leaner)}")
+        self._techniques.apply()
+        self._log.warn(f"over the memory budget: {seen}; changed to {describe(leaner)}")
 
 
 def _next(choice: Choice) -> Settings | None:
-    """The next rung of whichever ladder holds the peak."""
+    """Return the next rung of whichever ladder holds the peak."""
     batch = choice.settings.generation_batch
     if choice.row["peak_phase"] == Phase.GENERATE.value and batch is not None and batch > 1:
         return choice.settings.with_(generation_batch=-(-batch // 2))
@@ -217,7 +160,7 @@ def _next(choice: Choice) -> Settings | None:
 
 
 def _measured(trainer: Any) -> int:
-    """Highest allocated bytes of the step on any rank; 0 where nothing measures them."""
+    """Return the highest allocated bytes of the step on any rank; 0 where nothing measures them."""
     device = trainer.accelerator.device
     peak = max((session.peak_of_step() for session in ACTIVE), default=0)
     if not peak and device.type == "cuda":

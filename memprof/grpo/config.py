@@ -1,24 +1,15 @@
-"""The lean trainer's settings: TRL's ``GRPOConfig`` and what is added to it."""
+"""Add the lean trainer's settings to TRL's ``GRPOConfig``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
 from trl import GRPOConfig
 
 from memprof.errors import UsageError
-from memprof.grpo.techniques.layers import decoder_layers, is_mixture_of_experts, mlp_of, text_config
 
-__all__ = [
-    "OFFLOAD_FROM_BYTES",
-    "TILE_TOKENS",
-    "LeanGRPOConfig",
-    "checkpointing_of",
-    "device_kind",
-    "tile_of",
-]
+__all__ = ["LeanGRPOConfig"]
 
 _CHOICES = {
     "exact_two_pass": ("auto", "always", "never"),
@@ -160,7 +151,7 @@ class LeanGRPOConfig(GRPOConfig):
 
     @classmethod
     def of(cls, args: GRPOConfig | None, output_dir: str) -> LeanGRPOConfig:
-        """``args`` as it is, a plain ``GRPOConfig`` with the lean defaults added, or all defaults for None."""
+        """Return ``args`` as it is, a plain ``GRPOConfig`` with the lean defaults added, or all defaults for None."""
         if isinstance(args, cls):
             return args
         if args is None:
@@ -171,49 +162,6 @@ class LeanGRPOConfig(GRPOConfig):
         return lean
 
     def lean_settings(self) -> dict[str, Any]:
-        """The settings this class adds, by name."""
+        """Return the settings this class adds, by name."""
         theirs = {f.name for f in fields(GRPOConfig)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}
-
-
-OFFLOAD_FROM_BYTES = 2 << 30
-#: Large enough that each of a tile's products keeps a GPU busy.
-TILE_TOKENS = 4096
-
-
-def device_kind(device: torch.device) -> str:
-    """``cuda``, ``cpu`` ...: a function, so that a simulation can say which device its tensors stand for."""
-    return device.type
-
-
-def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
-    """The kind of checkpointing for ``args.checkpointing``: ``auto`` is TRL's own, on CUDA offloaded if long.
-
-    The length known in advance is the completion's.
-    """
-    if args.checkpointing != "auto" or not args.gradient_checkpointing or device_kind(device) != "cuda":
-        return str(args.checkpointing)
-    return "offloaded" if _boundary_bytes(args, model) >= OFFLOAD_FROM_BYTES else "auto"
-
-
-def tile_of(args: Any, model: Any) -> int | None:
-    """Tokens of an MLP's tile for ``args.tiled_mlp``; 0 there is off.
-
-    None tiles what is longer than :data:`TILE_TOKENS` under ``checkpointing="auto"``, where layers are checkpointed and
-    their MLP can be tiled. A kind of checkpointing that is named is that and no more.
-    """
-    if args.tiled_mlp is not None:
-        return int(args.tiled_mlp) or None
-    recomputed = args.checkpointing == "auto" and args.gradient_checkpointing
-    longer = (args.max_completion_length or 0) > TILE_TOKENS
-    return TILE_TOKENS if recomputed and longer and _can_tile(model) else None
-
-
-def _boundary_bytes(args: Any, model: Any) -> int:
-    config = text_config(model)
-    itemsize = model.dtype.itemsize
-    return int(config.num_hidden_layers * (args.max_completion_length or 0) * config.hidden_size * itemsize)
-
-
-def _can_tile(model: Any) -> bool:
-    return not any(is_mixture_of_experts(mlp_of(layer)) for layer in decoder_layers(model))

@@ -1,13 +1,14 @@
-"""How many sequences generate together: as many as their keys and values leave room for."""
+"""Choose how many sequences generate together: as many as their keys and values leave room for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from memprof.grpo.config import device_kind
+from memprof.compat.peft import CONFIGS
+from memprof.config.model_shape import ModelShape
+from memprof.grpo import device as machine
+from memprof.grpo.step.context import StepContext
 
 __all__ = ["cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
 
@@ -21,25 +22,19 @@ _WIDE, _INNER = (8, 13), (3, 6)
 
 
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """Keys and values of one sequence of ``tokens``: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
+    """Reckon one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
 
     Layers that see a window hold at most the window.
     """
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    window = getattr(text, "sliding_window", None) or tokens
-    held = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
-    return int(2 * heads * width * held * itemsize)
+    return ModelShape.of(config).kv_cache_bytes(tokens, itemsize)
 
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
     concatenation), and its logits."""
-    text = config.get_text_config()
-    cache = cache_bytes(config, tokens, itemsize)
-    return int(cache + cache // text.num_hidden_layers + _LOGITS_COPIES * 4 * text.vocab_size)
+    shape = ModelShape.of(config)
+    cache = shape.kv_cache_bytes(tokens, itemsize)
+    return cache + cache // shape.layers + _LOGITS_COPIES * 4 * shape.vocabulary
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
@@ -47,36 +42,28 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
 
     Returns what each sequence adds, and what all share: with the MLP in tiles of ``tile`` tokens, one tile's.
     """
-    text = config.get_text_config()
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    inner = max(inner) if isinstance(inner, (list, tuple)) else inner
-    network = _INNER[adapters] * inner * itemsize
-    each = cache_bytes(config, tokens, itemsize) + tokens * _WIDE[adapters] * text.hidden_size * itemsize
+    shape = ModelShape.of(config)
+    network = _INNER[adapters] * shape.intermediate * itemsize
+    each = shape.kv_cache_bytes(tokens, itemsize) + tokens * _WIDE[adapters] * shape.hidden * itemsize
     return (each + tokens * network, 0) if tile is None else (each, tile * network)
 
 
-def sequences_together(trainer: Any, prompt_ids: Sequence[Sequence[int]]) -> int:
-    """Sequences to generate at once.
+def sequences_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """Choose how many sequences generate at once.
 
     ``generation_batch`` decides where it is given. Else, on CUDA, as many as fit into what is free now; elsewhere all.
     """
     count = max(1, len(prompt_ids))
-    if trainer.args.generation_batch is not None:
-        return min(count, int(trainer.args.generation_batch))
-    device = trainer.accelerator.device
-    if device_kind(device) != "cuda" or trainer.args.generation_cache == "offloaded":
+    if step.settings.generation_batch is not None:
+        return min(count, int(step.settings.generation_batch))
+    device = step.accelerator.device
+    if machine.device_kind(device) != "cuda" or step.settings.generation_cache == "offloaded":
         return count
     prompt = max(map(len, prompt_ids), default=0)
-    model = trainer._base_model(trainer.model)
+    model = step.base_model()
     size = model.dtype.itemsize
-    adapters = hasattr(trainer.model, "peft_config")
-    prefill, shared = prompt_bytes(model.config, prompt, size, adapters=adapters, tile=trainer._tile)
-    decode = decode_bytes(model.config, prompt + trainer.max_completion_length, size)
-    room = int(_SHARE * _free_bytes(device))
+    adapters = CONFIGS.of(step.policy) is not None
+    prefill, shared = prompt_bytes(model.config, prompt, size, adapters=adapters, tile=step.tile)
+    decode = decode_bytes(model.config, prompt + step.completion_length, size)
+    room = int(_SHARE * machine.free_bytes(device))
     return max(1, min(count, room // decode, (room - shared) // prefill))
-
-
-def _free_bytes(device: torch.device) -> int:
-    """What the process can still get: free on the device, and cached by torch without being used."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

@@ -1,4 +1,4 @@
-"""A reference policy that stays in host memory: layer by layer on the device, once for a whole generation batch.
+"""Choose where the reference policy is, and run one that stays in host memory layer by layer on the device.
 
 Full fine-tuning needs the reference's log-probabilities once for each generation batch and nothing more of it, yet a
 copy on the device weighs as much as the policy all the time. Here one decoder layer is there at a time. All sequences
@@ -9,45 +9,91 @@ beside the layer is one hidden state for each token.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from memprof.compat import trl
+from memprof.compat.transformers import ATTENTION_KIND
+from memprof.errors import UsageError
 from memprof.grpo.loss.head import add_lean_head
-from memprof.grpo.step.groups import Piece, pieces_of
+from memprof.grpo.rows import Row, row_inputs
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.pieces import Piece, pieces_of
 from memprof.grpo.step.scoring import blank, score_piece, write
-from memprof.grpo.step.trim import Row, row_inputs
 from memprof.grpo.techniques.layers import decoder_layers
 
-__all__ = ["HostReference", "load_reference"]
+__all__ = ["HostReference", "load_reference", "reference_place"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+def reference_place(args: Any, adapter: bool) -> tuple[str, str]:
+    """Choose where the reference policy is, ``none``, ``adapter``, ``host`` or ``device``; say why not on the host.
+
+    Args:
+        adapter: whether the policy is, or will be, a PEFT model.
+
+    Raises:
+        UsageError: what ``args.reference`` asks for is impossible.
+    """
+    wanted = args.reference
+    if args.beta == 0.0:
+        return "none", ""
+    if adapter:
+        if wanted in ("host", "device"):
+            raise UsageError(
+                f"reference={wanted!r} is for full fine-tuning: under an adapter the reference is the same weights "
+                "with the adapter off. Use reference='auto'."
+            )
+        return "adapter", ""
+    if wanted == "adapter":
+        raise UsageError("reference='adapter' needs an adapter (peft_config). Use reference='auto'.")
+    why = _why_on_device(args)
+    if wanted == "host" and why:
+        raise UsageError(f"reference='host' does not work here: {why}. Use reference='auto'.")
+    return ("device", why) if wanted == "device" or why else ("host", "")
+
+
+def _why_on_device(args: Any) -> str:
+    if args.sync_ref_model:
+        return "sync_ref_model updates the reference on the device"
+    if args.cast_lm_head_to_fp32:
+        return "cast_lm_head_to_fp32 changes the reference's head"
+    if not args.micro_splitting:
+        return "micro_splitting is off"
+    if "distributed_config" in (args.model_init_kwargs or {}):
+        return "the reference is sharded as the policy is"
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
+        return "FSDP shards the reference over the ranks"
+    if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):
+        return "DeepSpeed holds the reference"
+    return ""
+
+
 def load_reference(policy: Any, args: Any, quantization_config: Any = None) -> Any:
-    """The policy's checkpoint once more, as TRL loads its reference, but in host memory.
+    """Load the policy's checkpoint once more, as TRL loads its reference, but into host memory.
 
     Weights that need no conversion stay mapped from the safetensors files, where the system can drop them from memory.
     """
-    from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id
-
     options = dict(args.model_init_kwargs or {})
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     options.setdefault("trust_remote_code", args.trust_remote_code)
     options.setdefault("dtype", policy.dtype)
-    options.setdefault("attn_implementation", policy.config._attn_implementation)
+    options.setdefault("attn_implementation", ATTENTION_KIND.of(policy.config))
     options["device_map"] = None
-    model = create_model_from_path(get_config_model_id(policy.config), **options)
-    add_fused_lm_head(model, temperature=args.temperature)
+    model = trl.CREATE_REFERENCE.get()(trl.MODEL_ID.get()(policy.config), **options)
+    trl.FUSED_HEAD.get()(model, temperature=args.temperature)
     add_lean_head(model)
     return model.eval().requires_grad_(False)
 
 
 class HostReference(torch.nn.Module):
-    """Takes the place of ``trainer.ref_model``. ``module``: the model in host memory; ``device``: where it computes.
+    """Take the place of ``trainer.ref_model``. ``module``: the model in host memory; ``device``: where it computes.
 
     Its parameters are in host memory unless a pass is running. It has no ``forward``: :meth:`logps` is what it is for.
     """
@@ -61,18 +107,18 @@ class HostReference(torch.nn.Module):
 
     @property
     def config(self) -> Any:
-        """The reference's configuration."""
+        """Return the reference's configuration."""
         return self.module.config
 
     @torch.no_grad()
-    def logps(self, trainer: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
-        """Log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
+    def logps(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
+        """Return log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
         found, unused = blank(inputs), blank(inputs)
-        pieces = pieces_of([row for row in rows if row.completion], trainer.args.max_tokens_per_piece)
+        pieces = pieces_of([row for row in rows if row.completion], step.settings.max_tokens_per_piece)
         if not pieces:
             return found
-        with self._here(self._around), trainer.accelerator.autocast():
-            states, calls = self._start(trainer, inputs, pieces)
+        with self._here(self._around), step.accelerator.autocast():
+            states, calls = self._start(step, inputs, pieces)
             for number, layer in enumerate(self.layers):
                 with self._here(_tensors(layer)):
                     for piece in range(len(pieces)):
@@ -81,20 +127,20 @@ class HostReference(torch.nn.Module):
                         calls[piece][number] = ((), {})
             for piece, rows_of_piece in enumerate(pieces):
                 with self._layers_do(functools.partial(_given, states[piece])):
-                    scored = score_piece(trainer, self.module, inputs, Piece(rows_of_piece), want_entropy=False)
+                    scored = score_piece(step, self.module, inputs, Piece(rows_of_piece), want_entropy=False)
                 write(scored, found, unused)
         return found
 
     @contextmanager
     def whole(self) -> Iterator[Any]:
-        """All of the model on the device, for inputs that cannot be cut into pieces."""
+        """Hold all of the model on the device, for inputs that cannot be cut into pieces."""
         with self._here(list(_tensors(self.module))):
             yield self.module
 
     def _start(
-        self, trainer: Any, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]
+        self, step: StepContext, inputs: Mapping[str, Any], pieces: Sequence[Sequence[Row]]
     ) -> tuple[list[torch.Tensor], list[list[Call]]]:
-        """What the first layer is given, and what each layer is given beside it, for every piece."""
+        """Return what the first layer is given, and what each layer is given beside it, for every piece."""
         states, calls = [], []
         for piece in pieces:
             seen: list[Call] = []
@@ -109,7 +155,7 @@ class HostReference(torch.nn.Module):
                 return hidden
 
             with self._layers_do(note):
-                ids = row_inputs(inputs, piece, trainer._tokenizer.pad_token_id, counts_padding=trainer._counts_padding)
+                ids = row_inputs(inputs, piece, step.pad_id, counts_padding=step.counts_padding)
                 self.module.base_model(**ids, use_cache=False)
             states.append(first[0])
             calls.append(seen)
@@ -135,7 +181,7 @@ class HostReference(torch.nn.Module):
 
     @contextmanager
     def _here(self, tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> Iterator[None]:
-        """Copies of ``tensors`` on the device in their place, for a while."""
+        """Put copies of ``tensors`` on the device in their place, for a while."""
         kept = [(tensor, tensor.data) for tensor in tensors]
         try:
             for tensor, host in kept:
@@ -155,6 +201,6 @@ def _given(final: torch.Tensor, _index: int, _hidden: torch.Tensor, _call: Call)
 
 
 def _first(found: Any) -> torch.Tensor:
-    """The hidden states a layer returns: older layers return a tuple."""
+    """Return a layer's hidden states: older layers return a tuple."""
     states: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return states

@@ -1,18 +1,17 @@
-"""What the lean trainer does not do: refused by name at construction, or left to TRL's own step, also by name."""
+"""Refuse by name what the lean trainer cannot do, and leave to TRL's own step, also by name, what it does not cut."""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import Any
 
+from memprof.compat import transformers, trl
+from memprof.compat.peft import CONFIGS, PROMPT_LEARNING
+from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["check_supported", "reference_place", "whole_batch_reason"]
-
-# Optimizers that step inside the backward: several backwards would be several steps.
-_STEP_IN_BACKWARD = ("lomo", "adalomo")
+__all__ = ["check_supported", "whole_batch_reason"]
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -21,10 +20,10 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
     Raises:
         UsageError: named combination.
     """
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    if optimizer in _STEP_IN_BACKWARD or optimizer.endswith("_layerwise"):
+    name = str(getattr(args.optim, "value", args.optim))
+    if optimizer(name).steps_in_backward:  # several backwards would be several steps
         raise UsageError(
-            f"optim={optimizer!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
+            f"optim={name!r} updates the weights inside the backward, and LeanGRPOTrainer runs several: "
             "choose another optimizer."
         )
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
@@ -44,16 +43,16 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
 
 
 def whole_batch_reason(trainer: Any) -> str | None:
-    """Why every step of this run goes through TRL's own path, or None."""
+    """Say why every step of this run goes through TRL's own path, or return None."""
     if not trainer.args.micro_splitting:
         return "micro_splitting is off"
     if trainer.args.torch_compile:
         return "torch_compile compiles a forward without pieces"
-    if trainer.aux_loss_enabled:
+    if trl.AUX_LOSS.of(trainer):
         return "the router's auxiliary loss needs the tokens of all sequences in one graph"
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
-    if trainer.is_deepspeed_enabled and _zero_stage(trainer) == 3:
+    if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:
         return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
     return None
 
@@ -65,52 +64,8 @@ def _installed(name: str) -> bool:
         return False
 
 
-def reference_place(args: Any, adapter: bool) -> tuple[str, str]:
-    """Where the reference policy is to be, ``none``, ``adapter``, ``host`` or ``device``, and why not on the host.
-
-    Args:
-        adapter: whether the policy is, or will be, a PEFT model.
-
-    Raises:
-        UsageError: what ``args.reference`` asks for is impossible.
-    """
-    wanted = args.reference
-    if args.beta == 0.0:
-        return "none", ""
-    if adapter:
-        if wanted in ("host", "device"):
-            raise UsageError(
-                f"reference={wanted!r} is for full fine-tuning: under an adapter the reference is the same weights "
-                "with the adapter off. Use reference='auto'."
-            )
-        return "adapter", ""
-    if wanted == "adapter":
-        raise UsageError("reference='adapter' needs an adapter (peft_config). Use reference='auto'.")
-    why = _why_on_device(args)
-    if wanted == "host" and why:
-        raise UsageError(f"reference='host' does not work here: {why}. Use reference='auto'.")
-    return ("device", why) if wanted == "device" or why else ("host", "")
-
-
-def _why_on_device(args: Any) -> str:
-    if args.sync_ref_model:
-        return "sync_ref_model updates the reference on the device"
-    if args.cast_lm_head_to_fp32:
-        return "cast_lm_head_to_fp32 changes the reference's head"
-    if not args.micro_splitting:
-        return "micro_splitting is off"
-    if "distributed_config" in (args.model_init_kwargs or {}):
-        return "the reference is sharded as the policy is"
-    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true"):
-        return "FSDP shards the reference over the ranks"
-    if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true"):
-        return "DeepSpeed holds the reference"
-    return ""
-
-
 def _prompt_learning(model: Any) -> bool:
-    configs = getattr(model, "peft_config", None) or {}
-    return any(getattr(config, "is_prompt_learning", False) for config in configs.values())
+    return any(PROMPT_LEARNING.of(config, False) for config in (CONFIGS.of(model) or {}).values())
 
 
 def _zero_stage(trainer: Any) -> int:

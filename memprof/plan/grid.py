@@ -1,11 +1,11 @@
-"""The methods a plan compares, each a set of settings over what the user fixed."""
+"""List the methods a plan compares, each a set of settings over what the user fixed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.config.settings import CHOICES, Settings
+from memprof.config.settings import Settings
 
 __all__ = ["METHODS", "Method", "methods_for"]
 
@@ -28,16 +28,17 @@ METHODS = (
     Method("LoRA", {**_LORA, "gradient_checkpointing": False}),
     Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}),
     Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}),
-    *(
-        [Method("LoRA, lean trainer", {**_LORA, "recipe": "lean", "gradient_checkpointing": True})]
-        if "lean" in CHOICES["recipe"]
-        else []
-    ),
+    Method("LoRA, lean trainer", {**_LORA, "recipe": "lean", "gradient_checkpointing": True}),
 )
 
 
 def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]]:
-    """Each method's settings, without those that contradict what the user fixed (by name, in ``fixed``)."""
+    """Return each method with its settings, without those that contradict what the user fixed.
+
+    Args:
+        base: what the user fixed, and defaults for the rest.
+        fixed: names of the settings that the user gave.
+    """
     rows: list[tuple[Method, Settings]] = []
     seen: set[str] = set()
     for method in METHODS:

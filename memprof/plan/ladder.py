@@ -13,6 +13,7 @@ from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN
+from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.units import format_gib
@@ -27,8 +28,6 @@ _PIECE = 2048  # the trainer's default: a GPU is kept busy, and so few tokens' a
 _LARGE_PIECE = 8192
 _TILE = 2048
 _SMALL_TILE = 256  # below it a GPU waits for launches more than it computes
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 Rows = Callable[[list[Settings]], list[dict[str, Any]]]
 
@@ -101,13 +100,9 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
     A linear layer of ``n`` weights takes ``2 n`` FLOPs a token; causal attention ``2 * heads * head_dim * length``.
     A tile's network is computed again in its backward, once: under a checkpoint that is the recomputation itself.
     """
-    text = config.get("text_config") or config
-    hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
-    heads = int(text["num_attention_heads"])
-    width = int(text.get("head_dim") or hidden // heads)
-    kv = int(text.get("num_key_value_heads") or heads)
-    inner = text.get("intermediate_size") or 4 * hidden
-    inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
+    shape = ModelShape.of(config)
+    hidden, layers, heads, width = shape.hidden, shape.layers, shape.heads, shape.head_dim
+    kv, inner = shape.kv_heads, shape.intermediate
     length, rows = settings.sequence_length, settings.per_device_train_batch_size
     tokens = rows * length
     network = 2 * 3 * hidden * inner * layers
@@ -138,7 +133,7 @@ def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] 
     """
     if base.recipe != "lean":
         raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
-    if any(name in find_config(base.model) for name in _EXPERTS):
+    if ModelShape.of(find_config(base.model)).experts:
         fixed = {*fixed, "tiled_mlp"}  # which refuses a mixture of experts
     if base.checkpointing == "auto":  # leaves the kind open
         fixed = set(fixed) - {"gradient_checkpointing"}

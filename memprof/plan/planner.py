@@ -1,4 +1,4 @@
-"""A plan: every method simulated, then the most of what was asked for that fits, found and executed."""
+"""Make a plan: simulate every method, then find and execute the most of what was asked for that fits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row:
     categories: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in ``memprof.plan/1``."""
+        """Return the row as it stands in ``memprof.plan/1``."""
         return {
             "method": self.method,
             "config": self.settings.to_dict(),
@@ -64,7 +64,7 @@ class Plan:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Schema ``memprof.plan/1``."""
+        """Return the plan as plain data, schema ``memprof.plan/1``."""
         return {
             "schema": "memprof.plan/1",
             "model": self.model,
@@ -132,7 +132,7 @@ def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Sett
 
 
 def _together(base: Settings, name: str, value: Any) -> dict[str, Any]:
-    """The micro-batch follows where TRL would refuse the batch otherwise."""
+    """Let the micro-batch follow where TRL would refuse the batch otherwise."""
     if name == "num_generations" and (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
         return {"per_device_train_batch_size": value}
     return {}
@@ -161,7 +161,7 @@ def _largest_fitting(rows: list[Row]) -> Row | None:
 
 
 def _search(machine: Runner, rows: list[Row], what: str) -> Row | None:
-    """The most of ``what`` that fits, with the first method of the table that fits as given (it trains the most).
+    """Find the most of ``what`` that fits, with the first method of the table that fits as given (it trains the most).
 
     Memory grows almost linearly with lengths and batches, so a line through two executed points says where to look;
     every answer is executed before it is given.
@@ -188,7 +188,7 @@ def _search(machine: Runner, rows: list[Row], what: str) -> Row | None:
 
 
 def _next(one: Row, other: Row, good: Row, bad: Row | None, what: str, room: int) -> int:
-    """Where the line through two points meets the card's size, kept between what fits and what does not."""
+    """Return where the line through two points meets the card's size, kept between what fits and what does not."""
     rise = other.device_peak_bytes - one.device_peak_bytes
     run = _size(other.settings, what) - _size(one.settings, what)
     low = _size(good.settings, what)
@@ -202,7 +202,7 @@ def _next(one: Row, other: Row, good: Row, bad: Row | None, what: str, room: int
 
 
 def limit_of(gpu: str) -> int:
-    """What a prediction must not exceed on a GPU, in bytes."""
+    """Return what a prediction must not exceed on a GPU, in bytes."""
     return int(find_gpu(gpu).total_bytes / (1 + MARGIN))
 
 
@@ -212,7 +212,7 @@ def _room(machine: Runner) -> int:
 
 
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
-    """Nothing fits as given: the leanest method with shorter micro-batches, then shorter completions."""
+    """Shrink the leanest method, as nothing fits as given: smaller micro-batches, then shorter completions."""
     row = min(rows, key=lambda r: r.device_peak_bytes)
     settings = row.settings
     for _ in range(_ROUNDS):

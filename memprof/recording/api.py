@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.compat import missing, require
 from memprof.errors import InputError, UsageError
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "device_of",
     "make_recorder",
     "record",
     "switched_off",
 ]
+
 
 def make_recorder(
     device: torch.device | str | int | None,
@@ -37,7 +40,8 @@ def make_recorder(
     """The recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
 
     Raises:
-        UsageError: an unknown kind, a capacity that is no size, or the CUDA history asked for a device that is none.
+        UsageError: an unknown kind, a capacity that is no size, the CUDA history asked for a device that is none, or
+            a torch that lacks what the recorder needs.
     """
     import torch
 
@@ -51,13 +55,19 @@ def make_recorder(
     if kind == Kind.CUDA.value:
         if where.type != "cuda" or not torch.cuda.is_available():
             raise UsageError(f"kind='cuda' needs a CUDA or ROCm device, and {where} is none; use kind='trace'.")
+        require("record.cuda")
         from memprof.recording.cuda.history import CudaHistory
 
-        return CudaHistory(where, max_entries=max_entries, stacks=stacks, reset_peaks=reset_peaks, capacity=room)
+        recorder = CudaHistory(where, max_entries=max_entries, stacks=stacks, reset_peaks=reset_peaks, capacity=room)
+        recorder.notes += missing("record.cuda")
+        return recorder
     if kind == Kind.TRACE.value:
+        require("record.trace")
         from memprof.recording.trace.tensor_trace import TensorTrace
 
-        return TensorTrace(where, max_entries=max_entries, stacks=stacks, capacity=room, hidden=hidden)
+        trace = TensorTrace(where, max_entries=max_entries, stacks=stacks, capacity=room, hidden=hidden)
+        trace.notes += missing("record.trace")
+        return trace
     raise UsageError(f"kind={kind!r} is not known; use 'auto', 'cuda' or 'trace'.")
 
 
@@ -110,7 +120,7 @@ def record(
     if target.is_dir() or not target.parent.is_dir():
         raise InputError(f"{target} cannot be written: it is a folder, or its folder does not exist.")
     recorder = make_recorder(
-        device if device is not None else _device_of(model),
+        device if device is not None else device_of(model),
         kind,
         max_entries=max_entries,
         stacks=stacks,
@@ -159,7 +169,7 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if unnumbered and torch.cuda.is_available() else where
 
 
-def _device_of(model: Any) -> torch.device | None:
+def device_of(model: Any) -> torch.device | None:
     if model is None or not callable(getattr(model, "parameters", None)):
         return None
     for parameter in model.parameters():

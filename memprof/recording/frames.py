@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memprof.compat.torch import GATHER_STACK, SYMBOLIZE
+
 __all__ = ["StackWriter", "capture_function"]
 
 _BATCH = 20_000
@@ -21,10 +23,8 @@ def capture_function(stacks: str | None) -> Callable[[], Any] | None:
     """What captures the calling stack: ``"python"`` frames, ``"all"`` with C++ ones, None for no stacks."""
     if stacks is None:
         return None
-    from torch._C._profiler import gather_traceback
-
-    cpp = stacks == "all"
-    return lambda: gather_traceback(python=True, script=False, cpp=cpp)
+    gather, cpp = GATHER_STACK.get(), stacks == "all"
+    return lambda: gather(python=True, script=False, cpp=cpp)
 
 
 class StackWriter:
@@ -41,13 +41,12 @@ class StackWriter:
 
     def write(self, captured: list[Any]) -> list[list[dict[str, Any]]]:
         """Frames of each captured stack (``[]`` for None), in the order given."""
-        from torch._C._profiler import symbolize_tracebacks
-
+        symbolize = SYMBOLIZE.get()
         out: list[list[dict[str, Any]]] = [[] for _ in captured]
         places = [i for i, tb in enumerate(captured) if tb is not None]
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
-            readable = symbolize_tracebacks([captured[i] for i in batch])
+            readable = symbolize([captured[i] for i in batch])
             # Dicts are shared inside one batch and kept alive, so ids name frames while it lasts.
             known: dict[int, dict[str, Any] | None] = {}
             same: dict[tuple[int, ...], list[dict[str, Any]]] = {}

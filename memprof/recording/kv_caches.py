@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from memprof.compat import transformers as names
+from memprof.compat.patching import Patches
+from memprof.compat.torch import IS_COMPILING
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category
 
 __all__ = ["CacheWatch"]
 
 _PARTS = (
-    ("keys", "keys"),
-    ("values", "values"),
-    ("_quantized_keys", "keys"),
-    ("_quantized_values", "values"),
+    (names.LAYER_KEYS, "keys"),
+    (names.LAYER_VALUES, "values"),
+    (names.QUANTIZED_KEYS, "keys"),
+    (names.QUANTIZED_VALUES, "values"),
 )
 
 
@@ -34,36 +36,30 @@ class CacheWatch:
     def __init__(self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None) -> None:
         self._owners = owners
         self._on_token = on_token
-        self._wrapped: list[tuple[type, Any, Any]] = []
+        self._patches = Patches()
         self._recorded = True
         self.failure: Exception | None = None
 
     def start(self) -> None:
         """Wrap the classes of an already imported transformers; without it there is nothing to watch."""
-        module = sys.modules.get("transformers.cache_utils")
-        base = getattr(module, "Cache", None)
-        if base is None:
+        if not names.CACHE_UPDATE.is_loaded or not names.CACHE_UPDATE.find():
             return
+        base, name = names.CACHE_UPDATE.place()
         for kind in _with_subclasses(base):
-            original = kind.__dict__.get("update")
+            original = vars(kind).get(name)
             if callable(original):
-                wrapper = self._wrap(original)
-                kind.update = wrapper
-                self._wrapped.append((kind, original, wrapper))
+                self._patches.put(kind, name, self._wrap(original))
 
     def stop(self) -> None:
         """Put the original methods back."""
-        for kind, original, wrapper in reversed(self._wrapped):
-            if kind.__dict__.get("update") is wrapper:
-                kind.update = original
-        self._wrapped = []
+        self._patches.restore()
 
     def _wrap(self, original: Any) -> Any:
-        import torch
+        is_compiling = IS_COMPILING.get()
 
         @functools.wraps(original)
         def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(cache, *args, **kwargs)
             self._guarded(self._before, args, kwargs)
             result = original(cache, *args, **kwargs)
@@ -90,10 +86,10 @@ class CacheWatch:
         index = _layer_index(args, kwargs)
         if not self._recorded or index is None or torch.is_grad_enabled():
             return
-        layers = getattr(cache, "layers", None)
+        layers = names.CACHE_LAYERS.of(cache)
         if layers is not None and index < len(layers):
-            for attribute, detail in _PARTS:
-                self._claim(getattr(layers[index], attribute, None), detail, index)
+            for part, detail in _PARTS:
+                self._claim(part.of(layers[index]), detail, index)
         else:  # transformers before cache layers: two lists on the cache
             for attribute, detail in (("key_cache", "keys"), ("value_cache", "values")):
                 held = getattr(cache, attribute, None)

@@ -24,6 +24,7 @@ from memprof.recording.sharded_owners import (
     unsharded_parameters,
     zero_tensors,
 )
+from memprof.recording.storages import storage_key, storages_of
 from memprof.units import format_bytes
 from memprof.vocabulary import Category
 
@@ -133,7 +134,7 @@ class OwnerBook:
 
     def _forget(self, tensor: Any) -> None:
         for storage in storages_of(tensor):
-            self._claimed.pop(storage._cdata, None)
+            self._claimed.pop(storage_key(storage), None)
 
     def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
         if id(parameter) not in self._hooks:
@@ -160,9 +161,10 @@ class OwnerBook:
         seen: set[int] = set()
         for tensor, category in self._held():
             for storage in storages_of(tensor):
-                known = storage._cdata in seen or self._watches(storage.device.type) or storage.device.type == "meta"
+                where = storage.device.type
+                known = storage_key(storage) in seen or self._watches(where) or where == "meta"
                 if not known and storage.nbytes():
-                    seen.add(storage._cdata)
+                    seen.add(storage_key(storage))
                     found[category.value] = found.get(category.value, 0) + int(storage.nbytes())
         return found
 
@@ -239,12 +241,12 @@ class OwnerBook:
                 continue
             if not self._watches(storage.device.type) or not storage.nbytes() or not (address := storage.data_ptr()):
                 continue
-            self._claimed[storage._cdata] = weakref.ref(storage)
+            self._claimed[storage_key(storage)] = weakref.ref(storage)
             self._rows.append((address, self._now(), category.value, detail, name))
 
     def owns(self, storage: Any) -> bool:
         """Whether this storage has been claimed."""
-        known = self._claimed.get(storage._cdata)
+        known = self._claimed.get(storage_key(storage))
         return known is not None and known() is storage
 
     def rows(self, since_us: int = 0) -> list[list[Any]]:
@@ -254,24 +256,6 @@ class OwnerBook:
     def renew(self) -> None:
         """Forget what was claimed, so that the next look states again what lives now (rows stay)."""
         self._claimed.clear()
-
-
-def storages_of(tensor: Any) -> Iterator[Any]:
-    """The real storages behind a tensor, those inside wrapper subclasses (DTensor, torchao) too."""
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is not None:
-        for name in flatten(tensor)[0]:
-            inner = getattr(tensor, name)
-            if _is_tensor(inner):  # a DTensor names its mesh too
-                yield from storages_of(inner)
-        return
-    if tensor.is_meta:
-        return
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse tensors have none of their own
-        return
-    yield storage
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Phases: which part of the run is going on, as time spans that nest."""
+"""Mark phases: which part of the run is going on, as time spans that nest."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from memprof.errors import UsageError
 from memprof.vocabulary import Phase
 
-if TYPE_CHECKING:
-    from memprof.recording.session import Session
-
-__all__ = ["ACTIVE", "REHEARSAL", "PhaseLog", "PhaseMark", "phase", "phase_id"]
-
-# Recordings that run now, oldest first; ``phase`` marks all of them.
-ACTIVE: list[Session] = []
+__all__ = ["ACTIVE", "REHEARSAL", "ActiveRecording", "PhaseLog", "PhaseMark", "phase", "phase_id"]
 
 # Enclosing phases a nested span names in its ``within``.
 _OUTER = {Phase.EVALUATE.value}
@@ -52,6 +46,23 @@ class PhaseMark:
     def to_plain(self) -> dict[str, Any]:
         """As it is written in a snapshot."""
         return dict(vars(self))
+
+
+class ActiveRecording(Protocol):
+    """A recording that runs now: what phases are marked in, and what asks for its counts."""
+
+    def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
+        """Open a phase; None if memprof failed before."""
+
+    def exit_phase(self, mark: PhaseMark) -> None:
+        """Close a phase."""
+
+    def peak_of_step(self) -> int:
+        """Return the highest allocated bytes of any phase of the current step."""
+
+
+#: Recordings that run now, oldest first; ``phase`` marks all of them.
+ACTIVE: list[ActiveRecording] = []
 
 
 class PhaseLog:
@@ -135,7 +146,7 @@ class phase(ContextDecorator):
         self._id = phase_id(name)
         self._step = step
         self._detail = detail
-        self._marks: list[list[tuple[Session, PhaseMark]]] = []
+        self._marks: list[list[tuple[ActiveRecording, PhaseMark]]] = []
 
     def __enter__(self) -> phase:
         self._marks.append([(s, m) for s in ACTIVE if (m := s.enter_phase(self._id, self._step, self._detail))])

@@ -1,4 +1,4 @@
-"""Facts about a run, flat names and plain values, for the snapshot's ``config``; and what it takes to simulate it."""
+"""Collect facts about a run for the snapshot's ``config``: flat names, plain values; and what simulating it takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import os
 from typing import Any
 
-from memprof.recording.owners import storages_of
+from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
+from memprof.compat.trl import REFERENCE
+from memprof.config.model_shape import SIZE_NAMES
+from memprof.recording.storages import storage_key, storages_of
 
 __all__ = ["collect_facts", "collect_setup", "plain_config"]
 
@@ -20,15 +23,12 @@ _ARGS = (
     "torch_empty_cache_steps", "average_tokens_across_devices", "dataloader_pin_memory", "ds3_gather_for_generation",
 )  # fmt: skip
 _MODEL = {
-    "model_type": "model_type", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
-    "layers": "num_hidden_layers", "attention_heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim", "vocab_size": "vocab_size", "tie_word_embeddings": "tie_word_embeddings",
-    "attn_implementation": "_attn_implementation", "experts": "num_experts",
+    "model_type": "model_type", **SIZE_NAMES, "attn_implementation": ATTENTION_KIND.name, "experts": "num_experts",
 }  # fmt: skip
 
 
 def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
-    """What a reader needs to check the figures: the trainer's settings, the models' sizes and shapes in bytes."""
+    """Collect what a reader needs to check the figures: the trainer's settings, the models' extents and bytes."""
     facts: dict[str, Any] = {"trainer": type(trainer).__name__}
     args = trainer.args
     for name in _ARGS:
@@ -56,13 +56,13 @@ def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
 
 
 def collect_setup(trainer: Any) -> dict[str, Any]:
-    """What a simulation of this run needs beside the facts: the model's whole config, its adapter, its dtypes.
+    """Collect what a simulation of this run needs beside the facts: the model's whole config, its adapter, its dtypes.
 
     Names of files are left out; the lengths that were seen are added while the run goes.
     """
     model = trainer.model
     setup: dict[str, Any] = {"model_config": plain_config(getattr(model, "config", None)), "dtypes": _dtypes(model)}
-    reference = getattr(trainer, "ref_model", None)
+    reference = REFERENCE.of(trainer)
     if reference is not None:
         setup["reference_dtypes"] = _dtypes(reference)
     if (adapter := _adapter(model)) is not None:
@@ -76,7 +76,7 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
 
 
 def plain_config(config: Any) -> dict[str, Any] | None:
-    """A model's config as its ``config.json`` would say it, without the path it was loaded from."""
+    """Return a model's config as its ``config.json`` would say it, without the path it was loaded from."""
     if config is None or not hasattr(config, "to_json_string"):
         return None
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
@@ -86,7 +86,7 @@ def plain_config(config: Any) -> dict[str, Any] | None:
 
 
 def _dtypes(model: Any) -> dict[str, int]:
-    """Elements of parameters by dtype."""
+    """Count elements of parameters by dtype."""
     found: dict[str, int] = {}
     for parameter in model.parameters():
         name = str(parameter.dtype).removeprefix("torch.")
@@ -95,7 +95,7 @@ def _dtypes(model: Any) -> dict[str, int]:
 
 
 def _adapter(model: Any) -> dict[str, Any] | None:
-    """Rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
+    """Return rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
     settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
     if settings is None:
         return None
@@ -110,7 +110,7 @@ def _adapter(model: Any) -> dict[str, Any] | None:
 
 
 def _lean_facts(trainer: Any) -> dict[str, Any]:
-    """What the lean trainer was told beside TRL's arguments, where it is not the default; or its budget chose."""
+    """Return what the lean trainer was told beside TRL's arguments where it is not the default, or its budget chose."""
     if not any(kind.__module__ == "memprof.grpo.trainer" for kind in type(trainer).__mro__):
         return {}
     args = trainer.args
@@ -127,7 +127,7 @@ def _model_facts(model: Any, redact: bool) -> dict[str, Any]:
     config = getattr(model, "config", None)
     text_of = getattr(config, "get_text_config", None)
     text = config if text_of is None else text_of()
-    name = getattr(config, "_name_or_path", "") or type(model).__name__
+    name = MODEL_NAME.of(config) or type(model).__name__
     # A hub id is public; a path on this machine is not.
     facts["model_name"] = os.path.basename(os.path.normpath(name)) if redact or os.path.isabs(name) else name
     for label, attribute in _MODEL.items():
@@ -156,11 +156,11 @@ def _model_facts(model: Any, redact: bool) -> dict[str, Any]:
 
 
 def _unique_bytes(model: Any) -> int:
-    """Bytes of a model's parameters and buffers, each storage once."""
+    """Sum the bytes of a model's parameters and buffers, each storage once."""
     seen = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         for storage in storages_of(tensor):
-            seen[storage._cdata] = storage.nbytes()
+            seen[storage_key(storage)] = storage.nbytes()
     return sum(seen.values())
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
 from memprof.recording.kv_caches import CacheWatch
@@ -294,8 +295,6 @@ class Session:
         self.owners.claim_optimizers()
 
     def _watch_optimizers(self) -> None:
-        from torch.optim import optimizer as hooks
-
         def before(_optimizer: Any, *_: Any) -> None:
             self._guarded(self.owners.claim_gradients)
 
@@ -304,8 +303,8 @@ class Session:
             self._guarded(self.owners.claim_optimizer, optimizer)
 
         self._handles += [
-            hooks.register_optimizer_step_pre_hook(before),
-            hooks.register_optimizer_step_post_hook(after),
+            BEFORE_STEP.get()(before),
+            AFTER_STEP.get()(after),
         ]
 
     def _sample(self) -> None:

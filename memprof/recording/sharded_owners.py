@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memprof.compat import torch_sharding as names
+from memprof.compat.optional_packages import ZERO_OLDER_BUCKETS
+from memprof.recording.storages import storage_key
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -42,9 +45,8 @@ _ZERO = {
     "averaged_gradients": (Category.GRADIENTS, None),
     "grad_partitions_flat_buffer": (Category.GRADIENTS, None),
     "fp32_groups_gradients_flat": (Category.GRADIENTS, None),
-    "ipg_buffer": (Category.COMMUNICATION, None),
     "ipg_buckets": (Category.COMMUNICATION, None),
-    "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer": (Category.COMMUNICATION, None),
+    **dict.fromkeys(ZERO_OLDER_BUCKETS, (Category.COMMUNICATION, None)),
 }
 _DEPTH = 4
 
@@ -54,13 +56,13 @@ def is_sharded(tensor: Any) -> bool:
     placements = getattr(tensor, "placements", None)
     if placements is not None:
         return any(getattr(p, "is_shard", bool)() for p in placements)
-    return bool(getattr(tensor, "_is_flat_param", False) and getattr(tensor, "_full_param_padded", None) is not None)
+    return bool(names.IS_FLAT.of(tensor) and names.WHOLE_PADDED.of(tensor) is not None)
 
 
 def has_engine(model: nn.Module) -> bool:
     """Whether FSDP or ZeRO-3 holds (a part of) this model."""
     modules = list(model.modules())
-    fsdp = any(getattr(m, "_handle", None) is not None or hasattr(m, "_get_fsdp_state") for m in modules)
+    fsdp = any(names.HANDLE.of(m) is not None or names.FSDP_STATE.of(m) is not None for m in modules)
     return fsdp or any(hasattr(p, "ds_tensor") for p in model.parameters())
 
 
@@ -71,19 +73,18 @@ def shards_and_storages(model: nn.Module) -> tuple[int, int]:
     """
     own, held = 0, {}
     for parameter in model.parameters():
-        local = getattr(parameter, "_local_tensor", None)
+        local = names.LOCAL_TENSOR.of(parameter)
         if local is not None and is_sharded(parameter):
             storage = local.untyped_storage()
             own += local.numel() * local.element_size()
-            held[storage._cdata] = storage.nbytes()
+            held[storage_key(storage)] = storage.nbytes()
     return own, sum(held.values())
 
 
 def engine_tensors(model: nn.Module) -> Found:
     """What FSDP1 and ZeRO-3 keep beside a model's own parameters, and what FSDP has gathered at this moment."""
     for module in model.modules():
-        handle = getattr(module, "_handle", None)
-        flat = getattr(handle, "flat_param", None)
+        flat = _flat_of(module)
         if flat is not None:
             yield from _flat_parameter(flat)
     for name, parameter in model.named_parameters():
@@ -91,60 +92,66 @@ def engine_tensors(model: nn.Module) -> Found:
         if partition is not None:
             yield partition, Category.WEIGHTS, SHARDED, name
     for shard in _fsdp2_parameters(model):
-        for gathered in getattr(shard, "all_gather_outputs", ()):
+        for gathered in names.GATHERED.of(shard, ()):
             yield gathered, Category.WEIGHTS, UNSHARDED, _name(shard)
 
 
 def _flat_parameter(flat: Any) -> Found:
     """FSDP1: one flat parameter, its shard, and what it is gathered into."""
     name = _flat_name(flat)
-    shard = getattr(flat, "_local_shard", None)
-    whole = getattr(flat, "_full_param_padded", None)
+    shard = names.LOCAL_SHARD.of(flat)
+    whole = names.WHOLE_PADDED.of(flat)
     if shard is not None:
         # Without a sharded size the flat parameter is the whole one (NO_SHARD).
         yield shard, Category.WEIGHTS, SHARDED if whole is not None else None, name
-    for attribute in ("_full_param_padded", "_full_prec_full_param_padded"):
-        if (gathered := getattr(flat, attribute, None)) is not None:
+    for target in (names.WHOLE_PADDED, names.WHOLE_PRECISE):
+        if (gathered := target.of(flat)) is not None:
             yield gathered, Category.WEIGHTS, UNSHARDED, name
-    if (low := getattr(flat, "_mp_shard", None)) is not None:
+    if (low := names.LOW_PRECISION.of(flat)) is not None:
         yield low, Category.WEIGHT_CASTS, None, name
-    for attribute in ("_saved_grad_shard", "_cpu_grad", "grad"):
-        if (grad := getattr(flat, attribute, None)) is not None:
+    for grad in (names.SAVED_GRADIENT.of(flat), names.HOST_GRADIENT.of(flat), flat.grad):
+        if grad is not None:
             yield grad, Category.GRADIENTS, None, name
 
 
+def _flat_of(module: Any) -> Any:
+    """Return the flat parameter FSDP1 keeps for a module; None where it keeps none."""
+    return names.FLAT_PARAMETER.of(names.HANDLE.of(module))
+
+
 def _flat_name(flat: Any) -> str:
-    names = list(getattr(flat, "_fqns", None) or ())
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "") or "flat parameter"
+    parts = list(names.FLAT_NAMES.of(flat) or ())
+    return ", ".join(parts[:2]) + (f" and {len(parts) - 2} more" if len(parts) > 2 else "") or "flat parameter"
 
 
 def unsharded_parameters(model: nn.Module) -> Iterator[tuple[Any, str]]:
     """FSDP's whole parameters, once there are any; their gradients are whole too until they are reduced."""
     for module in model.modules():
-        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        flat = _flat_of(module)
         if flat is not None and flat.requires_grad and is_sharded(flat):
             yield flat, _flat_name(flat)
     for shard in _fsdp2_parameters(model):
-        parameter = getattr(shard, "_unsharded_param", None)
+        parameter = names.UNSHARDED.of(shard)
         if parameter is not None and parameter.requires_grad:
             yield parameter, _name(shard)
 
 
 def _fsdp2_parameters(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
-        state_of = getattr(module, "_get_fsdp_state", None)
+        state_of = names.FSDP_STATE.of(module)
         if state_of is None:
             continue
         state = state_of()
-        groups = getattr(state, "_fsdp_param_groups", None)
+        several, one = names.FSDP_GROUPS.names
+        groups = getattr(state, several, None)
         if groups is None:  # torch before 2.12 has one
-            groups = [getattr(state, "_fsdp_param_group", None)]
+            groups = [getattr(state, one, None)]
         for group in groups:
-            yield from getattr(group, "fsdp_params", ())
+            yield from names.FSDP_PARAMETERS.of(group, ())
 
 
 def _name(shard: Any) -> str:
-    return str(getattr(shard, "_param_fqn", None) or "parameter")
+    return str(names.PARAMETER_NAME.of(shard) or "parameter")
 
 
 def zero_tensors(optimizer: Any) -> Found:
@@ -177,7 +184,7 @@ def bucket_bytes(wrapper: Any) -> list[int]:
     They live as long as the wrapper, and no Python object stands for them. Empty where ``.grad`` is a view of a bucket:
     there the buckets are the gradients.
     """
-    logged: Callable[[], dict[str, Any]] | None = getattr(wrapper, "_get_ddp_logging_data", None)
+    logged: Callable[[], dict[str, Any]] | None = names.DDP_BUCKETS.of(wrapper)
     if logged is None or getattr(wrapper, "gradient_as_bucket_view", False):
         return []
     said = logged()

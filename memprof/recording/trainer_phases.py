@@ -1,6 +1,6 @@
-"""Which methods of a trainer are which phase: a table for transformers' and TRL's trainers.
+"""Mark the phases of transformers' and TRL's trainers: a table says which of their methods is which phase.
 
-Phases nest, the innermost counts. What lies between them (tokenising, padding, advantages, logging) is ``other``.
+Phases nest, and the innermost counts. What lies between them (tokenising, padding, advantages, logging) is ``other``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.compat import accelerate as accelerate_names
+from memprof.compat import peft as peft_names
+from memprof.compat import transformers as hf_names
+from memprof.compat import trl as trl_names
 from memprof.compat.patching import Seams
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
@@ -17,21 +21,23 @@ __all__ = ["TrainerPhases"]
 
 # Method of the trainer -> phase. Methods a trainer does not have are skipped.
 _METHODS = (
-    ("compute_loss", Phase.FORWARD),
-    ("_calculate_rewards", Phase.REWARD),
-    ("evaluate", Phase.EVALUATE),
-    ("predict", Phase.EVALUATE),
-    ("_save_checkpoint", Phase.SAVE),
-    ("save_model", Phase.SAVE),
-    ("_move_model_to_vllm", Phase.WEIGHT_SYNC),
-    ("_sync_fsdp_params_to_vllm", Phase.WEIGHT_SYNC),
+    (hf_names.LOSS, Phase.FORWARD),
+    (trl_names.SCORE_REWARDS, Phase.REWARD),
+    (hf_names.EVALUATE, Phase.EVALUATE),
+    (hf_names.PREDICT, Phase.EVALUATE),
+    (hf_names.SAVE_CHECKPOINT, Phase.SAVE),
+    (hf_names.SAVE, Phase.SAVE),
 )
-# Log-probs outside the loss: the reference's or the old policy's. The second name is older TRL's.
-_LOGPS = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
 # Where older TRL keeps what generates: the policy, a vLLM engine in this process, a client of one elsewhere.
 _GENERATORS = ("model", "llm", "vllm_client")
 # Methods wrapped only to hear of exceptions that end the run.
-_WATCHED = ("_run_epoch", "_finalize_training", "_evaluate", "training_step", "_maybe_log_save_evaluate")
+_WATCHED = (
+    hf_names.EPOCH,
+    hf_names.FINALIZE,
+    hf_names.INNER_EVALUATE,
+    hf_names.TRAINING_STEP,
+    hf_names.LOG_SAVE_EVALUATE,
+)
 # Before transformers 5 the whole loop is one method, entered before a callback hears of it: what is watched are the
 # attribute of the trainer and the method of it through which the loop's exceptions come.
 _LOOP_PARTS = (
@@ -39,7 +45,6 @@ _LOOP_PARTS = (
     ("accelerator", "clip_grad_norm_"),
     ("optimizer", "step"),
 )
-_ENGINE_METHODS = (("sync_weights", Phase.WEIGHT_SYNC), ("generate", Phase.GENERATE))
 _SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
 
 
@@ -50,28 +55,37 @@ class TrainerPhases:
         self.current: Session | None = None
         self._trainer = trainer
         self._optimizer_step: PhaseMark | None = None
-        for name in _WATCHED:
-            seams.wrap(trainer, name)
-        if not hasattr(trainer, "_run_epoch"):
-            seams.wrap(trainer, "get_batch_samples")
-            for attribute, name in _LOOP_PARTS:
-                seams.wrap(getattr(trainer, attribute, None), name)
-        for name, phase in _METHODS:
-            seams.wrap(trainer, name, self._entering(phase), self._leaving)
-        seams.wrap(trainer, "_generate", self._entering(Phase.GENERATE), self._leave_generate)
-        for name in _LOGPS:
+        self._watch_for_errors(seams)
+        for method, phase in _METHODS:
+            seams.wrap(trainer, method, self._entering(phase), self._leaving)
+        # Log-probs outside the loss: the reference's or the old policy's. Older TRL has another name for them.
+        for name in trl_names.LOGPS_OUTSIDE_LOSS.names:
             seams.wrap(trainer, name, self._enter_logps, self._leaving)
-        # TRL before `_generate`: the method of whatever generates is the only seam, the masks tell the lengths.
-        self._lengths_by_mask = not hasattr(trainer, "_generate")
-        if self._lengths_by_mask and hasattr(trainer, "_generate_and_score_completions"):
-            for generator in _GENERATORS:
-                seams.wrap(getattr(trainer, generator, None), "generate", self._entering(Phase.GENERATE), self._leaving)
-        seams.wrap(trainer, "_prepare_inputs", None, self._take_batch)
-        seams.wrap(trainer, "_generate_and_score_completions", None, self._take_generated)
+        self._lengths_by_mask = trl_names.GENERATE_PHASE.of(trainer) is None
+        self._wrap_generation(seams)
+        seams.wrap(trainer, trl_names.PREPARE_INPUTS, None, self._take_batch)
+        seams.wrap(trainer, trl_names.SCORE_COMPLETIONS, None, self._take_generated)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
-            seams.wrap(accelerator, "backward", self._entering(Phase.BACKWARD), self._leave_backward)
+            seams.wrap(accelerator, accelerate_names.BACKWARD, self._entering(Phase.BACKWARD), self._leave_backward)
         self._wrap_engine(seams)
+
+    def _watch_for_errors(self, seams: Seams) -> None:
+        """Hear of every exception that ends the run."""
+        for method in _WATCHED:
+            seams.wrap(self._trainer, method)
+        if hf_names.EPOCH.of(self._trainer) is None:
+            seams.wrap(self._trainer, "get_batch_samples")
+            for attribute, name in _LOOP_PARTS:
+                seams.wrap(getattr(self._trainer, attribute, None), name)
+
+    def _wrap_generation(self, seams: Seams) -> None:
+        trainer, generating = self._trainer, self._entering(Phase.GENERATE)
+        seams.wrap(trainer, trl_names.GENERATE_PHASE, generating, self._leave_generate)
+        # TRL before `_generate`: the method of whatever generates is the only seam, the masks tell the lengths.
+        if self._lengths_by_mask and trl_names.SCORE_COMPLETIONS.of(trainer) is not None:
+            for generator in _GENERATORS:
+                seams.wrap(getattr(trainer, generator, None), "generate", generating, self._leaving)
 
     def end_step(self) -> None:
         """The optimizer has stepped and gradients are cleared."""
@@ -84,10 +98,12 @@ class TrainerPhases:
         self.current = None
 
     def _wrap_engine(self, seams: Seams) -> None:
-        engine = getattr(self._trainer, "vllm_generation", None)
-        if engine is not None:
-            for name, phase in _ENGINE_METHODS:
-                seams.wrap(engine, name, self._entering(phase), self._leaving)
+        engine = trl_names.VLLM.of(self._trainer)
+        syncing = self._entering(Phase.WEIGHT_SYNC)
+        for name in trl_names.SYNC_WEIGHTS.names:  # the trainer's own methods in older TRL
+            seams.wrap(self._trainer, name, syncing, self._leaving)
+            seams.wrap(engine, name, syncing, self._leaving)
+        seams.wrap(engine, trl_names.GENERATE_VLLM, self._entering(Phase.GENERATE), self._leaving)
         model = getattr(engine, "llm", None) or getattr(self._trainer, "llm", None)
         if model is not None:
             for name, phase in _SLEEP_METHODS:
@@ -123,7 +139,7 @@ class TrainerPhases:
         if now is not None and now.phase == Phase.FORWARD.value:
             return None  # the loss's own log-probs
         model = args[0] if args else kwargs.get("model")
-        reference = model is getattr(self._trainer, "ref_model", None) or _adapters_off(model)
+        reference = model is trl_names.REFERENCE.of(self._trainer) or _adapters_off(model)
         phase = Phase.REFERENCE_LOGPROBS if reference else Phase.OLD_LOGPROBS
         return self.current.enter_phase(phase.value)
 
@@ -143,7 +159,7 @@ class TrainerPhases:
         if self.current is None or batch is None:
             return
         self.current.owners.claim_inputs(batch)
-        self.current.owners.claim_inputs(getattr(self._trainer, "_buffered_inputs", None), "rollout")
+        self.current.owners.claim_inputs(trl_names.BUFFERED.of(self._trainer), "rollout")
 
 
 def _tokens_in(batch: Any) -> int:
@@ -195,8 +211,8 @@ def _adapters_off(model: Any) -> bool:
     if model is None or not hasattr(model, "modules"):
         return False
     for module in model.modules():
-        off = getattr(module, "disable_adapters", None)
+        off = peft_names.DISABLED.of(module)
         if isinstance(off, bool):
-            active = getattr(module, "active_adapters", None)
+            active = peft_names.ACTIVE.of(module)
             return off or active == ["ref"]
     return False

@@ -15,7 +15,7 @@ from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
 
 if TYPE_CHECKING:
-    from memprof.analysis.analysis import Analysis
+    from memprof.analysis.analysis import Advisor, Analysis
 
 __all__ = ["Outcome", "evaluate", "judge", "run_row", "summary_of"]
 
@@ -29,8 +29,8 @@ class Outcome:
     verdict: Verdict | None
 
 
-def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Outcome:
-    """Simulate a run and compare it with what the GPU has.
+def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True, advisor: Advisor | None = None) -> Outcome:
+    """Simulate a run and compare it with what the GPU has. ``advisor`` fills the report's ``advice``.
 
     A run whose reserved memory is too high while its live memory is not is simulated again on a card of that size:
     the allocator then gives cached segments back before it fails, as the real one does.
@@ -40,13 +40,13 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
     """
     if settings.host_memory is not None and gpu is None:
         raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
-    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
+    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu, advisor)
 
 
-def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
-    """Do as :func:`evaluate` with anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None) -> Outcome:
+    """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
     raw = run(None)
-    analysis = _analyse(raw)
+    analysis = _analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu)
@@ -56,7 +56,7 @@ def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outco
     again = run(room)
     if again["memprof"]["oom"] is not None:
         return _outcome(raw, analysis, verdict)
-    squeezed = _analyse(again)
+    squeezed = _analyse(again, advisor)
     return _outcome(again, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True))
 
 
@@ -69,7 +69,7 @@ def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -
     return Outcome(raw, analysis, verdict)
 
 
-def _analyse(raw: dict[str, Any]) -> Analysis:
+def _analyse(raw: dict[str, Any], advisor: Advisor | None) -> Analysis:
     from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw
 
@@ -79,7 +79,7 @@ def _analyse(raw: dict[str, Any]) -> Analysis:
         "segments": copy.deepcopy(raw["segments"]),
         "device_traces": [list(t) for t in raw["device_traces"]],
     }
-    return analyze(snapshot_from_raw(shallow))
+    return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
 def run_row(settings: dict[str, Any], gpu: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.config.expected_error import expected_error
 from memprof.config.gpus import Gpu, workspace_bytes
+from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import InputError
 from memprof.recording.recorder import DeviceInfo
@@ -187,15 +188,18 @@ def features_of(settings: Settings) -> list[str]:
 
 
 def model_facts(config: Any) -> dict[str, Any]:
-    """What attribution wants to know of a model."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
+    """Return what attribution wants to know of a model.
+
+    Raises:
+        InputError: the config does not say it.
+    """
+    shape = ModelShape.of(config)
     return {
-        "hidden_size": text.hidden_size,
-        "vocab_size": text.vocab_size,
-        "num_hidden_layers": text.num_hidden_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
-        "tie_word_embeddings": bool(text.tie_word_embeddings),
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.vocabulary,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
     }

@@ -9,20 +9,49 @@ up at once, in lifetimes sorted by address.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from memprof.snapshot.model import I64
+from memprof.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings, settings_of
+from memprof.snapshot.model import I64, Snapshot
 from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
+from memprof.vocabulary import Kind
 
-__all__ = ["block_sizes", "round_sizes"]
+__all__ = ["block_sizes", "round_sizes", "row_sizes"]
 
 # Real traces have one to five places to look at for each unknown block; with far more than that, in a
 # file made to keep its reader busy, rounding alone has to do.
 _PAIRS_EACH, _PAIRS_FREE = 64, 1_000_000
 # Places in 20 MiB, 512 bytes apart.
 _MAX_STEPS = 40_960
+
+
+def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
+    """Return requested and block bytes of every row.
+
+    A trace's sizes are requests in some files and blocks in others: what is still there at the end
+    shows which. Blocks freed within the trace get their size from the allocator's rules.
+    """
+    ended, known = rows.trace_size >= 0, rows.block_size >= 0
+    if snapshot.kind is Kind.TRACE:
+        size = np.where(ended, rows.trace_size, rows.block_requested)
+        return size, size
+    both = ended & known
+    as_requested = np.count_nonzero(rows.trace_size[both] == rows.block_requested[both])
+    as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
+    requested = np.where(known, rows.block_requested, rows.trace_size)
+    if as_block > as_requested:
+        notes.append("the trace holds block sizes: what was requested is not known for blocks freed in it")
+        return requested, np.where(known, rows.block_size, rows.trace_size)
+    settings = settings_of(snapshot.settings)
+    if not settings.expandable_segments and np.any(regions.page > 0):
+        settings = replace(settings, expandable_segments=True)
+    size, derived = block_sizes(rows, requested, regions, settings)
+    if derived:
+        notes.append(f"the sizes of {derived:,} blocks freed during the recording follow from the allocator's rules")
+    return requested, size
 
 
 def round_sizes(settings: AllocatorSettings, requested: I64) -> I64:

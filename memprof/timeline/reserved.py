@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.snapshot.model import I32, I64, Action, Segments, Trace
+from memprof.timeline.lifetimes import Rows
 
-__all__ = ["Regions", "regions_of"]
+__all__ = ["Regions", "add_pools", "regions_of"]
 
 _PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
 # A hostile file can make every unmap span every map; real ones stay near one stretch an event.
@@ -106,3 +107,15 @@ def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
     inside = np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)
     at = low[entry] + inside
     return entry, edges[at], edges[np.minimum(at + 1, max(len(edges) - 1, 0))] - edges[at]
+
+
+def add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
+    """Give rows the private pool of the segment around them: before torch 2.10 events name none."""
+    private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
+    if not len(private) or np.any(trace.pool):
+        return
+    at = np.searchsorted(regions.address[private], rows.address, side="right") - 1
+    region = private[np.maximum(at, 0)]
+    inside = (at >= 0) & (rows.address < regions.address[region] + regions.size[region])
+    inside &= regions.begin_event[region] <= rows.alloc_event
+    rows.pool[inside] = regions.pool[region[inside]]

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator.settings import settings_of
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
-from memprof.timeline.block_sizes import block_sizes
+from memprof.timeline.block_sizes import row_sizes
 from memprof.timeline.lifetimes import Rows, pair_blocks
-from memprof.timeline.reserved import Regions, regions_of
+from memprof.timeline.reserved import Regions, add_pools, regions_of
 from memprof.vocabulary import History, Kind
 
 __all__ = ["Timeline", "build_timeline", "history_of"]
@@ -116,8 +115,8 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     notes: list[str] = []
     rows = pair_blocks(trace, blocks, segments, notes)
     regions = regions_of(trace if snapshot.kind is not Kind.TRACE else _no_events(), segments)
-    _add_pools(rows, trace, regions)
-    sizes = _sizes(rows, snapshot, regions, notes)
+    add_pools(rows, trace, regions)
+    sizes = row_sizes(rows, snapshot, regions, notes)
     _note_strays(rows, blocks, len(trace), notes)
     timeline = _totals(device, snapshot.kind, trace, segments, regions, rows, sizes, notes)
     timeline = replace(timeline, history=_history(snapshot, trace, rows))
@@ -128,44 +127,6 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
 def _no_events() -> Trace:
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
     return Trace(none64.astype(np.uint8), none64, none64, none64, none64, none32, none32, none32, False)
-
-
-def _add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
-    """Before torch 2.10 events name no pool: that of the segment around them, where it is still there."""
-    private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
-    if not len(private) or np.any(trace.pool):
-        return
-    at = np.searchsorted(regions.address[private], rows.address, side="right") - 1
-    region = private[np.maximum(at, 0)]
-    inside = (at >= 0) & (rows.address < regions.address[region] + regions.size[region])
-    inside &= regions.begin_event[region] <= rows.alloc_event
-    rows.pool[inside] = regions.pool[region[inside]]
-
-
-def _sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
-    """Requested and block bytes of every row.
-
-    A trace's sizes are requests in some files and blocks in others: what is still there at the end
-    shows which. Blocks freed within the trace get their size from the allocator's rules.
-    """
-    ended, known = rows.trace_size >= 0, rows.block_size >= 0
-    if snapshot.kind is Kind.TRACE:
-        size = np.where(ended, rows.trace_size, rows.block_requested)
-        return size, size
-    both = ended & known
-    as_requested = np.count_nonzero(rows.trace_size[both] == rows.block_requested[both])
-    as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
-    requested = np.where(known, rows.block_requested, rows.trace_size)
-    if as_block > as_requested:
-        notes.append("the trace holds block sizes: what was requested is not known for blocks freed in it")
-        return requested, np.where(known, rows.block_size, rows.trace_size)
-    settings = settings_of(snapshot.settings)
-    if not settings.expandable_segments and np.any(regions.page > 0):
-        settings = replace(settings, expandable_segments=True)
-    size, derived = block_sizes(rows, requested, regions, settings)
-    if derived:
-        notes.append(f"the sizes of {derived:,} blocks freed during the recording follow from the allocator's rules")
-    return requested, size
 
 
 def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]) -> None:

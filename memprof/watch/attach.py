@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from memprof.compat import missing, require
 from memprof.errors import UsageError
 from memprof.recording.api import switched_off
 
@@ -72,13 +73,13 @@ def attach(
         redact: leave this machine's paths and name out of what is written.
 
     Raises:
-        UsageError: an unknown role, or this process has one attached already.
+        UsageError: an unknown role, this process has one attached already, or torch lacks what this needs.
     """
     if role not in _ROLES:
         raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
     if role in _attached:
         raise UsageError(f"this process has a {role!r} attached already; detach it first.")
-    from memprof.recording.api import _device_of, make_recorder
+    from memprof.recording.api import device_of, make_recorder
     from memprof.recording.session import Session
     from memprof.vocabulary import Kind
 
@@ -86,13 +87,14 @@ def attach(
     watch = Attachment(role, Path(output_dir) / role, place[0])
     if switched_off():
         return watch
+    require("attach")
     try:
         recorder = make_recorder(
-            device if device is not None else _device_of(model), kind, max_entries=max_entries, stacks=stacks
+            device if device is not None else device_of(model), kind, max_entries=max_entries, stacks=stacks
         )
         if recorder.kind is Kind.TRACE and max_entries is None:
             recorder = make_recorder(
-                _device_of(model) if device is None else device, kind, max_entries=_RING, stacks=stacks
+                device_of(model) if device is None else device, kind, max_entries=_RING, stacks=stacks
             )
         facts = {"role": role, **(config or {})}
         session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact)
@@ -101,6 +103,7 @@ def attach(
                 session.add_model(one, what)
         if optimizer is not None:
             session.owners.add_optimizer(optimizer)
+        session.notes += missing("attach")
         session.start()
     except UsageError:
         raise
@@ -175,7 +178,7 @@ class Attachment:
             UsageError: a phase that is none.
         """
         from memprof.recording.phases import phase_id
-        from memprof.recording.training_regions import TRAIN
+        from memprof.watch.training_method import TRAIN
 
         names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
         if self._session is None:
@@ -253,7 +256,7 @@ class Attachment:
                 self.report(path)
 
     def _wrap(self, worker: Any, method: str, phase: str) -> bool:
-        from memprof.recording.training_regions import TRAIN
+        from memprof.watch.training_method import TRAIN
 
         original = getattr(worker, method, None)
         if phase == TRAIN:
@@ -275,7 +278,7 @@ class Attachment:
 
     def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """A method that trains begins: what it does is told apart until it ends."""
-        from memprof.recording.training_regions import TrainingPhases
+        from memprof.watch.training_method import TrainingPhases
 
         if self._session is None:
             return None
@@ -303,7 +306,7 @@ class Attachment:
         """An exception leaves the worker's code."""
         import torch
 
-        if self._session is None or not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if self._session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
             return
         path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
         if path not in self.snapshots or self._session.recorder.oom() is None:

@@ -55,7 +55,7 @@ def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: st
     from memprof.analysis.ranks import rank_summary
     from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
     from memprof.reports.document.build import build_document
-    from memprof.reports.html.page import write_html
+    from memprof.reports.html.report import write_html
     from memprof.reports.json import write_json
 
     answers = [a for a in ray.get([w.__ray_call__.remote(_answer, role) for w in workers]) if a is not None]

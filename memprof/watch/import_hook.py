@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from memprof.errors import MemprofError
+
 __all__ = ["when_imported"]
 
 Hook = Callable[[ModuleType], None]
@@ -53,6 +55,8 @@ def _call(hook: Hook, module: ModuleType) -> None:
     """Our own mistake must not make somebody's import fail."""
     try:
         hook(module)
+    except MemprofError as error:
+        print(f"memprof does not watch this script, which runs on: {error}", file=sys.stderr)
     except Exception as error:
         print(f"memprof could not attach to {module.__name__} ({error!r}); the script runs unwatched.", file=sys.stderr)
 

@@ -16,6 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memprof.compat import missing, require
+from memprof.compat import torch as torch_names
+from memprof.compat.patching import Patches
+from memprof.compat.transformers import GENERATE
 from memprof.errors import MemprofError
 from memprof.integrations.callback.output import Result, prune, say, say_oom, summarise
 from memprof.recording import phases
@@ -56,7 +60,8 @@ class PlainLoop:
         self._depth = 0
         self._marks: list[PhaseMark | None] = []
         self._optimizer_mark: PhaseMark | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._handles: list[Any] = []
+        self._patches = Patches()
         self._snapshots: list[Path] = []
         self._oom_written = False
         self._over = False
@@ -67,24 +72,23 @@ class PlainLoop:
     def begin(self) -> None:
         """Hook in; torch is there."""
         import torch
-        from torch.nn.modules import module as modules
-        from torch.optim import optimizer as optimizers
 
-        handles = [
-            modules.register_module_forward_pre_hook(self._guard(self._before_forward)),
-            modules.register_module_forward_hook(self._guard(self._after_forward), always_call=True),
-            optimizers.register_optimizer_step_pre_hook(self._guard(self._before_step)),
-            optimizers.register_optimizer_step_post_hook(self._guard(self._after_step)),
+        require("run")
+        self._handles = [
+            torch_names.BEFORE_FORWARD.get()(self._guard(self._before_forward)),
+            torch_names.AFTER_FORWARD.get()(self._guard(self._after_forward), always_call=True),
+            torch_names.BEFORE_STEP.get()(self._guard(self._before_step)),
+            torch_names.AFTER_STEP.get()(self._guard(self._after_step)),
         ]
-        self._undo += [handle.remove for handle in handles]
-        self._wrap(torch.autograd, "backward", Phase.BACKWARD)
+        # Optional ones: what is missing is noted in the recording.
+        self._wrap(torch.autograd, torch_names.BACKWARD.name, Phase.BACKWARD)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-            self._wrap(owner, "clip_grad_norm_", Phase.OPTIMIZER_STEP)
+            self._wrap(owner, torch_names.CLIP.name, Phase.OPTIMIZER_STEP)
 
     def watch_generation(self, mixin: Any) -> None:
         """transformers' ``generate`` is a phase; it may be imported later than torch."""
         if not self._over:
-            self._wrap(mixin, "generate", Phase.GENERATE)
+            self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
     def end(self) -> None:
         """Write what is recorded, put everything back, report."""
@@ -107,8 +111,9 @@ class PlainLoop:
             warnings.warn(f"memprof could not write what it recorded ({error}).", stacklevel=2)
 
     def _unhook(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._patches.restore()
+        while self._handles:
+            self._handles.pop().remove()
 
     # -- what the loop does ------------------------------------------------------------------------------------
 
@@ -158,9 +163,9 @@ class PlainLoop:
                 self._unhook()
 
     def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
-        from torch.compiler import is_compiling
-
-        original = vars(owner)[name]
+        original, is_compiling = vars(owner).get(name), torch_names.IS_COMPILING.get()
+        if original is None:
+            return
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -175,12 +180,7 @@ class PlainLoop:
                 if mark is not None:
                     self._guard(self._leave)(mark)
 
-        def restore() -> None:
-            if vars(owner).get(name) is wrapper:
-                setattr(owner, name, original)
-
-        setattr(owner, name, wrapper)
-        self._undo.append(restore)
+        self._patches.put(owner, name, wrapper)
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
         if not self._depth and args:
@@ -213,6 +213,7 @@ class PlainLoop:
         )
         session = Session(recorder, config=_facts(module), on_failure=self._failed, redact=options.get("redact", False))
         session.on_oom(self._out_of_memory)
+        session.notes += missing("run")
         session.start()
         session.set_step(self._step)
         self._session, self._first = session, self._step
@@ -305,7 +306,7 @@ class PlainLoop:
 
     def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
-        from torch.compiler import is_compiling
+        is_compiling = torch_names.IS_COMPILING.get()
 
         def guarded(*arguments: Any) -> Any:
             if is_compiling() or self._over:

@@ -10,6 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from memprof.compat import require
+from memprof.compat.check import fault_of
+from memprof.compat.transformers import TRAINER_INIT
+from memprof.errors import UsageError
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.finder import find_trainer
 from memprof.watch.import_hook import when_imported
@@ -22,6 +26,7 @@ __all__ = [
     "LaunchedCallback",
     "give_callback",
 ]
+
 
 class Attachment:
     """Waits for torch and transformers to be imported by the script; without them nothing happens.
@@ -60,7 +65,8 @@ class Attachment:
             self._loop.begin()
 
     def _trainer(self, module: ModuleType) -> None:
-
+        if (fault := fault_of(TRAINER_INIT)) is not None:
+            raise UsageError(f"{fault}.")
         give_callback(module, self._options, self._training)
 
     def _generation(self, module: ModuleType) -> None:
@@ -89,6 +95,7 @@ class LaunchedCallback(MemProfCallback):
         handler = getattr(trainer, "callback_handler", None)
         others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
         self._begun()
+        require("run")
         if not others:
             super()._begin(state)
 

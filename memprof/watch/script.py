@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import io
 import os
-import runpy
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from memprof.compat import require
+from memprof.compat.optional_packages import MAIN_DETAILS, MODULE_DETAILS
 from memprof.errors import InputError
 from memprof.frame_paths import own_folders
 
@@ -39,7 +40,9 @@ class Script:
 
         Raises:
             InputError: there is no such script.
+            UsageError: this Python lacks what it takes to run one.
         """
+        require("run")
         if not self.is_module and not os.path.exists(self.name):
             raise InputError(f"{self.name}: there is no such script; `memprof run -m NAME` runs a module.")
 
@@ -81,12 +84,12 @@ class Script:
         if self.is_module:
             self._set_path(os.getcwd())
             sys.argv[:] = ["-m", *self.arguments]
-            _, spec, code = self._find(runpy._get_module_details, self.name)  # type: ignore[attr-defined]
+            _, spec, code = self._find(MODULE_DETAILS.get(), self.name)
             sys.argv[0] = str(spec.origin)
         elif os.path.isdir(self.name) or zipfile.is_zipfile(self.name):
             self._set_path(os.path.abspath(self.name))
             sys.argv[:] = [self.name, *self.arguments]
-            _, spec, code = self._find(runpy._get_main_module_details)  # type: ignore[attr-defined]
+            _, spec, code = self._find(MAIN_DETAILS.get())
         else:
             self._set_path(os.path.dirname(os.path.realpath(self.name)))
             sys.argv[:] = [self.name, *self.arguments]

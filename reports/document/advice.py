@@ -1,4 +1,4 @@
-"""*What would lower the peak*, in words: from a report's ``advice`` and ``combination``."""
+"""Fill *What would lower the peak* from a report's ``advice`` and ``combination``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIKE = 0.75
 
 
 def advised(report: Mapping[str, Any]) -> Advised:
-    """Everything a renderer says of advice; without advice, the changes are empty."""
+    """Collect everything a renderer says of advice; without advice, the changes are empty."""
     changes = tuple(_change(entry, report) for entry in report.get("advice") or [])
     return Advised(_first(report, changes), changes, _basis(changes, report), _combination(report.get("combination")))
 
@@ -58,7 +58,7 @@ def _also(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
-    """The change to begin with: the one that saves most of those that keep the gradients, unless they save little.
+    """Name the change to begin with: of those that keep the gradients the one that saves most, unless they save little.
 
     What lies idle in the allocator comes first only where it would have saved a run that ran out of memory.
     """
@@ -76,7 +76,7 @@ def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
 
 
 def _cheapest(changes: Sequence[Advice]) -> Advice:
-    """Of the changes that save nearly what the best of them saves, the one that asks for least."""
+    """Choose, of the changes that save nearly as much as the best of them, the one that asks for least."""
     most = max(a.saves_bytes for a in changes)
     near = [a for a in changes if a.saves_bytes >= _ALIKE * most]
     return min(near, key=lambda a: (a.toll, -a.saves_bytes))
@@ -87,7 +87,7 @@ def _lower(words: str) -> str:
 
 
 def _basis(changes: Sequence[Advice], report: Mapping[str, Any]) -> str:
-    """How the savings were found, and how far the simulator was off on the unchanged run."""
+    """Say how the savings were found, and how far off the simulator was on the unchanged run."""
     kinds = {a.basis for a in changes}
     if not kinds:
         return ""

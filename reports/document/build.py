@@ -1,4 +1,4 @@
-"""From the report's JSON to the document every renderer reads."""
+"""Fill the document that every renderer reads from a report's JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def document_of(
     exact: int = _EXACT_EVENTS,
     report: dict[str, Any] | None = None,
 ) -> Document:
-    """The document of an analysis, with its timeline and every allocation worth drawing.
+    """Fill the document of an analysis, with its timeline and every allocation worth drawing.
 
     Args:
         analysis: what :func:`memprof.analyze` returned.
@@ -79,7 +79,7 @@ def build_document(
     allocations: Sequence[Mapping[str, Any]] | None = None,
     elsewhere: Sequence[Mapping[str, Any]] = (),
 ) -> Document:
-    """The document of one report (``memprof.report/1``).
+    """Fill the document of one report (``memprof.report/1``).
 
     Args:
         report: the report as ``Analysis.to_dict`` gives it.
@@ -122,7 +122,7 @@ def build_document(
 
 
 def _sentence(note: str) -> str:
-    """A note as a sentence: a capital first, a full stop last."""
+    """Write a note as a sentence: a capital first, a full stop last."""
     words = plain(note).strip()
     return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
 
@@ -184,7 +184,7 @@ def _device_peak(device: Mapping[str, Any] | None) -> DevicePeak | None:
 
 
 def _growths(grown_by: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
-    """By phase and call site, the largest first; the stack shown is the one that brought the most."""
+    """Add up growth by phase and call site, the largest first; the stack shown is the one that brought the most."""
     merged: dict[tuple[str, str], Growth] = {}
     for grown in sorted(grown_by, key=lambda g: -g["bytes"]):
         phase = plain(phase_label(grown["phase"])) if grown["phase"] else ""
@@ -204,13 +204,14 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     sentence += f", {size(free)} were free on the device." if free is not None else "."
     if oom.get("fits_defragmented") is not None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
-        verdict = "would have fitted" if oom["fits_defragmented"] else "would not have fitted either"
-        sentence += f" {size(idle)} lay free inside the allocator: in one piece with it, the request {verdict}."
+        fits = oom["fits_defragmented"]
+        verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
+        sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
     return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
-    """Only where there is a trend to see: the first step builds the optimizer's state, so two say nothing."""
+    """Fill the steps where there is a trend to see: the first builds the optimizer's state, so two say nothing."""
     if not growth or (len(growth["steps"]) < 3 and not growth["left_behind"]):
         return None
     steps = tuple(Step(s["step"], s["peak_bytes"], s["end_bytes"], s["tokens"]) for s in growth["steps"])
@@ -234,9 +235,9 @@ def _growth_words(growth: Mapping[str, Any]) -> str:
     slope, explained = growth["end_bytes_per_step"], growth["explained_by_tokens"]
     if slope is None:
         return "Too few steps to see a trend."
-    words = f"What is left when a step ends changes by {signed_gib(round(slope))} GiB a step"
+    words = f"Memory left when a step ends changes by {signed_gib(round(slope))} GiB a step"
     if explained is not None:
-        words += f"; the number of tokens explains {100 * explained:.0f} % of how the peaks differ"
+        words += f"; the number of tokens explains {100 * explained:.0f} % of the difference between peaks"
     return words + "."
 
 
@@ -271,7 +272,7 @@ def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
     recorder = (source.get("versions") or {}).get("memprof")
     if recorder and recorder != __version__:
         facts.append(Fact("recorded with memprof", plain(recorder)))
-    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes"))
+    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes", "values below 0.005 GiB print as <0.01"))
     if source.get("phases_known_by"):
         words = {"marks": "marks in the recording", "stacks": "stacks (inferred)", "none": "nothing"}
         facts.append(Fact("Phases known by", plain(words.get(source["phases_known_by"], source["phases_known_by"]))))

@@ -1,4 +1,4 @@
-"""*Does it add up?*: the report's sums, redone from its parts and spelled out."""
+"""Fill *Does it add up?*: redo the report's sums from their parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["adds_up"]
 
 
 def adds_up(report: Mapping[str, Any]) -> AddsUp:
-    """Every total of the report against the sum of its parts; bytes are compared, not what is printed."""
+    """Check every total of the report against the sum of its parts, byte by byte."""
     peak = report["peak"]
     checks = [
         *_composition(peak),
@@ -35,7 +35,7 @@ def _composition(peak: Mapping[str, Any]) -> list[Check]:
     return [
         _equal("Sum of categories", sum(peak["categories"].values()), active, "equals the active bytes"),
         _equal("Sum of groups", sum(groups.values()), peak["groups"]["total"], "equals the total row"),
-        _equal("Sum of evidence", sum(peak["evidence"].values()), active, "every byte says how it is known"),
+        _equal("Sum of evidence", sum(peak["evidence"].values()), active, "every byte has its evidence"),
         _equal(
             "Allocated + pending free",
             allocated + pending,

@@ -130,7 +130,7 @@ _COLOUR_OF = {
 
 
 def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] = ()) -> Comparison:
-    """What is shown of a comparison (``memprof.compare/1``).
+    """Fill the document of a comparison (``memprof.compare/1``).
 
     Args:
         data: the comparison as :func:`memprof.analysis.compare.compare` gives it.
@@ -179,13 +179,13 @@ def _column(run: Mapping[str, Any], document: Document | None) -> Column:
 
 
 def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
-    """The comparison's own, then each run's under its label."""
+    """List the comparison's own notes, then each run's under its label."""
     own = [plain(note) for note in data["notes"]]
     return (*own, *[f"{c.label}: {note}" for c in columns if c.document for note in c.document.notes])
 
 
 def _legend(columns: Sequence[Column]) -> tuple[Part, ...]:
-    """Every colour once, under the name it has in the first run that shows it."""
+    """List every colour once, under the name it has in the first run that shows it."""
     parts: dict[str, Part] = {}
     for column in columns:
         for part in column.parts:
@@ -204,7 +204,7 @@ def _reproduce(data: Mapping[str, Any]) -> tuple[Fact, ...]:
     return (
         Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
         Fact("memprof", __version__),
-        Fact("Units", "1 GiB = 2³⁰ bytes"),
+        Fact("Units", "1 GiB = 2³⁰ bytes", "values below 0.005 GiB print as <0.01"),
     )
 
 
@@ -213,7 +213,7 @@ def _quoted(word: str) -> str:
 
 
 def _sized(n_bytes: int) -> str:
-    """A size as the command line takes it, exact."""
+    """Write a size as the command line takes it, exact."""
     for factor, unit in ((2**30, "GiB"), (10**9, "GB"), (10**6, "MB")):
         if n_bytes % factor == 0:
             return f"{n_bytes // factor}{unit}"
@@ -241,7 +241,7 @@ def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Line:
 
 
 def _beside_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
-    """What was reserved is only worth a row where something else is known beside it."""
+    """Leave out what was reserved where nothing else is known beside it."""
     outside = any(row["id"] == "non_torch" for row in rows)
     return tuple(_beside(row) for row in rows if outside or row["id"] != "reserved")
 
@@ -255,7 +255,7 @@ def _beside(row: Mapping[str, Any]) -> Line:
 def _changes(
     row: Mapping[str, Any], figures: Sequence[int | None]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Differences, ratios and changes in words."""
+    """Put differences, ratios and changes in words."""
     return (
         tuple("–" if d is None else signed_gib(d) for d in row["difference"][1:]),
         tuple(ratio_words(r) for r in row["ratio"][1:]),
@@ -268,12 +268,12 @@ _ALONE = ("grpo_loss", "inference", "kv_cache")
 
 
 def children_worth_a_line(row: Line) -> tuple[Line, ...]:
-    """A row's parts where each costs a line: without one that only repeats its row."""
+    """List a row's parts where each costs a line, without one that only repeats its row."""
     return () if row.id in _ALONE else row.children
 
 
 def ratio_words(ratio: float | None) -> str:
-    """``0.11×``; ``–`` where there is nothing to divide by."""
+    """Write a ratio as ``0.11×``; ``–`` where there is nothing to divide by."""
     if ratio is None:
         return "–"
     if 0 < ratio < 0.005:
@@ -282,7 +282,7 @@ def ratio_words(ratio: float | None) -> str:
 
 
 def change_words(first: int | None, other: int | None) -> str:
-    """``90 % less``, ``12 % more``, ``9.4× as much``, ``same``, ``new``, ``gone``; ``–`` where one is not known."""
+    """Say ``90 % less``, ``12 % more``, ``9.4× as much``, ``same``, ``new``, ``gone``; ``–`` where one is not known."""
     if first is None or other is None:
         return "–"
     if first == other:
@@ -300,18 +300,18 @@ def change_words(first: int | None, other: int | None) -> str:
 
 
 def _unchanged(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of a recorded run that was simulated: first of all, how far off the simulator is on the run as it was."""
+    """Say first, of a recorded run that was simulated, how far off the simulator is on the run as it was."""
     found = data.get("unchanged")
     if not found:
         return ()
     measured, simulated = found["measured_bytes"], found["simulated_bytes"]
-    error = f"{100 * (simulated - measured) / measured:+.2f} %" if measured else "not to be told"
+    error = f"{100 * (simulated - measured) / measured:+.2f} %" if measured else "not known"
     figures = f"{size(simulated)} simulated, {size(measured)} measured"
     return (f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures}).",)
 
 
 def _headlines(data: Mapping[str, Any], labels: Sequence[str], rows: Sequence[Line]) -> tuple[str, ...]:
-    """For each later run: how its total compares, and which category makes most of the difference."""
+    """Say of each later run how its total compares, and which category makes most of the difference."""
     total = rows[-1].at_peak
     published = any(run["report"] is None for run in data["runs"])
     found = []
@@ -329,7 +329,7 @@ def _headlines(data: Mapping[str, Any], labels: Sequence[str], rows: Sequence[Li
 
 
 def _largest(rows: Sequence[Line], index: int) -> str:
-    """What differs most between the first run and another: a category; a group where one of the two has no others."""
+    """Name what differs most between the first run and another: a category, or a group where one has no categories."""
     lines = [part for row in rows[:-1] for part in _comparable(row, index)]
     largest = max(lines, key=lambda line: abs(_minus(line, index) or 0), default=None)
     change = _minus(largest, index) if largest else None
@@ -342,7 +342,7 @@ def _comparable(row: Line, index: int) -> Sequence[Line]:
 
 
 def _inside(label: str) -> str:
-    """A label inside a sentence: ``KV cache`` stays, ``Weights`` does not."""
+    """Write a label inside a sentence: ``KV cache`` stays, ``Weights`` does not."""
     return label if label[1:2].isupper() else label[:1].lower() + label[1:]
 
 
@@ -382,7 +382,7 @@ def _only_in(entry: Mapping[str, Any], labels: Sequence[str]) -> OnlyIn:
 
 
 def _named(allocation: Mapping[str, Any], count: int) -> str:
-    """The tensor's name where no stack says where it was made; of several like it, with stars for the digits."""
+    """Name the tensor where no stack says where it was made; of several like it, with stars for the digits."""
     name = plain(allocation.get("name") or "")
     return re.sub(r"\d+", "*", name) if count > 1 else name
 

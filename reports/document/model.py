@@ -1,7 +1,7 @@
-"""The document: what a report says, ready to be shown. Frozen, plain, in bytes and microseconds.
+"""The document of a report: everything that is shown of it, in the order a page shows it.
 
-Every string in it is one harmless line (see :func:`memprof.reports.document.text.plain`); escaping for HTML, markdown
-or the terminal's markup is the renderers' business.
+Frozen and plain, in bytes and microseconds. Every string is one harmless line (see
+:func:`memprof.reports.document.text.plain`). Renderers escape it for HTML, Markdown or the terminal.
 """
 
 from __future__ import annotations
@@ -42,6 +42,142 @@ __all__ = [
     "SwitchRow",
     "Timeline",
 ]
+
+
+# ---- shared pieces ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+
+    id: str
+    label: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
+
+    label: str
+    value: str
+    note: str = ""
+    bytes: int | None = None
+
+
+# ---- the first screen ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The first screen.
+
+    ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
+    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
+    in a sentence what the peak is made of, ``where`` when it was.
+    """
+
+    peak_bytes: int
+    peak_word: str
+    where: str
+    cause: str
+    capacity_bytes: int | None
+    scale_bytes: int
+    facts: tuple[Fact, ...]
+    bar: tuple[Part, ...]
+    rest: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Oom:
+    """The request that failed."""
+
+    requested_bytes: int
+    device_free_bytes: int | None
+    where: str
+    sentence: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that would lower the peak.
+
+    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
+    ``also`` what else there is to know (host memory, which of the two peaks this is about).
+    """
+
+    action: str
+    saves_bytes: int
+    costs: str
+    basis: str
+    setting: str = ""
+    exact: bool = False
+    toll: int = 0
+    after_bytes: int | None = None
+    limit: str = ""
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Changes that together make a run fit, or come nearest to it."""
+
+    sentence: str
+    fits: bool
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
+
+    first: str
+    changes: tuple[Advice, ...]
+    basis: str
+    combination: Combination | None = None
+
+
+@dataclass(frozen=True)
+class NeedRow:
+    """One phase of a simulated run: what it holds, and what the device must have for it."""
+
+    label: str
+    allocated_bytes: int
+    needed_bytes: int
+    fits: bool
+    decides: bool
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
+
+    label: str
+    tokens: int
+    share_below: float
+    peak_bytes: int
+    needed_bytes: int
+    fits: bool | None
+    executed: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
+
+    fits: bool | None
+    verdict: str
+    error: str
+    limit_bytes: int | None
+    needs: tuple[NeedRow, ...]
+    lengths: tuple[LengthRow, ...]
+    lengths_sentence: str
+
+
+# ---- the ranks -------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -122,43 +258,7 @@ class Ranks:
     imbalance: float
 
 
-@dataclass(frozen=True)
-class Part:
-    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
-
-    id: str
-    label: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A labelled figure; ``bytes`` where it is a size, ``value`` its words, ``note`` a line below it."""
-
-    label: str
-    value: str
-    note: str = ""
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The first screen.
-
-    ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
-    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
-    in a sentence what the peak is made of, ``where`` when it was.
-    """
-
-    peak_bytes: int
-    peak_word: str
-    where: str
-    cause: str
-    capacity_bytes: int | None
-    scale_bytes: int
-    facts: tuple[Fact, ...]
-    bar: tuple[Part, ...]
-    rest: tuple[Part, ...]
+# ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,23 +275,6 @@ class Row:
     at_peak: int
     own_peak: int | None
     children: tuple[Row, ...] = ()
-
-
-@dataclass(frozen=True)
-class PhaseRow:
-    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks."""
-
-    phase: str
-    label: str
-    count: int
-    step: int | None
-    total_us: int
-    time_share: float
-    low_bytes: int
-    peak_bytes: int
-    peak_time_us: int
-    is_peak: bool
-    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -227,31 +310,16 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class EvidenceShare:
-    """Bytes at the peak whose category is known in one way."""
-
-    id: str
-    words: str
-    bytes: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Check:
-    """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
+class Node:
+    """A rectangle of the icicle: category, then call site, then tensor."""
 
     label: str
-    value: str
-    note: str
-    ok: bool | None
+    category: str
+    bytes: int
+    children: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True)
-class AddsUp:
-    """*Does it add up?*: every check, and whether all hold."""
-
-    checks: tuple[Check, ...]
-    ok: bool
+# ---- over time -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -289,13 +357,20 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A rectangle of the icicle: category, then call site, then tensor."""
+class PhaseRow:
+    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks."""
 
+    phase: str
     label: str
-    category: str
-    bytes: int
-    children: tuple[Node, ...] = ()
+    count: int
+    step: int | None
+    total_us: int
+    time_share: float
+    low_bytes: int
+    peak_bytes: int
+    peak_time_us: int
+    is_peak: bool
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -353,17 +428,6 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Oom:
-    """The request that failed."""
-
-    requested_bytes: int
-    device_free_bytes: int | None
-    where: str
-    sentence: str
-    stack: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class SwitchRow:
     """The device after an engine went to sleep, woke up or got new weights; ``counted`` is what torch says it holds."""
 
@@ -376,80 +440,38 @@ class SwitchRow:
     device_used_bytes: int | None
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A change that would lower the peak.
-
-    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
-    ``also`` what else there is to know (host memory, which of the two peaks this is about).
-    """
-
-    action: str
-    saves_bytes: int
-    costs: str
-    basis: str
-    setting: str = ""
-    exact: bool = False
-    toll: int = 0
-    after_bytes: int | None = None
-    limit: str = ""
-    also: str = ""
+# ---- how it is known -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Combination:
-    """Changes that together make a run fit, or come nearest to it."""
+class EvidenceShare:
+    """Bytes at the peak whose category is known in one way."""
 
-    sentence: str
-    fits: bool
-    settings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Advised:
-    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
-
-    first: str
-    changes: tuple[Advice, ...]
-    basis: str
-    combination: Combination | None = None
+    id: str
+    words: str
+    bytes: int
+    share: float
 
 
 @dataclass(frozen=True)
-class NeedRow:
-    """One phase of a simulated run: what it holds, and what the device must have for it."""
+class Check:
+    """One sum, spelled out. ``ok`` is ``None`` where there is nothing to compare with."""
 
     label: str
-    allocated_bytes: int
-    needed_bytes: int
-    fits: bool
-    decides: bool
+    value: str
+    note: str
+    ok: bool | None
 
 
 @dataclass(frozen=True)
-class LengthRow:
-    """A simulated run whose longest completion has ``tokens``; ``share_below`` of the steps are no longer."""
+class AddsUp:
+    """*Does it add up?*: every check, and whether all hold."""
 
-    label: str
-    tokens: int
-    share_below: float
-    peak_bytes: int
-    needed_bytes: int
-    fits: bool | None
-    executed: bool
+    checks: tuple[Check, ...]
+    ok: bool
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a simulated run says of a GPU and of itself; ``fits`` is None where no GPU was named."""
-
-    fits: bool | None
-    verdict: str
-    error: str
-    limit_bytes: int | None
-    needs: tuple[NeedRow, ...]
-    lengths: tuple[LengthRow, ...]
-    lengths_sentence: str
+# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What lies on the device beside torch's memory, as facts to show."""
+"""Fill what lies on the device beside torch's memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["outside_facts", "switch_rows"]
 
 
 def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
-    """The facts; none where no driver was asked."""
+    """List the facts; none where no driver was asked."""
     if not outside:
         return ()
     facts = []
     if outside["reason"]:
         facts.append(Fact("Not known", plain(outside["reason"])))
     device = "the slice (MIG)" if outside["mig"] else "the device"
-    _add(facts, "At the fullest", outside["highest_used_bytes"], _of(outside["capacity_bytes"], device))
+    _add(facts, "Highest use", outside["highest_used_bytes"], _of(outside["capacity_bytes"], device))
     _add(facts, "This process", outside["own_bytes"], "torch's reserved memory and the two lines below")
     _add(
         facts, "Before recording", outside["at_start_bytes"],
-        "beside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
+        "outside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
     )  # fmt: skip
     _add(facts, "Since then", outside["grown_bytes"], _grown(outside))
     others = outside["processes"]
@@ -37,7 +37,12 @@ def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
         outside["others_bytes"],
         plain(f"by process id, {named}" if others else "there are none"),
     )
-    _add(facts, "Nobody's", outside["unnamed_bytes"], "the driver's own reserve, or processes it does not list")
+    _add(
+        facts,
+        "Not claimed by any process",
+        outside["unnamed_bytes"],
+        "the driver's own reserve, or processes it does not list",
+    )
     return tuple(facts)
 
 
@@ -47,16 +52,16 @@ def _add(facts: list[Fact], label: str, n_bytes: int | None, note: str) -> None:
 
 
 def _of(capacity: int | None, device: str) -> str:
-    return f"held by everybody, of {size(capacity)} of {device}" if capacity else "held by everybody"
+    return f"by all processes, of {size(capacity)} of {device}" if capacity else "by all processes"
 
 
 def _grown(outside: Mapping[str, Any]) -> str:
-    """What is known to be in the process that allocates past torch."""
+    """Name what is known to allocate beside torch in the process."""
     groups = outside["process_groups"]
     found = [f"NCCL's communicators ({groups} process group{'s' if groups != 1 else ''})"] if groups else []
     found += [plain(a) for a in outside["allocators"]]
     usual = "modules loaded later, cuBLAS and cuDNN handles"
-    return f"beside torch: {sentence_list([*found, usual])}; the driver does not tell them apart"
+    return f"outside torch: {sentence_list([*found, usual])}; the driver does not tell them apart"
 
 
 # A run switches once a step: the newest are enough to see a pattern, and what does not come back.
@@ -64,7 +69,7 @@ _MOST_SWITCHES = 40
 
 
 def switch_rows(switches: Sequence[Mapping[str, Any]] | None) -> tuple[SwitchRow, ...]:
-    """The newest switches between rollout and training, in order."""
+    """List the newest switches between rollout and training, in order."""
     return tuple(
         SwitchRow(
             label=plain(phase_label(s["phase"])),

@@ -1,4 +1,4 @@
-"""A simulated run's own sections of the document: does it fit, how far off may it be, what do lengths change."""
+"""Fill a simulated run's own sections: does it fit, how far off may it be, what do lengths change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["prediction_facts", "prediction_of"]
 
 
 def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
-    """What the report says of a prediction; None for a recorded run."""
+    """Collect what the report says of a prediction; None for a recorded run."""
     error, fit, lengths = (report.get(name) for name in ("expected_error", "fit", "lengths"))
     if not (error or fit or lengths):
         return None
@@ -51,7 +51,7 @@ def _length(point: Mapping[str, Any]) -> LengthRow:
 
 
 def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
-    """Beside the peak: the verdict, and how far off the figures may be."""
+    """List beside the peak the verdict, and how far off the figures may be."""
     facts = []
     if fit := report.get("fit"):
         left = fit["headroom_bytes"]

@@ -1,4 +1,4 @@
-"""From a merged report's ``ranks`` and ``across_ranks`` to what the document shows of them."""
+"""Fill the ranks from a merged report's ``ranks`` and ``across_ranks``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIKE = 0.005
 
 
 def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
-    """The ranks of a report, ``None`` where it is of one process alone."""
+    """Fill the ranks of a report; ``None`` where it is of one process alone."""
     ranks, across = report.get("ranks") or [], report.get("across_ranks")
     if not ranks or not across:
         return None
@@ -71,7 +71,7 @@ class _Scale:
     clearly: float
 
     def cell(self, column: str, n: int) -> Cell:
-        """A rank's cell in one column."""
+        """Make a rank's cell in one column."""
         spread = self.spreads[column]
         low, high = spread["lowest_bytes"], spread["highest_bytes"]
         shade = 1 + round((_HEATS - 1) * (n - low) / (high - low)) if high - low > self.clearly else 0
@@ -138,7 +138,7 @@ def _numbered(ranks: Sequence[int]) -> str:
 
 
 def _runs(ranks: Iterable[int]) -> list[str]:
-    """``0, 1, 2, 3, 7`` as ``0–3, 7``."""
+    """Write ``0, 1, 2, 3, 7`` as ``0–3, 7``."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][1] == rank - 1:

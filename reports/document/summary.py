@@ -1,4 +1,4 @@
-"""The first screen: the peak, what it is made of, what else the device held, and the figures beside it."""
+"""Fill the first screen: the peak, what it is made of, what else the device held, and the figures beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["summary_of"]
 
 
 def summary_of(report: Mapping[str, Any]) -> Summary:
-    """The first screen's figures, from one report (``memprof.report/1``)."""
+    """Fill the first screen from one report (``memprof.report/1``)."""
     source, peak = report["source"], report["peak"]
     has_device = peak["reserved_bytes"] is not None
     capacity = source["device_total_bytes"] if has_device else None
@@ -58,7 +58,7 @@ _STANDING = {
 
 
 def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
-    """The largest category; when it only stands there, also the largest of those that come and go."""
+    """Name the largest category and, where it is held in every phase, the largest of those that come and go."""
     if not bar:
         return "Nothing was allocated."
     active = report["peak"]["active_bytes"]
@@ -70,7 +70,7 @@ def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
     if passing is None or passing is largest:
         return f"{sentence}{_made_at(report, largest.id)}."
     share = percent(passing.bytes, active)
-    also = f"largest of what comes and goes: {passing.label.lower()}, {gib(passing.bytes)} GiB, {share}"
+    also = f"largest that comes and goes: {passing.label.lower()}, {gib(passing.bytes)} GiB, {share}"
     return f"{sentence}; {also}{_made_at(report, passing.id)}."
 
 
@@ -88,17 +88,15 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     if reserved is not None:
         held = reserved + (device["non_torch_bytes"] or 0)
         if capacity:
-            note = (
-                f"left of {gib(capacity)} at the device peak" if held <= capacity else "counted above the device's size"
-            )
+            note = f"left of {gib(capacity)} at the device peak" if held <= capacity else "more than the device has"
             facts.append(Fact("Headroom", f"{gib(capacity - held)} GiB", note, capacity - held))
         idle = peak["reserved_bytes"] - peak["active_bytes"]
         note = f"{gib(idle)} of {gib(peak['reserved_bytes'])} not in use at the allocated peak"
-        facts.append(Fact("Reserved, highest", f"{gib(reserved)} GiB", note, reserved))
+        facts.append(Fact("Highest reserved", f"{gib(reserved)} GiB", note, reserved))
     generation = [p["peak_bytes"] for p in report["phases"] if p["phase"] == "generate"]
     if generation:
         top = max(generation)
-        note = "generation sets the peak" if peak["phase"] == "generate" else "generation is not the limit"
+        note = "generation sets the peak" if peak["phase"] == "generate" else "another phase sets the peak"
         facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note, top))
     if reserved is not None:
         outside = peak["non_torch_bytes"]
@@ -114,6 +112,6 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:
-    """Without a device: what is there before any work is done, the floor below every phase's peak."""
+    """Count, where there is no device, what is held in every phase."""
     floor = min((p["peak_bytes"] for p in report["phases"]), default=report["peak"]["active_bytes"])
-    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "the floor every phase stands on", floor)
+    return Fact("Lowest phase peak", f"{gib(floor)} GiB", "held in every phase", floor)

@@ -1,4 +1,4 @@
-"""The document's tables, from the report: rows, phases, allocations, evidence, the icicle."""
+"""Fill the document's tables from the report: rows, phases, allocations, evidence, the icicle."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dis
 
 
 def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
-    """The non-empty categories in the order they are stacked."""
+    """List the non-empty categories in the order they are stacked."""
     known = [c for c in STACK_ORDER if categories.get(c)]
     others = [c for c in categories if c not in STACK_ORDER and categories[c]]
     return tuple(Part(c, plain(category_label(c)), categories[c]) for c in known + others)
 
 
 def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
-    """The published table's rows, the total last; ``unattributed`` only hides when it never held a byte."""
+    """Fill the published table's rows, the total last; ``unattributed`` hides only when it never held a byte."""
     peak, own = report["peak"], report["own_peaks"]
     group_own = report.get("group_own_peaks") or {}
     rows = []
@@ -76,7 +76,7 @@ def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def _only_own_peak(children: Sequence[Row]) -> int | None:
-    """A group's own peak, where it follows from its categories': at most one of them ever held anything."""
+    """Return a group's own peak where it follows from its categories': at most one of them ever held anything."""
     if not children:
         return 0
     return children[0].own_peak if len(children) == 1 else None
@@ -101,7 +101,7 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
-    """One row a phase, in order of first appearance; repeats folded, the worst one shown."""
+    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
@@ -129,7 +129,7 @@ def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int,
 
 
 def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
-    """How the bytes at the peak are known, strongest evidence first, empty kinds left out."""
+    """Say how the bytes at the peak are known, strongest evidence first, empty kinds left out."""
     held = report["peak"]["evidence"]
     whole = report["peak"]["active_bytes"] or 1
     kinds = [str(e) for e in Evidence]
@@ -137,7 +137,7 @@ def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
 
 
 def call_site(stack: Sequence[str]) -> str:
-    """The innermost Python frame outside torch and the standard library, shortened; else the innermost Python frame."""
+    """Find the innermost Python frame outside torch and the standard library, else the innermost one; shortened."""
     python = [frame for frame in stack if not _NATIVE.search(frame)]
     found = next((frame for frame in python if not _is_inner(frame)), python[0] if python else None)
     return plain(short_path(found)) if found else ""
@@ -150,7 +150,7 @@ def _is_inner(frame: str) -> bool:
 
 
 def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
-    """A stack as it is shown: runs of native (C++) frames keep their innermost and say how many more there were."""
+    """Shorten a stack: runs of native (C++) frames keep their innermost and say how many more there were."""
     lines: list[str] = []
     for native, run in groupby(stack, key=lambda frame: bool(_NATIVE.search(frame))):
         frames = [plain(frame) for frame in run]
@@ -161,7 +161,7 @@ def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
 
 
 def why(allocation: Mapping[str, Any]) -> str:
-    """One line: how the category of this allocation is known."""
+    """Say in one line how the category of this allocation is known."""
     evidence, rule = allocation["evidence"], allocation.get("rule")
     words = EVIDENCE_WORDS.get(evidence, humanise(evidence))
     if rule:
@@ -173,7 +173,7 @@ def why(allocation: Mapping[str, Any]) -> str:
 
 
 def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
-    """The listed allocations, those that are alike folded into one, the largest sum first; ``whole`` is 100 %."""
+    """Fold listed allocations that are alike into one, the largest sum first; ``whole`` is 100 %."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for allocation in listed:
         alike.setdefault(_likeness(allocation), []).append(allocation)
@@ -182,7 +182,7 @@ def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Al
 
 
 def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
-    """One row for each allocation, in the order given: what ``memprof explain`` shows."""
+    """Fill one row for each allocation, in the order given: what ``memprof explain`` shows."""
     whole = sum(a["bytes"] for a in listed) or 1
     return tuple(_allocation([a], whole) for a in listed)
 
@@ -234,7 +234,7 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def tensor_shape(tag: str | None) -> str:
-    """``8×128×576 bfloat16`` from a recorder's own tag; empty for no tag or somebody else's."""
+    """Read ``8×128×576 bfloat16`` from a recorder's own tag; empty for no tag or somebody else's."""
     if not tag or not tag.startswith("memprof:"):
         return ""
     fields = dict(field.partition("=")[::2] for field in tag.removeprefix("memprof:").split(";"))
@@ -247,7 +247,7 @@ def _freed(allocation: Mapping[str, Any]) -> int | None:
 
 
 def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
-    """How long the blocks lived; the range where they differ."""
+    """Say how long the blocks lived; the range where they differ."""
     if any(_freed(a) is None for a in group):
         born_before = all(a.get("born_us") is None for a in group)
         return "the whole recording" if born_before else "to the end"
@@ -259,7 +259,7 @@ def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:
-    """The peak as nested rectangles: category, call site, tensor. What is not listed is a node of its own."""
+    """Nest the peak as rectangles: category, call site, tensor. What is not listed is a node of its own."""
     peak = report["peak"]
     listed: dict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
@@ -285,7 +285,7 @@ def _sites(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
 
 
 def _leaf(allocation: Allocation) -> str:
-    """The tensor, by the best name there is: its own, its shape, or what and how large it is."""
+    """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
     parts = (allocation.detail, size(allocation.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
     return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label

@@ -1,4 +1,4 @@
-"""Words and figures as a reader sees them, and names from strangers made harmless."""
+"""Write words and figures as a reader sees them, and make names from strangers harmless."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HARMFUL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def plain(value: object) -> str:
-    """``value`` as one harmless line: control, bidirectional and separator characters shown as escapes."""
+    """Write ``value`` as one harmless line: control, bidirectional and separator characters as escapes."""
     text = str(value)
     if text.isascii() and text.isprintable():
         return text
@@ -28,26 +28,26 @@ def _visible(character: str) -> str:
 
 
 def gib(n_bytes: int) -> str:
-    """GiB with two decimals, no unit; what would print as 0.00 and is not zero reads ``<0.01``."""
+    """Write GiB with two decimals and no unit; values below 0.005 GiB that are not zero print as ``<0.01``."""
     if n_bytes and abs(n_bytes) < 0.005 * GIB:
         return "<0.01" if n_bytes > 0 else ">-0.01"
     return format_gib(n_bytes)
 
 
 def size(n_bytes: int) -> str:
-    """A size with its unit, the largest that leaves a digit before the point."""
+    """Write a size with its unit, the largest that leaves a digit before the point."""
     return format_bytes(n_bytes)
 
 
 def signed_gib(n_bytes: int) -> str:
-    """GiB with two decimals and a sign (a true minus); what rounds to nothing has none."""
+    """Write GiB with two decimals and a sign (a true minus); what rounds to nothing has none."""
     if abs(n_bytes) < 0.005 * GIB:
         return "0.00"
     return f"{'−' if n_bytes < 0 else '+'}{format_gib(abs(n_bytes))}"
 
 
 def percent(part: int, whole: int) -> str:
-    """``part`` of ``whole`` in percent: whole numbers from 10 on, one decimal below, ``–`` of nothing."""
+    """Write ``part`` of ``whole`` in percent: whole numbers from 10 on, one decimal below, ``–`` of nothing."""
     if not whole:
         return "–"
     value = 100 * part / whole
@@ -57,12 +57,12 @@ def percent(part: int, whole: int) -> str:
 
 
 def thousands(number: int) -> str:
-    """An integer with thin groups of three digits."""
+    """Write an integer in groups of three digits."""
     return f"{number:,}".replace(",", "\u202f")
 
 
 def duration(us: int) -> str:
-    """Microseconds in the unit a person would choose."""
+    """Write microseconds in the unit a person would choose."""
     for factor, unit in ((1_000_000, "s"), (1_000, "ms")):
         if us >= factor:
             value = us / factor
@@ -73,13 +73,13 @@ def duration(us: int) -> str:
 
 
 def sentence_list(words: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join words as ``a``, ``a and b``, ``a, b and c``."""
     parts = list(words)
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def short_path(frame: str, keep: int = 2) -> str:
-    """A frame ``path:line function`` with only the last ``keep`` parts of its path."""
+    """Shorten a frame ``path:line function`` to the last ``keep`` parts of its path."""
     location, _, function = frame.partition(" ") if "\\" not in frame else frame.rpartition(" ")
     if not location:
         return frame

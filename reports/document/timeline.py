@@ -1,4 +1,4 @@
-"""The decimated series as the page draws it: categories in stacking order, and the phases' spans over them."""
+"""Fill the timeline: categories in stacking order, and the phases' spans over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["timeline_of"]
 
 
 def timeline_of(series: Mapping[str, Any]) -> Timeline:
-    """The timeline of a series of one point or more, as ``Analysis.series`` gives it."""
+    """Fill the timeline from a series of one point or more, as ``Analysis.series`` gives it."""
     start = series["time_us"][0]
     known = [c for c in STACK_ORDER if any(series["categories"].get(c, ()))]
     others = [c for c in series["categories"] if c not in STACK_ORDER and any(series["categories"][c])]
@@ -54,7 +54,7 @@ _NARROW = {"other": 0.3}
 
 
 def _phase_axis(n_points: int, spans: Sequence[Span]) -> tuple[float, ...]:
-    """Where each point stands when every phase is one unit wide, its points spread evenly over it.
+    """Place each point on an axis where every phase is one unit wide, its points spread evenly over it.
 
     Without spans the whole recording is one unit.
     """

@@ -1,4 +1,4 @@
-"""Ids explained: what a category holds, how a kind of evidence knows, what a phase does."""
+"""Explain ids in words: what a category holds, how a kind of evidence knows, what a phase is called."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CATEGORY_WORDS: dict[str, str] = {
     "optimizer_state": "Moments, master weights and other state the optimizer keeps.",
     "activations": "Outputs of a model's forward: kept for backward, recomputed, or passing through.",
     "activation_gradients": "Gradients of activations, and scratch inside backward.",
-    "loss_logits": "Tensors as wide as the vocabulary and the log-prob and loss temporaries around them.",
+    "loss_logits": "Tensors as wide as the vocabulary, and the temporaries of log-probs and loss around them.",
     "kv_cache": "Keys and values kept by generation.",
     "inference_engine": "Weights, graphs and buffers of an in-process inference engine.",
     "inputs": "Token ids, masks, rewards and log-probs kept between phases.",
     "temporaries": "Scratch outside forward and backward: the optimizer, clipping, and the like.",
-    "communication": "Staging of all-gather and reduce.",
+    "communication": "Buffers of all-gather and reduce.",
     "workspace": "cuBLAS and cuDNN workspaces.",
-    "unattributed": "What no evidence explains. Shown, never hidden.",
+    "unattributed": "Bytes that no evidence explains; they are never hidden.",
 }
 
 GROUP_WORDS: dict[str, str] = {
@@ -48,7 +48,7 @@ GROUP_WORDS: dict[str, str] = {
     "reference_and_reward": "Frozen models held beside the policy.",
     "inference": "An in-process engine: its copy of the weights, graphs and buffers.",
     "kv_cache": "Keys and values of generation.",
-    "unattributed": "What no evidence explains.",
+    "unattributed": "Bytes that no evidence explains.",
     "total": "Sum of the rows above.",
 }
 
@@ -64,7 +64,7 @@ EVIDENCE_WORDS: dict[str, str] = {
 
 KIND_WORDS: dict[str, str] = {
     "cuda": "recorded by the CUDA caching allocator",
-    "trace": "tensor trace (no allocator: every storage's birth and death)",
+    "trace": "tensor trace (every storage's birth and death, no allocator)",
     "simulated": "simulated on fake tensors",
 }
 
@@ -124,31 +124,31 @@ assert set(GROUP_WORDS) == {str(g) for g in Group}
 
 
 def humanise(identifier: str) -> str:
-    """``no_grad`` as ``no grad``: an id as words."""
+    """Write an id as words: ``no_grad`` as ``no grad``."""
     return identifier.replace("_", " ")
 
 
 def phase_label(phase: str) -> str:
-    """A phase as a heading."""
+    """Write a phase as a heading."""
     return _PHASE_LABELS.get(phase, humanise(phase).capitalize())
 
 
 def phase_short(phase: str) -> str:
-    """A phase in a few letters, for narrow places."""
+    """Write a phase in a few letters, for narrow places."""
     return _PHASE_SHORT.get(phase, humanise(phase))
 
 
 def where_words(phase: str | None, step: int | None) -> str:
-    """An instant inside a sentence: its phase, and its step where that is known."""
+    """Name an instant inside a sentence: its phase, and its step where that is known."""
     known = phase_label(phase).lower() if phase else "an unknown phase"
     return plain(f"{known}, step {step}" if step is not None else known)
 
 
 def category_label(category: str) -> str:
-    """A category as a heading."""
+    """Write a category as a heading."""
     return _CATEGORY_LABELS.get(category, humanise(category).capitalize())
 
 
 def group_label(group: str) -> str:
-    """A group as a heading."""
+    """Write a group as a heading."""
     return _GROUP_LABELS.get(group, humanise(group).capitalize())

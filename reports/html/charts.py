@@ -1,4 +1,4 @@
-"""The timeline with its panel, and the icicle."""
+"""Draw the timeline with its panel, and the icicle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["icicle_section", "timeline_section", "timelines_section"]
 
 
 def timeline_section(timeline: Timeline | None, document: Document) -> Markup | None:
-    """The timeline: the static picture that paints first, the chart that replaces it, and the panel."""
+    """Draw the timeline: the static picture that paints first, the chart that replaces it, and the panel."""
     return timelines_section([("", document)]) if timeline else None
 
 
 def timelines_section(runs: Sequence[tuple[str, Document]]) -> Markup | None:
-    """The timelines of several runs, under their labels and on one scale; the chart shows one at a time."""
+    """Draw the timelines of several runs, under their labels and on one scale; the chart shows one at a time."""
     drawn = [(label, document, document.timeline) for label, document in runs if document.timeline]
     if not drawn:
         return None
@@ -66,7 +66,7 @@ def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
 def _axis_note(timeline: Timeline | None) -> str:
     long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline else ""
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
-    return f"Phases are drawn equally wide, what is between them narrower{long}. {keys}"
+    return f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
@@ -82,7 +82,7 @@ def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
 
 
 def _panel(document: Document) -> Markup:
-    """What is alive at the cursor; from Python it shows the peak."""
+    """List what is alive at the cursor; before the script runs, at the peak."""
     parts = sorted(document.summary.bar, key=lambda p: -p.bytes)
     active = sum(p.bytes for p in parts)
     items = [el("li", {}, swatch(p.id), el("span", {}, p.label), el("b", {}, gib(p.bytes))) for p in parts]
@@ -113,7 +113,7 @@ def _allocation_title(allocation: Allocation) -> str:
 
 
 def icicle_section(root: Node) -> Markup | None:
-    """The peak as nested boxes."""
+    """Draw the peak as nested boxes."""
     if not root.bytes:
         return None
     return section(

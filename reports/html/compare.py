@@ -1,11 +1,14 @@
-"""The page of a comparison: who needs how much, what was set differently, row by row, and what only one run holds."""
+"""Draw a comparison's page: who needs how much, what was set differently, row by row, and what only one run holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting
 from memprof.reports.document.text import gib
+from memprof.reports.files import write_text
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -20,15 +23,34 @@ from memprof.reports.html.elements import (
     section,
     swatch,
 )
-from memprof.reports.html.summary import page_header
+from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
+from memprof.reports.html.page import page_header, render_page
 
 from memprof.units import GIB
 
-__all__ = ["comparison_body"]
+__all__ = ["render_comparison", "write_comparison"]
 
 
-def comparison_body(comparison: Comparison) -> Markup:
-    """Everything between the page's header and its footer."""
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a comparison's page, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, render_comparison(comparison))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render a comparison's page as text."""
+    drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
+    data: dict[str, Any] = {"report": comparison.data}
+    if drawn:
+        data["timelines"] = [timeline_data(d.timeline, d, MAX_PACKED // len(drawn)) for d in drawn if d.timeline]
+    return render_page(comparison.title, _body(comparison), data, bool(drawn))
+
+
+def _body(comparison: Comparison) -> Markup:
+    """Make everything above the page's footer."""
     subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
     drawn = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
     return join(
@@ -103,7 +125,7 @@ def _card_bar(comparison: Comparison, column: Column) -> Markup:
 
 
 def _scale(comparison: Comparison) -> int:
-    """Bytes of a full bar. The capacity is part of the scale unless everything would look tiny beside it."""
+    """Count the bytes of a full bar, the capacity among them unless everything would look tiny beside it."""
     capacity = comparison.capacity_bytes or 0
     return max(comparison.scale_bytes, capacity if capacity <= 4 * comparison.scale_bytes else 0)
 
@@ -160,9 +182,9 @@ def _table(comparison: Comparison) -> Markup:
     body += [_row(comparison, line, 0, "", beside=True) for line in comparison.beside]
     if comparison.verdicts:
         body.append(_fits_row(comparison))
-    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not fall together"
+    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
-        note += "; published figures are components added up"
+        note += "; a published total is the sum of its components"
     table = el(
         "table",
         {"class": "components compared", "style": f"--runs:{len(comparison.columns)}"},
@@ -215,7 +237,7 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
 
 
 def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, level: int, colour: str) -> Markup:
-    """A figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
+    """Draw a figure and its bar: a group's is made of its categories, the total's and the device's are plain."""
     scale = _scale(comparison)
     parts: list[tuple[str, int]] = [(colour, figure or 0)]
     if level == 0 and any(child.at_peak[index] for child in line.children):
@@ -243,7 +265,7 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
 
 
 def _change_below(comparison: Comparison, line: Line, index: int) -> Markup | None:
-    """Among three runs or more, how a later one differs stands below its figure; there is no room for columns."""
+    """Say below the figure how a later run differs, among three runs or more: there is no room for columns."""
     if len(comparison.columns) == 2 or not index or line.changes[index - 1] in ("–", "same"):
         return None
     return el("small", {}, f"{line.differences[index - 1]}, {line.changes[index - 1]}")
@@ -261,7 +283,7 @@ def _fits_row(comparison: Comparison) -> Markup:
 
 
 def _device(comparison: Comparison) -> str:
-    """The capacity as it was given: 24 GB are not 24 GiB."""
+    """Write the capacity as it was given: 24 GB are not 24 GiB."""
     capacity = comparison.capacity_bytes or 0
     return f"{capacity / 1e9:g} GB" if capacity % 10**8 == 0 else f"{capacity / GIB:.2f} GiB"
 
@@ -289,7 +311,7 @@ def _only_in(entries: Sequence[OnlyIn]) -> Markup | None:
 
 
 def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
-    """One direction of one pair; of several pairs only the first is open."""
+    """Draw one direction of one pair; of several pairs only the first is open."""
     if n_entries <= 2:
         return el("div", {}, el("h3", {}, entry.title), _only_in_table(entry))
     return el(

@@ -1,4 +1,4 @@
-"""Elements with everything escaped: the only way text gets into a page."""
+"""Make elements with everything escaped: the only way text gets into a page."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ __all__ = [
 
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
+# Parts of a device that have a colour and are no category.
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
 
 
 class Markup(str):
@@ -39,7 +41,7 @@ Child = Union[str, Markup, None, "list[Child]", "tuple[Child, ...]"]
 
 
 def join(*children: Child) -> Markup:
-    """Children one after the other; plain text escaped, ``None`` nothing."""
+    """Join children, plain text escaped; ``None`` is nothing."""
     return Markup("".join(_render(child) for child in children))
 
 
@@ -54,7 +56,7 @@ def _render(child: Child) -> str:
 
 
 def el(tag: str, attributes: dict[str, object] | None = None, *children: Child) -> Markup:
-    """One element. An attribute that is ``None`` or ``False`` is left out, ``True`` has no value."""
+    """Make one element; an attribute that is ``None`` or ``False`` is left out, ``True`` has no value."""
     parts = [tag]
     for name, value in (attributes or {}).items():
         if value is True:
@@ -65,27 +67,24 @@ def el(tag: str, attributes: dict[str, object] | None = None, *children: Child) 
     return Markup(f"<{head}>" if tag in _VOID else f"<{head}>{join(*children)}</{tag}>")
 
 
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
-
-
 def section(identifier: str, title: str, note: str, *children: Child) -> Markup:
-    """A titled section; ``note`` stands small beside its title."""
+    """Make a titled section; ``note`` stands small beside its title."""
     heading = el("h2", {"id": f"{identifier}-title"}, title, el("small", {}, note) if note else None)
     return el("section", {"id": identifier, "aria-labelledby": f"{identifier}-title"}, heading, *children)
 
 
 def swatch(identifier: str) -> Markup:
-    """A square in a category's colour."""
+    """Draw a square in a category's colour."""
     return el("i", {"class": f"swatch c-{colour_class(identifier)}", "aria-hidden": "true"})
 
 
 def colour_class(identifier: str) -> str:
-    """The CSS class that colours a category, one of the parts of a device, or a published row."""
+    """Name the CSS class that colours a category, one of the parts of a device, or a published row."""
     return identifier if identifier in _OWN_COLOUR else slug(identifier)
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:
-    """Parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
+    """Draw parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
     segments = []
     for part in parts:
         width = 100 * part.bytes / scale
@@ -97,21 +96,21 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
 
 
 def stack_details(frames: Sequence[str], title: str) -> Markup | None:
-    """A stack that opens under ``title``."""
+    """Fold a stack under ``title``."""
     if not frames:
         return None
     return el("details", {}, el("summary", {}, title), el("pre", {"tabindex": "0"}, "\n".join(frames)))
 
 
 def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
-    """A table column's heading."""
+    """Make a table column's heading."""
     return el(
         "th", {"scope": "col", "class": " ".join(c for c in ("num" if numeric else "", extra) if c) or None}, text
     )
 
 
 def fact_list(facts: Sequence[Fact]) -> Markup:
-    """Labelled facts, one a line."""
+    """List labelled facts, one a line."""
     code = ("Command", "Every allocation")
     pairs = []
     for fact in facts:
@@ -128,11 +127,11 @@ def fact_list(facts: Sequence[Fact]) -> Markup:
 
 
 def what(allocation: Allocation) -> str:
-    """What a line of allocations is called: its name, else where it was made."""
+    """Name a line of allocations: by its own name, else by where it was made."""
     label = allocation.name or allocation.site or allocation.detail or allocation.category_label
     return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label
 
 
 def breakable(text: str) -> Markup:
-    """Text that may break after a slash or an underscore: paths in narrow columns."""
+    """Let text break after a slash or an underscore: paths stand in narrow columns."""
     return join(*[(part, el("wbr")) if part in ("/", "_") else part for part in re.split(r"([/_])", text)])

@@ -1,4 +1,4 @@
-"""The page's last part: does it add up, how it is known, what could not be known, how to reproduce."""
+"""Draw the page's last part: does it add up, how it is known, what could not be known, how to reproduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["bottom"]
 
 
 def bottom(document: Document) -> Markup:
-    """Checks and evidence, notes, how to reproduce, host memory."""
+    """Draw checks and evidence, notes, how to reproduce, host memory."""
     return join(
         _switches(document.switches),
         el(
@@ -98,11 +98,11 @@ def _reproduce(document: Document) -> Markup:
 
 
 def _switches(rows: Sequence[SwitchRow]) -> Markup | None:
-    """After each switch between rollout and training: what torch counts, and what is resident."""
+    """List what torch counts and what is resident after each switch between rollout and training."""
     if not rows:
         return None
     names = [("After", False), ("Step", True), ("torch counts", True), ("Given back", True), ("Resident", True)]
-    head = [column(name, numeric) for name, numeric in [*names, ("Device, everybody", True)]]
+    head = [column(name, numeric) for name, numeric in [*names, ("Device, all processes", True)]]
     body = [
         el(
             "tr",
@@ -117,12 +117,12 @@ def _switches(rows: Sequence[SwitchRow]) -> Markup | None:
         for r in rows
     ]
     table = el("table", {"class": "switches"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    note = "GiB; an engine that sleeps gives pages back that torch goes on counting"
+    note = "GiB; a sleeping engine gives back pages that torch still counts"
     return section("switches", "Between rollout and training", note, el("div", {"class": "scroll"}, table))
 
 
 def _outside(facts: Sequence[Fact]) -> Markup | None:
-    return section("outside", "On the device beside torch", "", fact_list(facts)) if facts else None
+    return section("outside", "On the device outside torch", "", fact_list(facts)) if facts else None
 
 
 def _host(host: Sequence[Fact]) -> Markup | None:

@@ -1,4 +1,4 @@
-"""The page's section on the ranks of a distributed run: who holds most, of what, in which phase, on which node."""
+"""Draw the ranks of a distributed run: which holds most, of what, in which phase, on which node."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PICTURE_WIDTH, _LINE = 1200, 16
 
 
 def ranks_section(ranks: Ranks | None) -> Markup | None:
-    """The ranks, the fullest first."""
+    """Draw the ranks, the fullest first."""
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; the stronger the colour the more, ▲ clearly above the median"
+    note = f"{worlds}; GiB, each rank at its own peak; a stronger colour is more; ▲ is clearly above the median"
     return section(
         "ranks",
         "Ranks",
@@ -84,7 +84,7 @@ def _others(ranks: Ranks) -> Markup | None:
 
 
 def _picture(ranks: Ranks) -> Markup | None:
-    """Every rank as a column, in the order of their numbers: neighbours of one shade are drawn as one."""
+    """Draw every rank as a column, in the order of their numbers; neighbours of one shade are drawn as one."""
     rows = {row.rank: row for row in ranks.rows}
     lines = [
         (label, [rows[r].cells[line].shade if r in rows else 0 for r in range(ranks.world_size)])
@@ -108,7 +108,7 @@ def _picture(ranks: Ranks) -> Markup | None:
 
 
 def _stretches(shades: Sequence[int]) -> list[tuple[int, int, int]]:
-    """``(first, last, shade)`` of neighbours alike, without those that have none."""
+    """Join neighbours of one shade as ``(first, last, shade)``, without those that have none."""
     found: list[tuple[int, int, int]] = []
     for i, shade in enumerate(shades):
         if found and found[-1][2] == shade and found[-1][1] == i - 1:

@@ -1,4 +1,4 @@
-"""The timeline as a static picture: paints before any script runs, stays when none does, and is what gets printed."""
+"""Draw the timeline as a static picture: it shows before any script runs, and in print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from memprof.reports.document.model import Timeline
 from memprof.reports.document.text import gib
 from memprof.reports.html.elements import Markup, el, join
-from memprof.reports.html.plotly_figures import axis_of, peak_hold
+from memprof.reports.html.interactive_timeline import axis_of, peak_hold
 from memprof.reports.palette import slug
 
 from memprof.units import GIB
@@ -19,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 34, 24
 
 
 def timeline_svg(timeline: Timeline, axis: str = "phase", highest: int = 0) -> Markup:
-    """An inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
+    """Draw an inline SVG with the stacked categories, phase ribbon, reserved line and the peak's label.
 
     ``highest`` bytes fit below its top, so that several pictures can share a scale.
     """
@@ -40,27 +40,27 @@ def timeline_svg(timeline: Timeline, axis: str = "phase", highest: int = 0) -> M
 
 
 def highest_of(timeline: Timeline) -> int:
-    """The most bytes a picture of this timeline shows."""
+    """Count the most bytes a picture of this timeline shows."""
     return max(max(timeline.total), max(timeline.reserved or (0,)))
 
 
 class _Plot:
-    """Data to picture."""
+    """Turns data into places in the picture."""
 
     def __init__(self, low: float, high: float, ceiling: float) -> None:
         self.low, self.high, self.ceiling = low, high, ceiling
 
     def x(self, value: float) -> float:
-        """Across."""
+        """Place a value across the picture."""
         return round(_LEFT + (value - self.low) / (self.high - self.low) * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, n_bytes: float) -> float:
-        """Up: the picture's own axis points down."""
+        """Place bytes up the picture, whose own axis points down."""
         return round(_HEIGHT - _BOTTOM - n_bytes / self.ceiling * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
 def nice_step(ceiling: float, n_ticks: int = 5) -> float:
-    """A round distance (1, 2 or 5 times a power of ten) that gives about ``n_ticks`` ticks."""
+    """Choose a round distance (1, 2 or 5 times a power of ten) that gives about ``n_ticks`` ticks."""
     rough = ceiling / n_ticks
     power = 10 ** math.floor(math.log10(rough))
     return float(next(m * power for m in (1, 2, 5, 10) if m * power >= rough))
@@ -92,7 +92,7 @@ def _areas(timeline: Timeline, held: list[tuple[float, int]], plot: _Plot) -> Ma
 
 
 def _stairs(edges: list[float], heights: list[float]) -> list[tuple[float, float]]:
-    """Corners of a step line, the ones in the middle of a level left out."""
+    """List the corners of a step line, without those in the middle of a level."""
     corners: list[tuple[float, float]] = []
     for i, height in enumerate(heights):
         if corners and corners[-1][1] == height:
@@ -126,7 +126,7 @@ def _ribbon(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> Markup:
 
 
 def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
-    """``(step, first point, last point)`` of each optimizer step, in order."""
+    """List ``(step, first point, last point)`` of each optimizer step, in order."""
     found: dict[int, tuple[int, int]] = {}
     last = len(timeline.time_us) - 1
     for span in timeline.spans:
@@ -137,7 +137,7 @@ def step_extents(timeline: Timeline) -> list[tuple[int, int, int]]:
 
 
 def _steps(timeline: Timeline, x: tuple[float, ...], plot: _Plot) -> list[Markup]:
-    """The steps' numbers below the axis, each at the middle of its step."""
+    """Write the steps' numbers below the axis, each at the middle of its step."""
     marks = []
     for step, first, end in step_extents(timeline):
         left, right = plot.x(x[first]), plot.x(x[end])

@@ -1,54 +1,18 @@
-"""The page's first screen: title, out-of-memory banner, summary, advice."""
+"""Draw the page's first screen: the out-of-memory banner, the peak, and whether a simulated run fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from memprof.reports.document.model import (
-    Advice,
-    Advised,
-    Combination,
-    Fact,
-    LengthRow,
-    NeedRow,
-    Oom,
-    Part,
-    Prediction,
-    Summary,
-)
-from memprof.reports.document.text import gib, percent, signed_gib, thousands
+from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Summary
+from memprof.reports.document.text import gib, percent, thousands
 from memprof.reports.html.elements import Markup, bar, column, el, section, stack_details, swatch
 
-__all__ = [
-    "advice_section",
-    "oom_banner",
-    "page_header",
-    "prediction_section",
-    "summary",
-]
+__all__ = ["oom_banner", "prediction_section", "summary"]
 
-def page_header(title: str, subtitle: Sequence[str]) -> Markup:
-    """Title, what was recorded, and the buttons."""
-    buttons = (
-        el("button", {"id": "theme", "type": "button", "class": "needs-js"}, "Theme: auto"),
-        el("button", {"id": "download", "type": "button", "class": "needs-js"}, "Download JSON"),
-        el("button", {"id": "print", "type": "button", "class": "needs-js"}, "Print"),
-    )
-    return el(
-        "header",
-        {"class": "top"},
-        el(
-            "div",
-            {},
-            el("h1", {}, title),
-            el("p", {"class": "muted sub"}, " · ".join(subtitle)),
-        ),
-        el("div", {"class": "buttons"}, *buttons),
-    )
+_VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
 
 def oom_banner(oom: Oom | None) -> Markup | None:
-    """What was asked for when memory ran out."""
+    """Say what was asked for when memory ran out."""
     if oom is None:
         return None
     return el(
@@ -60,7 +24,7 @@ def oom_banner(oom: Oom | None) -> Markup | None:
 
 
 def summary(summary: Summary, badge: str, first: str = "") -> Markup:
-    """The peak in large, the facts beside it, one bar of the device, and the first thing to change."""
+    """Draw the peak in large, the facts beside it, one bar of the device, and the first thing to change."""
     number, unit = gib(summary.peak_bytes), "GiB"
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
@@ -117,104 +81,21 @@ def _legend(part: Part) -> Markup:
     return el("li", {}, swatch(part.id), part.label, " ", el("span", {"class": "muted"}, gib(part.bytes)))
 
 
-_SHOWN = 4
-
-
-def advice_section(advised: Advised) -> Markup | None:
-    """Changes, those that save most first; the set that fits before them, where one was asked for."""
-    if not advised.changes and advised.combination is None:
-        return None
-    return section(
-        "advice",
-        "What would lower the peak",
-        advised.basis,
-        _combination(advised.combination),
-        *_lists([_change(a, advised.changes) for a in advised.changes]),
-    )
-
-
-def _lists(items: Sequence[Markup]) -> list[Markup]:
-    """The first ones open, the rest folded: the timeline is what people scroll to."""
-    shown, rest = items[:_SHOWN], items[_SHOWN:]
-    found = [el("ol", {"class": "advice"}, *shown)] if shown else []
-    if rest:
-        more = el("summary", {}, "One more that saves less" if len(rest) == 1 else f"{len(rest)} more that save less")
-        found.append(el("details", {}, more, el("ol", {"class": "advice", "start": str(_SHOWN + 1)}, *rest)))
-    return found
-
-
-def _combination(found: Combination | None) -> Markup | None:
-    if found is None:
-        return None
-    return el(
-        "div",
-        {"class": "together" if found.fits else "together not"},
-        el("p", {}, el("strong", {}, found.sentence)),
-        el("pre", {"tabindex": "0"}, "\n".join(found.settings)) if found.settings else None,
-    )
-
-
-def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
-    most = max(a.saves_bytes for a in all_changes) or 1
-    width = f"width:{100 * change.saves_bytes / most:.2f}%"
-    words = " ".join(w for w in (change.costs, change.limit, change.also) if w)
-    badges = [
-        el("span", {"class": f"badge {change.basis}"}, "estimate" if change.basis == "estimated" else change.basis),
-        el("span", {"class": "badge exact"}, "same gradients") if change.exact else None,
-    ]
-    after = f"leaves {gib(change.after_bytes)}" if change.after_bytes is not None else ""
-    return el(
-        "li",
-        {},
-        el(
-            "div",
-            {"class": "saves"},
-            el("strong", {}, f"{signed_gib(-change.saves_bytes)} GiB"),
-            el(
-                "div",
-                {"class": "bar thin", "aria-hidden": "true"},
-                el("span", {"class": "seg c-saved", "style": width}),
-            ),
-            el("span", {"class": "muted"}, after),
-        ),
-        el(
-            "div",
-            {"class": "change"},
-            el("div", {}, el("strong", {}, change.action), " ", *badges),
-            el("code", {}, change.setting) if change.setting else None,
-            el("div", {"class": "muted"}, words),
-        ),
-    )
-
-
-_WORDS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
-
-
 def prediction_section(prediction: Prediction | None) -> Markup | None:
-    """The verdict's sentence, the phases' table, the lengths' table, the expected error."""
+    """Draw the verdict's sentence, the phases' table, the lengths' table, the expected error."""
     if prediction is None:
         return None
     title = {True: "It fits", False: "It does not fit", None: "How sure is this?"}[prediction.fits]
     return section(
         "prediction",
         title,
-        "simulated; what decides is reserved memory plus what is outside torch" if prediction.verdict else "",
+        "simulated; reserved memory plus memory outside torch decides" if prediction.verdict else "",
         el("p", {}, prediction.verdict) if prediction.verdict else None,
         _phases(prediction.needs) if prediction.needs else None,
         el("p", {}, prediction.lengths_sentence) if prediction.lengths_sentence else None,
         _lengths(prediction.lengths) if prediction.lengths else None,
         el("p", {"class": "muted"}, prediction.error) if prediction.error else None,
     )
-
-
-def _table(head: Markup, rows: list[Markup]) -> Markup:
-    table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return el("div", {"class": "scroll"}, table)
-
-
-def _verdict(fits: bool | None) -> Markup:
-    mark, word = _WORDS[fits]
-    return el("td", {}, el("span", {"class": mark}, word))
 
 
 def _phases(needs: tuple[NeedRow, ...]) -> Markup:
@@ -230,7 +111,7 @@ def _phases(needs: tuple[NeedRow, ...]) -> Markup:
         )
         for need in needs
     ]
-    return _table(head, rows)
+    return _plain_table(head, rows)
 
 
 def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
@@ -247,8 +128,18 @@ def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
             el("td", {"class": "num"}, gib(row.peak_bytes)),
             el("td", {"class": "num"}, gib(row.needed_bytes)),
             _verdict(row.fits),
-            el("td", {"class": "muted"}, "executed" if row.executed else "between two executed"),
+            el("td", {"class": "muted"}, "simulated" if row.executed else "interpolated"),
         )
         for row in lengths
     ]
-    return _table(head, rows)
+    return _plain_table(head, rows)
+
+
+def _verdict(fits: bool | None) -> Markup:
+    mark, word = _VERDICTS[fits]
+    return el("td", {}, el("span", {"class": mark}, word))
+
+
+def _plain_table(head: Markup, rows: list[Markup]) -> Markup:
+    table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *rows))
+    return el("div", {"class": "scroll"}, table)

@@ -1,4 +1,4 @@
-"""The page's tables: components, allocations, phases, who grew the device peak."""
+"""Draw the page's tables: components, steps, allocations, phases, what grew the device peak."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["allocation_table", "component_table", "device_peak_table", "phase_ta
 
 
 def component_table(rows: Sequence[Row]) -> Markup:
-    """The published table's rows, down to categories and details."""
+    """Draw the published table's rows, down to categories and details."""
     total = rows[-1].at_peak or 1
     body: list[Child] = []
     for row in rows:
@@ -45,7 +45,7 @@ def component_table(rows: Sequence[Row]) -> Markup:
     return section(
         "components",
         "What the peak is made of",
-        "GiB; values at one instant add up, own peaks are each row's highest at any time and need not fall together",
+        "GiB; values at the peak add up; own peaks are each row's highest at any time and need not coincide",
         el(
             "div",
             {"class": "scroll"},
@@ -74,7 +74,7 @@ def _row(row: Row, level: int, total: int, parent: str) -> Markup:
 
 
 def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
-    """A group's bar is made of its categories; the total's is plain."""
+    """Draw a row's bar: a group's is made of its categories, the total's is plain."""
     if level == 0 and row.children:
         parts = [(child.id, child.at_peak) for child in row.children]
     else:
@@ -88,7 +88,7 @@ def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
 
 
 def steps_table(steps: Steps | None) -> Markup | None:
-    """Memory from step to step, and what stays behind."""
+    """Draw memory from step to step, and what stays behind."""
     if steps is None:
         return None
     known = any(s.tokens is not None for s in steps.steps)
@@ -134,7 +134,7 @@ def _left_behind(steps: Steps) -> Markup | None:
 
 
 def allocation_table(document: Document) -> Markup | None:
-    """The largest allocations, each line opening to its evidence and stack."""
+    """List the largest allocations; each line opens to its evidence and stack."""
     if not document.allocations:
         return None
     active = sum(p.bytes for p in document.summary.bar)
@@ -161,7 +161,7 @@ def allocation_table(document: Document) -> Markup | None:
         },
     )
     listed = f"{gib(document.allocations_bytes)} of {gib(active)} GiB"
-    note = f"the {thousands(document.allocations_listed)} largest, {listed}; alike ones are one line"
+    note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
     rows = [_allocation_row(a) for a in document.allocations]
     table = el(
@@ -217,7 +217,7 @@ def _particulars(allocation: Allocation) -> str:
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
-    """Every phase with its worst peak."""
+    """List every phase with its highest peak."""
     if not phases:
         return None
     scale = max(p.peak_bytes for p in phases) or 1
@@ -234,7 +234,7 @@ def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
     return section(
         "phases",
         "Phases",
-        "repeats folded, the worst one shown",
+        "repeats share a row, which shows the highest peak",
         el("div", {"class": "scroll"}, el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows))),
     )
 
@@ -264,7 +264,7 @@ def _phase_row(row: PhaseRow, scale: int) -> Markup:
 
 
 def device_peak_table(peak: DevicePeak | None) -> Markup | None:
-    """Who made the allocator take more from the device."""
+    """List what made the allocator take more from the device."""
     if peak is None:
         return None
     rows = [
@@ -292,7 +292,7 @@ def device_peak_table(peak: DevicePeak | None) -> Markup | None:
     head = el(
         "tr",
         {},
-        column("Made the allocator ask for more"),
+        column("What made the allocator ask for more"),
         column("Phase"),
         column("GiB", True),
         column("of reserved", True, "wide"),
@@ -301,6 +301,6 @@ def device_peak_table(peak: DevicePeak | None) -> Markup | None:
     return section(
         "device-peak",
         "Device peak",
-        f"{gib(peak.reserved_bytes)} GiB reserved{outside}, in {peak.where}: what decides an out-of-memory error",
+        f"{gib(peak.reserved_bytes)} GiB reserved{outside}, in {peak.where}: this decides an out-of-memory error",
         el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
     )

@@ -1,4 +1,4 @@
-"""A comparison for a terminal: one bar a run on one scale, then the rows."""
+"""Draw a comparison for a terminal: one bar a run on one scale, then the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.report import abilities, console_of, draw_bar, legend, swatch, table_of, text_of, write_to
+from memprof.reports.terminal.elements import draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,13 +20,13 @@ __all__ = ["print_comparison", "render_comparison"]
 
 
 def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
-    """Print to ``stream`` (standard output): its width, its colours, and ASCII where it knows nothing else."""
+    """Print a comparison to ``stream`` (standard output) in its width, its colours and its characters."""
     stream = stream or sys.stdout
     write_to(stream, render_comparison(comparison, *abilities(stream)))
 
 
 def render_comparison(comparison: Comparison, width: int = 100, colour: bool = False) -> str:
-    """The comparison as text of at most ``width`` columns; narrow ones get fewer columns."""
+    """Render a comparison as text of at most ``width`` columns; a narrow table has fewer columns."""
     from rich.text import Text
 
     console = console_of(width, colour)
@@ -74,7 +75,7 @@ def _print_settings(console: Console, comparison: Comparison) -> None:
 
 
 def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
-    """Columns of words cut to ``room`` in all: the widest give way first."""
+    """Cut columns of words to ``room`` in all: the widest give way first."""
     widths = [max(6, *map(len, column)) for column in columns]
     while sum(widths) > room and max(widths) > 6:
         widths[widths.index(max(widths))] -= 1
@@ -82,7 +83,7 @@ def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
 
 
 def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
-    """Each run's composition on one scale; a bar of the device's capacity beside them."""
+    """Print each run's composition on one scale, with a mark where the device ends."""
     from rich.text import Text
 
     names = _short_labels([column.label for column in comparison.columns], min(24, console.width // 3))
@@ -101,7 +102,7 @@ def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
 
 
 def _mark_capacity(bar: Text, capacity: int | None, scale: int, space: int) -> None:
-    """A ``¦`` where the device ends."""
+    """Put a ``¦`` where the device ends."""
     from rich.text import Text
 
     if not capacity:
@@ -138,7 +139,7 @@ _LABEL_WIDTH, _INDENT = 26, 4
 
 
 def _print_rows(console: Console, comparison: Comparison, colour: bool) -> None:
-    """The rows with as many columns as fit; runs that do not fit get further tables, each with the first run again."""
+    """Print the rows with as many columns as fit; further runs get further tables, each with the first run again."""
     later = list(range(1, len(comparison.columns)))
     while later:
         for n_taken in range(len(later), 0, -1):
@@ -158,13 +159,13 @@ def _width(cells: list[list[str]]) -> int:
 
 
 def _figures_width(cells: list[list[str]]) -> int:
-    """Everything right of the labels; a column is 6 wide at least."""
+    """Add up what stands right of the labels; a column is 6 wide at least."""
     columns = list(zip(*cells, strict=True))[1:]
     return sum(2 + max(6, *map(len, column)) for column in columns)
 
 
 def _table_cells(comparison: Comparison, runs: list[int], shown: _Shown, width: int) -> list[list[str]]:
-    """The head and every line as words: the label first, then the figures of ``runs``, then how they differ."""
+    """Write the head and every line in words: the label first, then the figures of ``runs``, then how they differ."""
     head = ["GiB at the peak"]
     for name in _short_labels([comparison.columns[i].label for i in runs], max((width - 44) // len(runs) // 2, 8)):
         head += [name, *(["own peak"] if shown.own else [])]
@@ -219,7 +220,7 @@ def _cut(words: str, room: int) -> str:
 
 
 def _short_labels(labels: list[str], room: int) -> list[str]:
-    """Labels of at most ``room`` characters: their ends where they begin alike, their beginnings otherwise."""
+    """Cut labels to ``room`` characters: their ends stay where they begin alike, their beginnings otherwise."""
     alike = len({label[: room // 2] for label in labels}) == 1
     return [
         label if len(label) <= room else f"…{label[1 - room :]}" if alike else _cut(label, room) for label in labels

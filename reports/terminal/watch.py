@@ -1,22 +1,24 @@
-"""The frame ``memprof watch`` shows: the newest counters of a run, by rank, phase and category."""
+"""Draw the newest counters of a run for a terminal, by rank, phase and category: what ``memprof watch`` shows."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.text import gib, percent, plain
 from memprof.reports.document.words import category_label, phase_label
 from memprof.reports.palette import DARK, FALLBACK
-from memprof.reports.terminal.report import LETTERS
+from memprof.reports.terminal.elements import LETTERS
+from memprof.reports.terminal.screen import console_of, text_of
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.counters import Counters
+if TYPE_CHECKING:
+    from memprof.analysis.counters import Counters
 
-__all__ = ["frame"]
+__all__ = ["frame", "render_counters"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-:=+*#"
@@ -30,8 +32,15 @@ _LEVELS = (
 _HIGHEST = ("peak_allocated", "peak_reserved", "host_rss_peak")
 
 
+def render_counters(ranks: Sequence[Counters], width: int = 100, colour: bool = False) -> str:
+    """Render what is known now as text of at most ``width`` columns."""
+    console = console_of(width, colour)
+    console.print(frame(ranks, width, colour))
+    return text_of(console)
+
+
 def frame(ranks: Sequence[Counters], width: int, colour: bool, ascii_only: bool = False) -> RenderableType:
-    """Everything at a glance, ``width`` columns wide."""
+    """Make everything that is shown at once, ``width`` columns wide."""
     first = ranks[0]
     parts: list[RenderableType] = [_title(first), _state(ranks)]
     if first.newest is None:
@@ -70,7 +79,7 @@ def _state(ranks: Sequence[Counters]) -> Text:
 
 
 def _pace(run: Counters) -> float:
-    """Seconds a step has taken so far, loading included."""
+    """Say how many seconds a step has taken so far, loading included."""
     begun, last = _time(run.about, "started"), _time(run.newest)
     return (last - begun) / len(run.steps) if begun is not None and last is not None and run.steps else 0.0
 
@@ -101,7 +110,7 @@ def _ranks(ranks: Sequence[Counters]) -> Table:
 
 
 def _newest_phases(run: Counters) -> dict[str, Any] | None:
-    """The last step that says what its phases peaked at: with no allocator, only recorded steps do."""
+    """Find the last step that says what its phases peaked at: with no allocator, only recorded steps do."""
     rows = (row for row in reversed(run.steps) if isinstance(row.get("phases"), dict) and row["phases"])
     return next(rows, None)
 
@@ -144,7 +153,7 @@ def _table(*titles: str) -> Table:
 
 
 def _curve(values: Sequence[int | None], width: int, ascii_only: bool) -> str:
-    """The newest values as blocks, the highest of each group of neighbours."""
+    """Draw the newest values as blocks, the highest of each group of neighbours."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     group = -(-len(values) // width)
     heights = [

@@ -8,12 +8,13 @@ import pytest
 
 from memprof.advice.combine import combine
 from memprof.advice.evaluate import evaluate_advice
-from memprof.advice.recorded_run import Run, Sizes
+from memprof.advice.recorded_run import Run
+from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from tests.advice.reports import GIB, MODEL, report
 
-SIZES = Sizes.of(MODEL)
+SHAPE = ModelShape.of(MODEL)
 
 
 class Reckoned:
@@ -31,15 +32,15 @@ class Reckoned:
         from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
 
-        count = SIZES.parameters
+        count = SHAPE.parameters
         wide = 4 if s.dtype == "float32" else 2
-        trained = SIZES.adapter_parameters(s.lora_r) if s.lora_r else count
+        trained = SHAPE.adapter_parameters(s.lora_r) if s.lora_r else count
         weights = count * (0.6 if s.load_in_4bit else wide)
         state = trained * (2.1 if "8bit" in s.optim else 2 * wide)
         tokens = s.per_device_train_batch_size * s.sequence_length
-        kept = SIZES.layers * tokens * SIZES.hidden * wide * (1.3 if s.checkpointing == "full" else 9)
+        kept = SHAPE.layers * tokens * SHAPE.hidden * wide * (1.3 if s.checkpointing == "full" else 9)
         if s.checkpointing == "offloaded":
-            kept = tokens * SIZES.hidden * wide * 4
+            kept = tokens * SHAPE.hidden * wide * 4
         standing = {"weights": int(weights), "optimizer_state": int(state)}
         alive = {
             "forward": {**standing, "activations": int(kept)},
@@ -55,7 +56,7 @@ class Reckoned:
 
 
 FULL = Settings(model="m", gradient_checkpointing=False, generation="none", prompt_length=256, completion_length=1792)
-LIKE = Run(peaks=(), settings=FULL, sizes=SIZES)
+LIKE = Run(peaks=(), settings=FULL, shape=SHAPE)
 
 
 def _combined(gpu: str, settings: Settings = FULL, **more: Any) -> tuple[Any, Reckoned]:

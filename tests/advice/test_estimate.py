@@ -9,15 +9,15 @@ import pytest
 from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
 from memprof.advice.estimate import entry, estimate, run_of
-from memprof.advice.recorded_run import Sizes
 from memprof.advice.training_moments import held as kept_for_backward
 from memprof.advice.training_moments import kept_by_a_layer, moments
 from memprof.config.catalogue import find_config
+from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
-# At the peak of its simulation (benchmarks/advice.py: the first run), 8 x 1024 tokens.
+# At the peak of its simulation (benchmarks/advice/simulated.py: the first run), 8 x 1024 tokens.
 QWEN_ACTIVATIONS = 27_408_584_704
 HELD = {"weights": 6 * GIB, "optimizer_state": 12 * GIB}
 
@@ -31,7 +31,7 @@ def test_half_the_micro_batch_is_half_the_activations_and_gradients_stay() -> No
     run = run_of(report(held, FULL))
     found = next(e for e in estimate(run) if e.candidate.id == "micro_batch_4")
     # From the second pass on, the first one's gradients are alive in forward: four bytes a parameter.
-    gradients = 4 * Sizes.of(MODEL).parameters
+    gradients = 4 * ModelShape.of(MODEL).parameters
     assert found.saves == 20 * GIB - gradients
     written = entry(found, run)
     assert written["peak_after_bytes"] == 38 * GIB + gradients
@@ -61,18 +61,18 @@ _FULL_LAYER = 2 * (4 * _H + 4 * _H) + 5 * 2 * _H + 2 * _I + _ATTENTION + _MLP  #
 
 def test_a_layer_keeps_these_tensors() -> None:
     """And without checkpointing a simulated Qwen2.5-1.5B keeps what they add up to, within 1 %."""
-    sizes = Sizes.of(MODEL)
-    assert kept_by_a_layer(FULL, sizes) == _FULL_LAYER
+    shape = ModelShape.of(MODEL)
+    assert kept_by_a_layer(FULL, shape) == _FULL_LAYER
     bf16 = 2 * (4 * _H + 2 * _H) + 2 * 2 * _H + 2 * _I + _ATTENTION + _MLP
-    assert kept_by_a_layer(FULL.with_(dtype="bfloat16"), sizes) == bf16
+    assert kept_by_a_layer(FULL.with_(dtype="bfloat16"), shape) == bf16
     lora = 2 * 4 * _H + 5 * 2 * _H + 2 * _Q + 2 * _I + _ATTENTION + _MLP  # norms are frozen; the adapters cast
-    assert kept_by_a_layer(FULL.with_(lora_r=16), sizes) == lora
-    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16"), sizes) == lora
+    assert kept_by_a_layer(FULL.with_(lora_r=16), shape) == lora
+    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16"), shape) == lora
     four_bits = 2 * 4 * _H + 2 * 2 * _H + 2 * _I + _ATTENTION + _MLP  # adapters are bfloat16: nothing is cast
-    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16", load_in_4bit=True), sizes) == four_bits
+    assert kept_by_a_layer(FULL.with_(lora_r=16, dtype="bfloat16", load_in_4bit=True), shape) == four_bits
 
     qwen = FULL.with_(model="Qwen/Qwen2.5-1.5B-Instruct")
-    assert kept_for_backward(qwen, Sizes.of(find_config(qwen.model))) == pytest.approx(QWEN_ACTIVATIONS, rel=0.01)
+    assert kept_for_backward(qwen, ModelShape.of(find_config(qwen.model))) == pytest.approx(QWEN_ACTIVATIONS, rel=0.01)
 
 
 def test_checkpoints_are_layers_times_tokens_times_width() -> None:
@@ -85,18 +85,18 @@ def test_checkpoints_are_layers_times_tokens_times_width() -> None:
 def test_an_adapters_copies_are_highest_while_a_layer_is_computed_again() -> None:
     """PEFT's float32 copy of the MLP's product, beside everything that a layer keeps and all layers' inputs."""
     tokens, settings = 8 * 1024, FULL.with_(gradient_checkpointing=True, lora_r=16, dtype="bfloat16")
-    sizes = Sizes.of(MODEL)
-    found = moments(settings, sizes, 0)["backward"]
+    shape = ModelShape.of(MODEL)
+    found = moments(settings, shape, 0)["backward"]
     highest = max(found, key=lambda name: sum(found[name].values()))
     assert highest == "last layer, computed again"
     boundaries = 20 * tokens * _H * 2
     working = 2 * _I + 4 * _I + 2 * 2 * _H  # the product, its copy; the layer's output, and the adapter's
-    assert found[highest]["activations"] == boundaries + tokens * (kept_by_a_layer(settings, sizes) + working)
+    assert found[highest]["activations"] == boundaries + tokens * (kept_by_a_layer(settings, shape) + working)
 
 
 def test_with_checkpoints_the_end_of_backward_can_be_highest() -> None:
     """There all gradients are alive, and one layer's activations with the gradients of its MLP."""
-    tokens, parameters = 8 * 1024, Sizes.of(MODEL).parameters
+    tokens, parameters = 8 * 1024, ModelShape.of(MODEL).parameters
     recorded = {
         "activations": 20 * tokens * _FULL_LAYER, "gradients": 4 * 64000 * _H,
         "weight_casts": 2 * (parameters - 64000 * _H),
@@ -114,7 +114,7 @@ def test_with_checkpoints_the_end_of_backward_can_be_highest() -> None:
 
 def test_8_bit_moments_keep_embeddings_as_they_are() -> None:
     entry = _advice({"optimizer_step": {**HELD, "gradients": 6 * GIB}})["adamw_8bit"]
-    share = 64000 * 2048 / Sizes.of(MODEL).parameters
+    share = 64000 * 2048 / ModelShape.of(MODEL).parameters
     left = (1 - share) * 12 * GIB * 2.03 / 8 + share * 12 * GIB
     assert entry["saves_bytes"] == pytest.approx(12 * GIB - left, rel=1e-6)
     assert not entry["exact"]
@@ -124,7 +124,7 @@ def test_an_adapter_takes_gradients_state_and_reference_away() -> None:
     settings = FULL.with_(beta=0.04)
     held = {**HELD, "gradients": 6 * GIB, "reference_model": 6 * GIB}
     entry = _advice({"optimizer_step": held}, settings)["lora"]
-    adapters = 4 * Sizes.of(MODEL).adapter_parameters(16)  # float32: once for itself, its gradients, each moment
+    adapters = 4 * ModelShape.of(MODEL).adapter_parameters(16)  # float32: once for itself, its gradients, each moment
     assert entry["saves_bytes"] == 18 * GIB + 6 * GIB - 4 * adapters
     assert "reference" in entry["action"]
 
@@ -204,8 +204,8 @@ def test_an_adapter_over_four_bits_is_half_as_wide() -> None:
     settings = FULL.with_(lora_r=16, dtype="bfloat16")
     held = {"weights": 3 * GIB, "adapters": GIB, "gradients": GIB, "optimizer_state": 2 * GIB}
     found = _advice({"optimizer_step": held}, settings)["qlora"]
-    sizes = Sizes.of(MODEL)
-    linear = sizes.parameters - sizes.embeddings
+    shape = ModelShape.of(MODEL)
+    linear = shape.parameters - shape.embeddings
     assert found["saves_bytes"] == pytest.approx(2 * GIB + linear * (2 - 0.5 - 4 / 64), abs=2)
 
 

@@ -88,7 +88,7 @@ def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
 def test_the_first_step_is_compared(trained: Any) -> None:
     follower = _first_step(trained)
     assert follower._done
-    (said,) = [line for line in trained._said if "memory budget" in line]
+    (said,) = [line for line in trained._once_log.said if "memory budget" in line]
     assert said.startswith("memory budget kept: measured peak")
 
 
@@ -105,12 +105,14 @@ def _over(trained: Any, phase: str, measured: int, monkeypatch: pytest.MonkeyPat
     chosen = settings.with_(gradient_checkpointing="none", generation_batch=4)
     leaner = chosen.with_(gradient_checkpointing="full", tiled_mlp=8)
     row = {"peak_bytes": 100 * MIB, "device_peak_bytes": 700 * MIB, "peak_phase": phase}
-    follower = budget._FirstStep(trained, Choice(chosen, row, 720 * MIB, (leaner,), 2))
+    follower = budget._FirstStep(
+        trained, Choice(chosen, row, 720 * MIB, (leaner,), 2), trained._techniques, trained._once_log
+    )
     monkeypatch.setattr(budget, "_measured", lambda trainer: measured)
-    trained._said.clear()
+    trained._once_log.said.clear()
     follower.on_step_end(trained.args, trained.state, trained.control)
     follower.on_step_end(trained.args, trained.state, trained.control)  # corrected once
-    (line,) = trained._said - {f"checkpointing: {trained.args.checkpointing}", "MLPs in tiles of 8 tokens"}
+    (line,) = trained._once_log.said - {f"checkpointing: {trained.args.checkpointing}", "MLPs in tiles of 8 tokens"}
     return str(line)
 
 
@@ -127,7 +129,7 @@ def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: 
     line = _over(trained, "backward", 121 * MIB, monkeypatch)
     assert line.endswith("changed to checkpointing=full, tiled_mlp=8, generation_batch=4")
     assert (trained.args.checkpointing, trained.args.tiled_mlp) == ("full", 8)
-    layer = trained._base_model(trained.model).model.layers[0]
+    layer = trained.step_context().base_model().model.layers[0]
     assert layer._memprof_wrappers
     assert layer.mlp._memprof_wrappers  # really in place, and the loss is the same
     after = trained.compute_loss(trained.model, inputs)

@@ -127,7 +127,7 @@ def test_zero_advantages_have_no_backward(pair: tuple[Any, Any], sharing: bool) 
     inputs["advantages"][[1, 3]] = 0.0
     set_both(pair, loss_type="grpo", prefix_sharing=sharing)
     with_graph: list[int] = []
-    body = pair[1]._base_model(pair[1].model).model
+    body = pair[1].step_context().base_model().model
     hook = body.layers[0].register_forward_hook(
         lambda module, args, out: with_graph.append(args[0].shape[1] if torch.is_grad_enabled() else 0)
     )
@@ -190,11 +190,9 @@ def test_an_overridden_loss_is_exact_too(pair: tuple[Any, Any]) -> None:
 
         def other(model: Any, inputs: Any, plain: Any = plain, trainer: Any = trainer) -> torch.Tensor:
             loss: torch.Tensor = plain(model, inputs)
-            given = trainer._given_logps[0] if getattr(trainer, "_given_logps", None) else None
-            if given is None:
-                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-                mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-                given = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 13)[0]
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+            given = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 13)[0]
             return loss + 0.1 * given.logsumexp((0, 1))
 
         trainer._compute_loss = other

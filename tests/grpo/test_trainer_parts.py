@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 from memprof.grpo.generation import cache_bytes
-from memprof.grpo.step.groups import pieces_of
-from memprof.grpo.step.trim import Row, row_inputs, rows_of
-from memprof.grpo.support import reference_place
+from memprof.grpo.reference import reference_place
+from memprof.grpo.rows import Row, row_inputs, rows_of
+from memprof.grpo.step.pieces import pieces_of
 from memprof.grpo.techniques.rounding import StochasticAdamW, round_to_bf16
 from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
 from tests.test_imports import HEAVY, loaded_after
@@ -104,16 +104,16 @@ def test_cache_bytes_of_a_published_case() -> None:
 def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from memprof.grpo import generation
+    from memprof.grpo import device, generation
 
     model = tiny_llama()
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(generation_batch=None, generation_cache="dynamic"),
+    step: Any = SimpleNamespace(
+        settings=SimpleNamespace(generation_batch=None, generation_cache="dynamic"),
         accelerator=SimpleNamespace(device=torch.device("cuda")),
-        model=model,
-        max_completion_length=20,
-        _tile=None,
-        _base_model=lambda model: model,
+        policy=model,
+        completion_length=20,
+        tile=None,
+        base_model=lambda: model,
     )
     prompts = [[5] * 10] * 8
     decode = generation.decode_bytes(model.config, 30, 4)
@@ -121,10 +121,10 @@ def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.Mo
     each = max(decode, prompt)
     assert min(decode - cache_bytes(model.config, 30, 4), prompt - cache_bytes(model.config, 10, 4)) > 0
     for free, expected in ((100 * each, 8), (4.8 * each, 4), (0.1 * each, 1)):
-        monkeypatch.setattr(generation, "_free_bytes", lambda device, free=free: free)
-        assert generation.sequences_together(trainer, prompts) == expected
-    trainer.args.generation_batch = 3
-    assert generation.sequences_together(trainer, prompts) == 3
+        monkeypatch.setattr(device, "free_bytes", lambda device, free=free: free)
+        assert generation.sequences_together(step, prompts) == expected
+    step.settings.generation_batch = 3
+    assert generation.sequences_together(step, prompts) == 3
 
 
 @pytest.mark.parametrize("adapters", [False, True])
@@ -163,7 +163,7 @@ def test_prompts_hold_what_is_planned_for(adapters: bool, tile: int | None) -> N
 def test_tiles_come_with_automatic_checkpointing_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from memprof.grpo.config import TILE_TOKENS, tile_of
+    from memprof.grpo.techniques.apply import TILE_TOKENS, tile_of
 
     def tile(kind: str, tiled: int | None = None, on: bool = True, length: int = TILE_TOKENS + 1) -> int | None:
         given = {"tiled_mlp": tiled, "checkpointing": kind, "gradient_checkpointing": on}
@@ -267,7 +267,7 @@ def test_dtype_of_a_model_given_as_a_string(
 ) -> None:
     model = saved_llama(tmp_path / "model")
     trainer = build("lean", model, tmp_path, weights=weights, bf16=bf16, lora=lora)
-    assert trainer._base_model(trainer.model).lm_head.weight.dtype == expected
+    assert trainer.step_context().base_model().lm_head.weight.dtype == expected
 
 
 @pytest.mark.trl

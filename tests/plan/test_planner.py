@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memprof.reports.document.plan import PlanDocument, build_plan
+from memprof.reports.html.plan import render_plan as render_page
+from memprof.reports.json import validate
+from memprof.reports.markdown.plan import render_plan as render_markdown
+from memprof.reports.terminal.plan import render_bars
+from memprof.reports.terminal.plan import render_plan as render_text
 
 from memprof.config.settings import Settings
+from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner
 from memprof.plan.grid import METHODS, methods_for
-from memprof.plan.paste import as_python, as_yaml, markdown, text
+from memprof.plan.planner import Plan
 
 GB = 10**9
 
@@ -106,7 +113,7 @@ def test_where_nothing_fits_the_micro_batch_is_divided(known: list[_Known]) -> N
 def test_nothing_is_said_to_fit_that_does_not(known: list[_Known]) -> None:
     plan = make_plan(_base(), "4GB")
     assert plan.best is None
-    assert "Nothing tried fits" in text(plan)
+    assert "Nothing tried fits" in render_text(_document(plan))
 
 
 def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
@@ -145,15 +152,15 @@ def test_values_are_varied(known: list[_Known]) -> None:
 def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB")
     assert plan.best is not None
-    code = as_python(plan.best)
+    code = as_python(plan.best.settings)
     names: dict[str, Any] = {"GRPOConfig": dict, "LoraConfig": dict, "BitsAndBytesConfig": dict}
     exec(code, names)
     assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
     assert names["peft_config"]["r"] == 16
-    assert code in markdown(plan)
-    assert code in text(plan)
+    assert code in render_markdown(_document(plan))
+    assert code in render_text(_document(plan))
     yaml = pytest.importorskip("yaml")
-    assert yaml.safe_load(as_yaml(plan.best))["num_generations"] == 8
+    assert yaml.safe_load(as_yaml(plan.best.settings))["num_generations"] == 8
 
 
 def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None:
@@ -161,12 +168,12 @@ def test_the_lean_trainers_configuration_is_its_own(known: list[_Known]) -> None
     for kind in ("auto", "full", "none", "selective"):
         plain = replace(row, settings=row.settings.with_(gradient_checkpointing=kind))
         names: dict[str, Any] = {"LeanGRPOConfig": dict, "LoraConfig": dict}
-        exec(as_python(plain), names)
+        exec(as_python(plain.settings), names)
         assert names["args"]["checkpointing"] == kind  # what was simulated, by the trainer's own name
-        assert "wrap the model" not in as_python(plain)
+        assert "wrap the model" not in as_python(plain.settings)
     assert row.settings.checkpointing == "auto"
     row = replace(row, settings=row.settings.with_(tiled_mlp=2048, gradient_checkpointing="offloaded"))
-    exec(as_python(row), names)
+    exec(as_python(row.settings), names)
     assert names["args"]["checkpointing"] == "offloaded"
     assert names["args"]["tiled_mlp"] == 2048
     assert "generation_batch" not in names["args"]
@@ -190,18 +197,16 @@ def test_results_are_kept_by_what_they_depend_on(tmp_path: Path, monkeypatch: py
     assert cache.load(key) is None
 
 
-def test_a_plan_is_drawn(known: list[_Known], tmp_path: Path) -> None:
-    import io
+def _document(plan: Plan) -> PlanDocument:
+    return build_plan({**plan.to_dict(), "code": as_python(plan.best.settings) if plan.best else None})
 
-    from memprof.reports.html.plan import bars, write_plan
-    from memprof.reports.json import validate
 
+def test_a_plan_is_drawn(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 64]))
     rows = [replace(row, categories={"weights": GB, "activations": row.peak_bytes - GB}) for row in plan.rows]
-    data = {**replace(plan, rows=rows, model="<b>m").to_dict(), "code": as_python(plan.best) if plan.best else None}
-    validate(data)
-    write_plan(data, tmp_path / "plan.html")
-    page = (tmp_path / "plan.html").read_text()
+    document = _document(replace(plan, rows=rows, model="<b>m"))
+    validate(document.data)
+    page = render_page(document)
     assert "<b>m" not in page
     boxes = [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*class="fill c-activations"', page)]
     assert len(boxes) == 3
@@ -209,9 +214,10 @@ def test_a_plan_is_drawn(known: list[_Known], tmp_path: Path) -> None:
     assert boxes[2] / boxes[0] == pytest.approx(
         rows[2].categories["activations"] / rows[0].categories["activations"], rel=0.02
     )
-    drawn = bars(data, io.StringIO())
+    drawn = render_bars(document)
     lengths = [line.count("X") for line in drawn.splitlines() if line.startswith("num_generations")]
     assert len(lengths) == 3
     assert lengths == sorted(lengths)
     assert "may be used" in drawn
-    assert "Expected error" in text(plan, drawn)
+    assert "Expected error" in render_text(document)
+    assert drawn in render_text(document)

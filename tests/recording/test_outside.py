@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
-from memprof.reports.html.page import render_html
+from memprof.reports.html.report import render_html
 from memprof.reports.json import validate
 from memprof.reports.terminal.report import render_terminal
 
@@ -184,8 +184,8 @@ def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     facts = {f.label: f.value for f in outside_facts(found)}
     assert facts["Before recording"] == facts["Since then"] == "1.00 GiB"
     document = build_document({**report, "outside": found})
-    assert "On the device beside torch" in render_html(document)
-    assert "Beside torch, before recording: 1.00 GiB" in render_terminal(document)
+    assert "On the device outside torch" in render_html(document)
+    assert "Outside torch, before recording: 1.00 GiB" in render_terminal(document)
 
 
 def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:

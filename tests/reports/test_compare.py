@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from memprof.reports.document.comparison import build_comparison, change_words, ratio_words
 from memprof.reports.document.text import gib, plain
-from memprof.reports.html.page import render_comparison as render_page
-from memprof.reports.markdown import render_comparison as render_markdown
+from memprof.reports.html.compare import render_comparison as render_page
+from memprof.reports.markdown.compare import render_comparison as render_markdown
 from memprof.reports.terminal.compare import print_comparison, render_comparison
 
 from memprof.analysis.compare import compare
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
+from tests.reports.html.test_html import Page, packed
 from tests.reports.sample import HOSTILE, sample
-from tests.reports.test_html import Page, packed
 from tests.reports.test_terminal import same
 
 

@@ -6,7 +6,9 @@ import re
 
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import single_allocations
-from memprof.reports.markdown import code, render_allocations, render_markdown, text
+from memprof.reports.markdown.elements import code, text
+from memprof.reports.markdown.explain import render_allocations
+from memprof.reports.markdown.report import render_markdown
 
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same

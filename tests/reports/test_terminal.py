@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.tables import single_allocations
-from memprof.reports.terminal.report import LETTERS, print_document, render, render_allocations, render_terminal
+from memprof.reports.terminal.elements import LETTERS
+from memprof.reports.terminal.explain import render_allocations
+from memprof.reports.terminal.report import print_document, render_short, render_terminal
 
 from memprof.vocabulary import Category
 from tests.reports.sample import hostile, sample
@@ -78,7 +80,7 @@ def test_a_terminal_that_knows_ascii_only() -> None:
 
 def test_short_form_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    text = render(build_document(*sample()))
+    text = render_short(build_document(*sample()))
     assert "Total" in text
     assert "6.78 GiB in backward" in text
     assert len(text.split("\n")) < 36

@@ -12,8 +12,8 @@ from memprof.config.settings import Settings, read_settings
 from memprof.errors import UsageError
 from memprof.vocabulary import Category
 from tests.simulate.conftest import TINY
+from tests.simulate.sharding.test_zero import _sizes_of
 from tests.simulate.test_closed_forms import KV, PARAMETERS, ROPE, H, L, V, _analysis, _requested
-from tests.simulate.test_zero import _sizes_of
 
 BATCH, TOKENS = 4, 32
 

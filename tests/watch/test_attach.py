@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from memprof.reports.document.build import build_document
-from memprof.reports.html.page import render_html
+from memprof.reports.html.report import render_html
 from memprof.reports.json import validate
 
 import memprof

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memprof.cli.options import (
-    analysed,
-    device_option,
-    emit,
-    format_option,
-    json_option,
-    redact_option,
-    rules_option,
-    save_json,
-    working,
-)
+from memprof.cli.answers import compared_document, comparison_answer, redacted
+from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.inputs import analysed, read_report
+from memprof.cli.options import device_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +19,6 @@ if TYPE_CHECKING:
     from memprof.reports.document.model import Document
 
 __all__ = ["command"]
-
-
-# Fewer than in a page of one run: several timelines share a page.
-_EXACT_EVENTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -42,15 +31,11 @@ class _Column:
     document: Document | None
 
 
-@click.command(name="compare", short_help="Put runs side by side: the published table's rows, and what differs.")
+@click.command(name="compare")
 @click.argument("inputs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="A B...")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write the HTML page to FILE.html."
-)
-@click.option(
-    "--label", "labels", multiple=True, metavar="TEXT", help="A run's heading; once for each, in their order."
-)
-@click.option("--capacity", metavar="SIZE", help="A device's memory, such as 24GB: who fits.")
+@output_options("compare", page="Write the HTML page to FILE.html.")
+@click.option("--label", "labels", multiple=True, metavar="TEXT", help="Name a run; give it once for each, in order.")
+@click.option("--capacity", metavar="SIZE", help="Say which runs fit a device's memory, such as 24GB.")
 @click.option(
     "--published", metavar="unsloth-2025", help="Add a published table's columns: unsloth-2025 (Unsloth against TRL)."
 )
@@ -59,44 +44,33 @@ class _Column:
     help="Exit with 1 if a later run's allocated peak exceeds the first's by more than this, such as 2%.",
 )  # fmt: skip
 @device_option
-@format_option
-@json_option
 @rules_option
 @redact_option
 def command(
     inputs: tuple[Path, ...],
-    output: Path | None,
+    output: Output,
     labels: tuple[str, ...],
     capacity: str | None,
     published: str | None,
     fail_above: str | None,
     device: int | None,
-    style: str,
-    json_file: Path | None,
     rules: Path | None,
     redact: bool,
 ) -> None:
-    """Put runs side by side; the first is what the others are compared with.
+    """Put runs side by side and show what differs; the others are compared with the first.
 
     Each of A B... is a snapshot, a report's JSON (memprof report --json), a simulation, or a comparison's JSON, whose
     runs are taken one by one. One file is enough beside --published.
     """
     from memprof.analysis.compare import compare, over_limit
 
-    to_stdout = json_file is not None and str(json_file) == "-"
-    if to_stdout and style == "markdown":
-        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
     size, limit = _capacity(capacity), _percent(fail_above)
-    columns = [c for path in inputs for c in _read(path, device, rules, redact, output is not None)]
+    columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
     answer = compare(_labelled(columns, labels, redact), size)
-    if redact:
-        from memprof.redact import redact as redacted
-
-        answer["allocations_only_in"] = redacted(answer["allocations_only_in"])
+    answer["allocations_only_in"] = redacted(answer["allocations_only_in"], redact)
     failures = over_limit(answer, limit) if limit is not None else []
-    _write(answer, [c.document for c in columns], None if to_stdout else json_file, output)
-    _print(answer, "json" if to_stdout else style)
+    emit(comparison_answer(answer, [c.document for c in columns]), output)
     if failures:
         raise AboveLimit(f"more than {fail_above} above: {'; '.join(failures)}.")
 
@@ -142,48 +116,27 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = analysis.to_dict()
-    if redact:
-        from memprof.redact import redact as redacted
-
-        report = redacted(report)
-    document = None
-    if page:
-        from memprof.reports.document.build import document_of
-
-        document = document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
+    report = redacted(analysis.to_dict(), redact)
+    document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
 
 def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Column:
     from memprof.analysis.allocation_differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
-    from memprof.reports.json import validate
 
-    try:
-        validate(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    if redact:
-        from memprof.redact import redact as redacted
-
-        data = redacted(data)
+    data = redacted(read_report(path, data), redact)
     return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
 
 
 def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]:
     from memprof.analysis.compare import Run
-    from memprof.reports.json import validate
 
-    try:
-        validate(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
     return [
         _report(path, run["label"], run["report"], redact)
         if run["report"] is not None
         else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
-        for run in data["runs"]
+        for run in read_report(path, data)["runs"]
     ]
 
 
@@ -199,7 +152,7 @@ def _published(name: str | None) -> list[_Column]:
 
 
 def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> list[Run]:
-    """The runs under their headings: the user's, the file's own, or what tells their paths apart."""
+    """Put the runs under their headings: the user's, the file's own, or what tells their paths apart."""
     from dataclasses import replace
 
     from memprof.analysis.compare import distinct, short_names
@@ -218,33 +171,3 @@ def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> 
         for c, path in zip(columns, paths, strict=True)
     ]
     return [replace(c.run, label=head) for c, head in zip(columns, distinct(heads), strict=True)]
-
-
-def _write(answer: dict[str, Any], documents: list[Document | None], data: Path | None, page: Path | None) -> None:
-    save_json(answer, data)
-    if page is not None:
-        from memprof.reports.document.comparison import build_comparison
-        from memprof.reports.html.page import write_comparison
-
-        with working("Writing the page"):
-            write_comparison(build_comparison(answer, documents), page)
-        click.echo(f"Page: {page}", err=True)
-
-
-def _print(answer: dict[str, Any], style: str) -> None:
-    if style == "json":
-        from memprof.reports.json import dumps
-
-        emit(dumps(answer))
-        return
-    from memprof.reports.document.comparison import build_comparison
-
-    comparison = build_comparison(answer)
-    if style == "markdown":
-        from memprof.reports.markdown import render_comparison
-
-        emit(render_comparison(comparison))
-        return
-    from memprof.reports.terminal.compare import print_comparison
-
-    print_comparison(comparison)

@@ -9,14 +9,14 @@ import click
 __all__ = ["command"]
 
 
-@click.command(name="demo", short_help="Train a small model with GRPO on this machine, profiled.")
+@click.command(name="demo")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo"), show_default=True, metavar="DIR",
-    help="Where the pages, tables and snapshots go.",
+    help="Write pages, tables and snapshots to DIR.",
 )  # fmt: skip
-@click.option("--quick", is_flag=True, help="A tiny random model and short answers: seconds instead of minutes.")
+@click.option("--quick", is_flag=True, help="Train a tiny random model on short answers: seconds instead of minutes.")
 def command(out: Path, quick: bool) -> None:
-    """Train a small model with GRPO, fully and then with LoRA, under memprof, and write what it says about each run.
+    """Train a small model with GRPO, fully and then with LoRA, under memprof, and write a report of each run.
 
     Needs no GPU. Needs torch, transformers, TRL and PEFT: pip install 'grpo-memprof[trl]'.
     """

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from memprof.cli.options import emit, format_option, json_option, save_json
-from memprof.errors import InputError, UsageError
+from memprof.cli.emit import Output, emit, output_options
+from memprof.errors import InputError
+from memprof.reports.renderers import Answer
 
 __all__ = ["command"]
 
@@ -16,35 +17,28 @@ __all__ = ["command"]
 _MOST_BYTES = 256 * 2**20
 
 
-@click.command(name="oom", short_help="Explain an out-of-memory message, number by number.")
+@click.command(name="oom")
 @click.argument("log", type=click.Path(path_type=Path, allow_dash=True), metavar="LOG|-")
-@format_option
-@json_option
-def command(log: Path, style: str, json_file: Path | None) -> None:
-    """Explain the out-of-memory messages in LOG (- reads standard input): what each number means, what is missing, what
+@output_options("oom")
+def command(log: Path, output: Output) -> None:
+    """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
     the trouble is, and what to try, in order.
 
-    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks. Every wording of torch
-    is known, for CUDA, ROCm, XPU, MPS and the CPU. Nothing else is needed: no torch, no GPU.
+    LOG is any text that holds one: a pasted message, a whole log, the output of several ranks, a notebook's page. It
+    reads torch's messages (CUDA, ROCm, XPU, NPU, MPS, the CPU), those of vLLM, SGLang, NCCL, cuBLAS and bitsandbytes,
+    and what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. No torch, no GPU needed.
     """
-    to_stdout = json_file is not None and str(json_file) == "-"
-    if to_stdout and style == "markdown":
-        raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
-    from memprof.oomtext import explain_log, render_markdown, render_text
+    from memprof.oom import explain_log
 
     answer = explain_log(_read(log))
     if not answer["failures"]:
         name = "standard input" if str(log) == "-" else str(log)
-        raise InputError(
-            f"{name} holds no out-of-memory message; paste the line that says 'out of memory. Tried to allocate'."
+        what = " ".join(answer["notes"]) or (
+            "If a process was killed or an engine refused to start, paste the lines around that, not the last ones "
+            "only."
         )
-    save_json(answer, None if to_stdout else json_file)
-    if to_stdout or style == "json":
-        from memprof.reports.json import dumps
-
-        emit(dumps(answer))
-        return
-    emit(render_markdown(answer) if style == "markdown" else render_text(answer))
+        raise InputError(f"{name} holds no out-of-memory message. {what}")
+    emit(Answer("oom", answer, lambda: answer), output)
 
 
 def _read(log: Path) -> str:

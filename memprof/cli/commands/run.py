@@ -1,4 +1,4 @@
-"""``memprof run``: any training script with the callback attached, no code changed."""
+"""``memprof run``: any training script with the callback attached, without editing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """``2`` or ``2,10,500``."""
+    """Steps written as ``2`` or ``2,10,500``."""
 
     name = "steps"
 
@@ -28,43 +28,49 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 @click.command(
     name="run",
-    short_help="Run a training script with memprof attached.",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.option("-m", "is_module", is_flag=True, help="Take SCRIPT as a module's name, as in python -m.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Where snapshots, JSON and page go; default: <trainer's output_dir>/_memprof, without a trainer ./_memprof.",
+    help="Write snapshots, JSON and page to DIR; default: <trainer's output_dir>/_memprof, or ./_memprof without a "
+    "trainer.",
 )  # fmt: skip
 @click.option(
-    "--steps", type=_Steps(), metavar="N,...", help="Optimizer steps to record; default: one generation cycle."
+    "--steps", type=_Steps(), metavar="N,...", help="Record these optimizer steps; default: one generation cycle."
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
-@click.option("--capacity", metavar="SIZE", help="Pretend the device has SIZE: what needs more runs out of memory.")
 @click.option(
-    "--rehearse", is_flag=True, help="With a trainer: first one step at the worst case, then everything put back."
+    "--capacity", metavar="SIZE", help="Pretend that the device has SIZE: a run that needs more runs out of memory."
 )
-@click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Trace entries to keep, newest first.")
+@click.option(
+    "--rehearse", is_flag=True, help="With a trainer: run one worst-case step first, then put everything back."
+)
+@click.option("--max-entries", type=click.IntRange(min=1), metavar="N", help="Keep the N newest trace entries.")
 @click.option(
     "--stacks", type=click.Choice(["python", "all", "none"]), default="python", show_default=True,
-    help="Whose frames are recorded; all: C++ too.",
+    help="Record the frames of Python, of C++ too (all), or none.",
 )  # fmt: skip
 @click.option(
-    "--kind", type=click.Choice(["auto", "cuda", "trace"]), default="auto", show_default=True, help="Which recorder."
+    "--kind",
+    type=click.Choice(["auto", "cuda", "trace"]),
+    default="auto",
+    show_default=True,
+    help="Choose the recorder.",
 )
-@click.option("--max-disk", metavar="SIZE", help="Most the snapshots may take; the oldest go first.")
+@click.option("--max-disk", metavar="SIZE", help="Let snapshots take at most SIZE; the oldest go first.")
 @click.option("--redact", is_flag=True, help="Leave this machine's paths out of what is written.")
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")
 @click.option("--no-table", is_flag=True, help="Print no table at the end.")
-@click.option("--no-scalars", is_flag=True, help="Log no memory/... beside the loss, keep no counters.")
+@click.option("--no-scalars", is_flag=True, help="Log no memory/... beside the loss and keep no counters.")
 @click.option("--no-reset-peaks", is_flag=True, help="Leave CUDA's peak counters to the script.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: Any) -> Callable[[], None]:
-    """Run SCRIPT with ARGS under memprof; nothing in it is changed.
+    """Run SCRIPT with ARGS under memprof, without editing it.
 
-    Every transformers.Trainer (TRL's are) gets a MemProfCallback. Without one, the first two steps of the loop are
-    recorded, with its forwards, backwards and optimizer steps as phases. Exit code, signals, standard input and
+    Every transformers.Trainer (TRL's are) gets a MemProfCallback. Without one, memprof records the first two steps of
+    the loop, with its forwards, backwards and optimizer steps as phases. Exit code, signals, standard input and
     tracebacks are the script's own; the table goes to standard error. MEMPROF=0 runs it alone.
 
     Under a launcher: torchrun --nproc_per_node 2 -m memprof run train.py, or
@@ -84,7 +90,7 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """The callback's options.
+    """Translate the command's options into the callback's.
 
     Raises:
         UsageError: a size that is none, now and not when the model is loaded.

@@ -1,1 +1,1 @@
-"""Log-probabilities without whole logits."""
+"""Compute log-probabilities without whole logits."""

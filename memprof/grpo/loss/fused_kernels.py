@@ -1,6 +1,7 @@
-"""The passes over a tile of logits as Triton kernels: one read for statistics, one read and one write for gradients.
+"""Pass over a tile of logits with Triton kernels: one read for statistics, one read and one write for gradients.
 
-The same functions as :func:`memprof.grpo.loss.fused_tiles.tile_stats` and ``tile_gradient``, without their temporaries.
+The results are those of :func:`memprof.grpo.loss.fused_tiles.tile_stats` and ``tile_gradient``, without their
+temporaries.
 Importing this module imports Triton; ``TRITON_INTERPRET=1``, set before, runs the kernels on the CPU.
 """
 
@@ -118,7 +119,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 def triton_stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:
-    """As :func:`memprof.grpo.loss.fused_tiles.tile_stats`."""
+    """Do as :func:`memprof.grpo.loss.fused_tiles.tile_stats`."""
     n, vocabulary = tile.shape
     logps = torch.empty(n, dtype=torch.float32, device=tile.device)
     lse = torch.empty_like(logps)
@@ -151,7 +152,7 @@ def triton_gradient(
     dentropies: torch.Tensor | None,
     transform: Transform,
 ) -> None:
-    """As :func:`memprof.grpo.loss.fused_tiles.tile_gradient`."""
+    """Do as :func:`memprof.grpo.loss.fused_tiles.tile_gradient`."""
     n, vocabulary = tile.shape
     if not n:
         return

@@ -1,4 +1,4 @@
-"""Log-probabilities of target tokens straight from hidden states: the logits exist a few tokens at a time.
+"""Compute log-probabilities of target tokens from hidden states, with the logits of a few tokens at a time.
 
 The head's product ``hidden @ weight.T`` is ``[N, V]``: at 20,480 tokens and a vocabulary of 128,256 that is 5.3 GB in
 bf16, and a loss keeps several of its size. Here a chunk of tokens is projected over the whole vocabulary into one
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.grpo.loss.fused_tiles import Passes, Transform, passes_for
-from memprof.grpo.step.groups import parts_of
+from memprof.grpo.loss.fused_tiles import Transform
+from memprof.grpo.loss.passes import Passes, passes_for
+from memprof.grpo.rows import parts_of
 
 __all__ = ["DEFAULT_TILE_BYTES", "GradFn", "LinearLogprobs", "chunk_size", "fused_linear_logprobs"]
 
@@ -46,7 +47,7 @@ class LinearLogprobs(NamedTuple):
 
 
 def chunk_size(n_tokens: int, vocabulary: int, tile_bytes: int = DEFAULT_TILE_BYTES) -> int:
-    """Tokens to a chunk so that its logits in fp32 take at most ``tile_bytes``; chunks of nearly equal size."""
+    """Choose a chunk's tokens: its logits take at most ``tile_bytes`` in fp32, and chunks are of nearly equal size."""
     most = max(1, tile_bytes // (4 * vocabulary))
     if most >= 128:
         most -= most % 64
@@ -72,7 +73,7 @@ def fused_linear_logprobs(
     logit_scale: float = 1.0,
     weight_grad: torch.Tensor | None = None,
 ) -> LinearLogprobs:
-    """Log-probability of each target under ``softmax(cap(scale * (hidden @ weight.T + bias)) / temperature)``.
+    """Compute each target's log-probability: ``log_softmax(cap(scale * (hidden @ weight.T + bias)) / temperature)``.
 
     Args:
         hidden: ``[N, H]``, the outputs of the model's body that predict ``targets``.
@@ -219,7 +220,7 @@ class _LinearLogprobs(torch.autograd.Function):
 def _tiles(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: _Plan
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Each chunk's rows, its product with the head in one reused buffer, and its hidden states."""
+    """Yield each chunk's rows, its product with the head in one reused buffer, and its hidden states."""
     n, vocabulary = hidden.shape[0], weight.shape[0]
     buffer = torch.empty((min(plan.chunk, n), vocabulary), dtype=plan.dtype, device=hidden.device)
     for rows in parts_of(n, plan.chunk):
@@ -233,7 +234,7 @@ def _tiles(
 
 
 def _head_parts(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The head whole, or in parts where it must be converted: converted whole it would be a second head."""
+    """Yield the head whole, or in parts if it must be converted: converted whole it would be a second head."""
     step = weight.shape[0] if weight.dtype == dtype else _CONVERTED_ROWS
     for start in range(0, weight.shape[0], step):
         part = slice(start, min(start + step, weight.shape[0]))
@@ -241,7 +242,7 @@ def _head_parts(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slic
 
 
 class _Gradients:
-    """The sums that a tile's gradient goes into."""
+    """The sums that tiles' gradients are added to."""
 
     def __init__(
         self,
@@ -304,7 +305,7 @@ class _Gradients:
             out.copy_(total)
 
     def take(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Gradients for hidden, weight and bias in their own dtypes."""
+        """Return gradients for hidden, weight and bias in their own dtypes."""
         weight = self.weight_grad if self.returns_weight and not self.fresh else None
         return (
             self.hidden_grad,

@@ -1,8 +1,7 @@
-"""What is done to one tile of logits: the pass that reads it, the pass that turns it into its gradient, the products.
+"""Read a tile of logits, turn it into its gradient and add its products, with torch's own operations.
 
-A tile holds the logits of a few tokens over the whole vocabulary, ``[n, V]``. Two implementations of the passes agree:
-plain torch here, Triton in :mod:`memprof.grpo.loss.fused_kernels`. ``passes_for`` chooses, and says so once where a
-GPU has to do without Triton.
+A tile holds the logits of a few tokens over the whole vocabulary, ``[n, V]``. Triton's passes in
+:mod:`memprof.grpo.loss.fused_kernels` give the same results; :mod:`memprof.grpo.loss.passes` chooses between the two.
 
 With ``z`` a token's final logits, ``lse = logsumexp(z)``, ``p = exp(z - lse)`` and ``H`` its entropy:
 
@@ -12,25 +11,20 @@ With ``z`` a token's final logits, ``lse = logsumexp(z)``, ``p = exp(z - lse)`` 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 
-__all__ = ["Passes", "Transform", "accumulate", "passes_for", "shape_passes", "tile_gradient", "tile_stats"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DEVICE_BLOCK_BYTES", "Stats", "Transform", "accumulate", "tile_gradient", "tile_stats"]
 
 #: fp32 bytes that one step of a torch pass works on: on the CPU about what its caches hold, so that a pass reads
 #: memory once; elsewhere a bound on temporaries.
 _CPU_BLOCK_BYTES = 8 << 20
-_DEVICE_BLOCK_BYTES = 64 << 20
+DEVICE_BLOCK_BYTES = 64 << 20
 #: vocabulary rows converted at a time where a product's operands must be fp32.
 _CONVERTED_ROWS = 8192
 
+#: Log-probabilities, logsumexp and entropies (or None), each ``[n]`` fp32.
 Stats = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
 
@@ -47,57 +41,12 @@ class Transform:
 
     @property
     def factor(self) -> float:
-        """The derivative, but for the cap's slope."""
+        """Return the derivative, but for the cap's slope."""
         return self.scale * self.inverse_temperature
 
 
-@dataclass(frozen=True)
-class Passes:
-    """The passes over a tile for one kind of device.
-
-    ``stats(tile, targets, transform, want_entropy)`` reads the tile and returns log-probabilities, logsumexp and
-    entropies (or None), each ``[n]`` fp32. ``gradient(tile, targets, lse, entropies, dlogps, dentropies, transform)``
-    overwrites it with the gradient with respect to what it held; ``transform.factor`` is already in ``dlogps`` and
-    ``dentropies``. ``accumulate(total, a, b, first=, fp32_products=)``: see :func:`accumulate`. ``fp32_products``: bf16
-    products may be added to fp32 sums as they are (tensor cores); elsewhere their operands are converted.
-    """
-
-    name: str
-    stats: Callable[[torch.Tensor, torch.Tensor, Transform, bool], Stats]
-    gradient: Callable[..., None]
-    fp32_products: bool
-    accumulate: Callable[..., None]
-
-
-def passes_for(device: torch.device) -> Passes:
-    """The passes to use on ``device``: Triton's on CUDA, ROCm and XPU; torch's elsewhere and without Triton."""
-    if device.type in ("cuda", "xpu"):
-        if find_spec("triton") is not None:
-            from memprof.grpo.loss.fused_kernels import triton_gradient, triton_stats
-
-            return Passes("triton", triton_stats, triton_gradient, _fp32_products(device), accumulate)
-        _say_no_triton(device.type)
-    return Passes("torch", tile_stats, tile_gradient, _fp32_products(device), accumulate)
-
-
-def _fp32_products(device: torch.device) -> bool:
-    """``torch.addmm(..., out_dtype=float32)`` of bf16 operands: CUDA, since torch 2.8."""
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return device.type == "cuda" and (major, minor) >= (2, 8)
-
-
-@cache
-def _say_no_triton(device_type: str) -> None:
-    logger.warning(
-        "Triton is not installed: log-probabilities on %s are computed with torch operations, slower and with "
-        "temporaries of %d MiB.",
-        device_type,
-        _DEVICE_BLOCK_BYTES >> 20,
-    )
-
-
 def tile_stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:
-    """Log-probabilities of ``targets``, logsumexp and entropies of the rows of ``tile``; the tile is left as it is."""
+    """Compute log-probabilities of ``targets``, logsumexp and entropies of a tile's rows; the tile stays as it is."""
     n = tile.shape[0]
     logps = torch.empty(n, dtype=torch.float32, device=tile.device)
     lse = torch.empty_like(logps)
@@ -151,7 +100,7 @@ def tile_gradient(
 
 def _row_blocks(tile: torch.Tensor) -> list[slice]:
     n, vocabulary = tile.shape
-    limit = _CPU_BLOCK_BYTES if tile.device.type == "cpu" else _DEVICE_BLOCK_BYTES
+    limit = _CPU_BLOCK_BYTES if tile.device.type == "cpu" else DEVICE_BLOCK_BYTES
     rows = max(1, limit // (4 * vocabulary))
     return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
@@ -159,7 +108,7 @@ def _row_blocks(tile: torch.Tensor) -> list[slice]:
 def _final_logits(
     block: torch.Tensor, transform: Transform, *, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """fp32 logits and, where there is a cap, its slope; without ``in_place`` the block is left as it is."""
+    """Return fp32 logits and, where there is a cap, its slope; without ``in_place`` the block stays as it is."""
     z = block.float()
     if transform.softcap is None:
         if transform.factor == 1:
@@ -170,7 +119,7 @@ def _final_logits(
 
 
 def accumulate(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: bool, fp32_products: bool) -> None:
-    """``total += a @ b`` for an fp32 ``total [R, C]`` (``total = a @ b`` where ``first``: it need not be zeroed).
+    """Add ``a @ b`` to an fp32 ``total [R, C]``, or write it there where ``first`` (``total`` need not be zeroed).
 
     The products of bf16 operands are summed in fp32, never rounded to bf16 in between: a sum of rounded parts biases
     training. Where the device cannot, ``a``'s rows are converted a block at a time.
@@ -192,19 +141,3 @@ def accumulate(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: 
         for start in range(0, b.shape[0], _CONVERTED_ROWS):
             inner = slice(start, start + _CONVERTED_ROWS)
             torch.addmm(total, a[:, inner].float(), b[inner].float(), beta=0 if first and start == 0 else 1, out=total)
-
-
-def shape_passes() -> Passes:
-    """What Triton's passes allocate on a GPU and nothing else, for fake tensors that stand for a GPU's.
-
-    The torch passes would run thousands of small operations there and allocate what the kernels do not.
-    """
-
-    def stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:
-        logps = torch.empty(tile.shape[0], dtype=torch.float32, device=tile.device)
-        return logps, torch.empty_like(logps), torch.empty_like(logps) if want_entropy else None
-
-    def nothing(*_: object, **__: object) -> None:
-        return None
-
-    return Passes("shapes", stats, nothing, True, nothing)

@@ -1,4 +1,4 @@
-"""A model's forward that ends in log-probabilities of chosen tokens instead of logits."""
+"""Let a model's forward end in log-probabilities of chosen tokens instead of logits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any
 import torch
 
 from memprof.grpo.loss.fused_loss import fused_linear_logprobs
-from memprof.grpo.step.trim import Row
+from memprof.grpo.rows import Row
 
 __all__ = ["Head", "RowGradient", "Scored", "add_lean_head"]
 
 #: ``row_gradient(row, logps, entropies, start, stop)``: the loss's gradient with respect to tokens ``start:stop`` of a
 #: row's completion, as soon as their log-probabilities are known.
-RowGradient = Callable[
-    [Row, torch.Tensor, torch.Tensor, int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"
-]
+RowGradient = Callable[[Row, torch.Tensor, torch.Tensor, int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,12 @@ class Head:
 
     @classmethod
     def of(cls, model: Any, temperature: float, fp32: bool, chunk_tokens: int | None = None) -> Head:
-        """The head of a causal language model, by its configuration."""
+        """Describe the head of a causal language model, by its configuration."""
         text = model.config.get_text_config()
         return cls(temperature, getattr(text, "final_logit_softcapping", None), _logit_scale(text), fp32, chunk_tokens)
 
     def scored(self, model: Any, states: Sequence[torch.Tensor], request: Request) -> Scored:
-        """Log-probabilities of the rows' completions; ``states[i]`` ``[completion, H]`` are what predicts row i's."""
+        """Score the rows' completions; ``states[i]`` ``[completion, H]`` are what predicts row i's tokens."""
         module = model.get_output_embeddings()
         weight, bias = _whole(module.weight), _whole(module.bias)
         quiet = torch.autocast(weight.device.type, enabled=False) if self.fp32 else nullcontext()
@@ -81,7 +79,7 @@ class Request:
     packed: bool = False
 
     def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """What predicts each row's completion, from hidden states ``[rows, tokens, H]``, or ``[1, all, H]`` packed."""
+        """Cut out what predicts each row's completion from states ``[rows, tokens, H]``, or ``[1, all, H]`` packed."""
         parts: Any = torch.split(hidden[0], [row.length for row in self.rows]) if self.packed else hidden
         return [parts[place][row.prompt - 1 : row.length - 1] for place, row in enumerate(self.rows)]
 
@@ -124,12 +122,12 @@ def _bound(row_gradient: RowGradient | None, row: Row) -> Any:
 
 
 def _whole(tensor: Any) -> Any:
-    """FSDP2 shows its shards as DTensors; one gather serves every product."""
+    """Gather a tensor that FSDP2 has sharded (a DTensor): one gather serves every product."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _logit_scale(text: Any) -> float:
-    """The factor of a model's logits: each family has its own name for it."""
+    """Find the factor of a model's logits: each family has its own name for it."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         scale = getattr(text, name, None)
         if scale is not None:

@@ -1,1 +1,1 @@
-"""One micro-batch's forward and backward, in pieces."""
+"""Run one micro-batch forward and backward, in pieces."""

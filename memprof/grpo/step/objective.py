@@ -1,8 +1,9 @@
-"""TRL's own loss as a function of a micro-batch's per-token log-probabilities and entropies.
+"""Ask TRL's own loss for its value and gradient, as a function of per-token log-probabilities and entropies.
 
 ``GRPOTrainer._compute_loss`` asks the trainer for the log-probabilities and turns them into a loss, metrics and
 collectives. Handing it given ones makes the formula of every loss type available without a copy of any: with leaf
-tensors its gradient is that of the loss with respect to each token's log-probability.
+tensors its gradient is that of the loss with respect to each token's log-probability. A loss that does not use what it
+was handed would train nothing and look plausible: it is refused.
 """
 
 from __future__ import annotations
@@ -14,45 +15,95 @@ from typing import Any
 
 import torch
 
-__all__ = ["Gradient", "Objective"]
+from memprof.compat import trl
+from memprof.compat.versions import EXECUTING, installed
+from memprof.errors import UsageError
+
+__all__ = ["Gradient", "Handover", "Objective"]
 
 Gradient = tuple[torch.Tensor, "torch.Tensor | None"]
+Answer = tuple[torch.Tensor, torch.Tensor, None]
 
 # What `_compute_loss` keeps on the trainer besides metrics.
-_STATE = ("_entropy_window_stats", "_last_world_entropy", "entropy_coef")
+_STATE = tuple(target.name for target in (trl.ENTROPY_WINDOW, trl.LAST_ENTROPY, trl.ENTROPY_COEFFICIENT))
+_METRICS = trl.METRICS.name
+
+
+class Handover:
+    """Log-probabilities and entropies on their way to TRL's loss, which takes them in place of its own forward."""
+
+    def __init__(self) -> None:
+        self._given: Answer | None = None
+        self._taken = False
+
+    @contextmanager
+    def of(self, logps: torch.Tensor, entropies: torch.Tensor) -> Iterator[None]:
+        """Hand ``logps`` and ``entropies`` ``[B, T]`` to the loss that is computed inside."""
+        self._given, self._taken = (logps, entropies, None), False
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def take(self) -> Answer | None:
+        """Return what the trainer's log-probabilities are to be, or None outside of a handover."""
+        if self._given is None:
+            return None
+        logps, entropies, _ = self._given
+        if logps.requires_grad and not torch.is_grad_enabled():
+            # Asked for as constants, such as a policy's of before: the loss has not used the graph by that.
+            return logps.detach(), entropies.detach(), None
+        self._taken = True
+        return self._given
+
+    @property
+    def was_taken(self) -> bool:
+        """Tell whether the loss computed last asked for what it was handed."""
+        return self._taken
 
 
 class Objective:
     """The loss of ``inputs`` (TRL's micro-batch), whatever ``loss_type`` the trainer has.
 
     Args:
-        trainer: a :class:`~memprof.grpo.LeanGRPOTrainer`.
-        model: passed on to ``_compute_loss``; never called.
+        trainer: a ``GRPOTrainer`` whose log-probabilities are what ``handover`` gives.
+        handover: see :class:`Handover`.
+        model: passed on to ``_compute_loss``; TRL's never calls it.
+        is_trls: the loss is TRL's own, so that it must use what it is handed. Another may get its gradient elsewhere.
+
+    Raises:
+        UsageError: by every method: the loss did not use the log-probabilities it was handed.
     """
 
-    def __init__(self, trainer: Any, model: Any, inputs: Mapping[str, Any]) -> None:
-        self._trainer, self._model, self._inputs = trainer, model, inputs
+    def __init__(
+        self, trainer: Any, handover: Handover, model: Any, inputs: Mapping[str, Any], *, is_trls: bool
+    ) -> None:
+        self._trainer, self._handover, self._is_trls = trainer, handover, is_trls
+        self._model, self._inputs = model, inputs
+        self._compute = getattr(trainer, trl.LOSS.name)
 
     def loss(self, logps: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-        """The loss, with metrics logged and collectives run as TRL does: call it once for each micro-batch.
+        """Compute the loss, log its metrics and run its collectives as TRL does: once for each micro-batch.
 
         ``logps`` and ``entropies`` are ``[B, T]`` fp32, 0 where ``completion_mask`` is.
         """
-        with self._given(logps, entropies):
-            loss: torch.Tensor = self._trainer._compute_loss(self._model, self._inputs)
+        with self._handover.of(logps, entropies):
+            loss: torch.Tensor = self._compute(self._model, self._inputs)
+        if self._is_trls and not self._handover.was_taken:
+            raise UsageError(self._unused("did not ask for them"))
         return loss
 
     def loss_and_gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Gradient]:
-        """:meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None where it needs none)."""
+        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none)."""
         leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
         with torch.enable_grad():
             loss = self.loss(*leaves)
-            return loss.detach(), _gradient(loss, leaves)
+            return loss.detach(), self._gradient(loss, leaves)
 
     def loss_and_all_gradients(
         self, logps: torch.Tensor, entropies: torch.Tensor, backward: Callable[[torch.Tensor], None], scale: float
     ) -> tuple[torch.Tensor, Gradient]:
-        """:meth:`loss_and_gradient` for a loss that may also depend on the parameters by ways of its own.
+        """Do as :meth:`loss_and_gradient` for a loss that may also depend on the parameters by ways of its own.
 
         Those parts of the gradient go where ``backward(loss)`` puts them, the parameters' ``.grad``. ``scale`` is what
         ``backward`` multiplies the loss by (fp16): what is returned is without it.
@@ -60,48 +111,50 @@ class Objective:
         leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
         with torch.enable_grad():
             loss = self.loss(*leaves)
-        if loss.requires_grad:
-            backward(loss)
+        if not loss.requires_grad:
+            raise UsageError(self._unused("gave a loss without a gradient"))
+        backward(loss)
         found = [None if leaf.grad is None else leaf.grad / scale for leaf in leaves]
         return loss.detach(), (torch.zeros_like(logps) if found[0] is None else found[0], found[1])
 
     def gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> Gradient:
-        """The gradient alone: nothing is logged, no other rank is asked, and nothing waits for the device.
+        """Compute the gradient alone: nothing is logged, no other rank is asked, and nothing waits for the device.
 
         Any number of calls, also with values that are right in some rows only: where the loss separates, a row's
         gradient does not depend on the others'.
         """
         leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
-        with torch.enable_grad(), self._muted(), self._given(*leaves):
-            return _gradient(self._trainer._compute_loss(self._model, self._inputs), leaves)
+        with torch.enable_grad(), self._muted():
+            return self._gradient(self.loss(*leaves), leaves)
 
-    @contextmanager
-    def _given(self, logps: torch.Tensor, entropies: torch.Tensor) -> Iterator[None]:
-        self._trainer._given_logps = (logps, entropies, None)
-        try:
-            yield
-        finally:
-            self._trainer._given_logps = None
+    def _gradient(self, loss: torch.Tensor, leaves: tuple[torch.Tensor, torch.Tensor]) -> Gradient:
+        found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else (None, None)
+        if found[0] is None:
+            raise UsageError(self._unused("gave a loss that does not depend on them"))
+        return found[0], found[1]
+
+    def _unused(self, what: str) -> str:
+        kind = "GRPOTrainer" if self._is_trls else type(self._trainer).__name__
+        handed = f"{kind}.{trl.LOSS.name} was handed the step's log-probabilities"
+        happened = f"{handed} and {what}, so nothing would be trained"
+        if not self._is_trls:
+            return f"The lean trainer: {happened}: set micro_splitting=False."
+        tested, found = EXECUTING["trl"], installed("trl")
+        return f"The lean trainer was tested with TRL {tested}; in TRL {found}, {happened}: use trl.GRPOTrainer."
 
     @contextmanager
     def _muted(self) -> Iterator[None]:
+        """Keep the trainer's state, metrics and collectives out of a loss that is computed for its gradient only."""
         trainer = self._trainer
         kept = {name: getattr(trainer, name) for name in _STATE if hasattr(trainer, name)}
-        kept |= {"accelerator": trainer.accelerator, "_metrics": trainer._metrics}
+        kept |= {"accelerator": trainer.accelerator, _METRICS: getattr(trainer, _METRICS)}
         trainer.accelerator = _Alone(trainer.accelerator)
-        trainer._metrics = defaultdict(lambda: defaultdict(list))
+        setattr(trainer, _METRICS, defaultdict(lambda: defaultdict(list)))
         try:
             yield
         finally:
             for name, value in kept.items():
                 setattr(trainer, name, value)
-
-
-def _gradient(loss: torch.Tensor, leaves: tuple[torch.Tensor, torch.Tensor]) -> Gradient:
-    if not loss.requires_grad:  # nothing in it depends on the policy, as when every advantage is masked
-        return torch.zeros_like(leaves[0]), None
-    logps, entropies = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return torch.zeros_like(leaves[0]) if logps is None else logps, entropies
 
 
 class _Alone:

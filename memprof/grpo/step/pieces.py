@@ -1,209 +1,146 @@
-"""Forward and backward of one micro-batch in pieces, with the loss's normalisers kept those of the whole."""
+"""Cut a micro-batch into pieces: what goes through the model together, and what completions of a prompt share."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from memprof.errors import UsageError
-from memprof.grpo.loss.head import RowGradient, Scored
-from memprof.grpo.step.groups import Piece, plan
-from memprof.grpo.step.objective import Gradient, Objective
-from memprof.grpo.step.schemes import TOKEN, TWO_PASS
-from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
-from memprof.grpo.step.trim import Row, is_fake
+from memprof.grpo.rows import Row, is_fake
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
+from memprof.grpo.techniques.segment_attention import segment_refusal
+from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["PiecewiseStep"]
+__all__ = ["DEFAULT_PIECE_TOKENS", "Piece", "Prompt", "pieces_of", "plan", "segments_refused"]
 
-
-class PiecewiseStep:
-    """One micro-batch's step; see :mod:`memprof.grpo.step.schemes` for what ``scheme`` means."""
-
-    def __init__(
-        self, trainer: Any, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], scheme: str
-    ) -> None:
-        self._trainer, self._model, self._inputs, self._scheme = trainer, model, inputs, scheme
-        self._objective = Objective(trainer, model, inputs)
-        silent = _silent(trainer, inputs) if scheme != TWO_PASS else set()
-        without = [row for row in rows if row.index in silent]
-        self._forward_only = plan(trainer, inputs, without) if without else []
-        self._pieces = plan(trainer, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
-        if self._pieces[-1].prompt is not None and self._distributed:
-            # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
-            self._pieces.append(Piece())
-        self._factors: list[float] = []
-        self._logps, self._entropies = blank(inputs), blank(inputs)
-        old = inputs.get("old_per_token_logps")
-        if old is not None and scheme != TWO_PASS:
-            # Rows not yet computed stand at ratio 1: any finite value would do.
-            self._logps = old.float() * inputs["completion_mask"]
-
-    def run(self) -> torch.Tensor:
-        """Run all pieces; the loss's value with the graph of the last piece."""
-        gradient, loss, states = None, None, []
-        if self._scheme == TWO_PASS:
-            states = self._first_pass()
-            loss, gradient = self._whole_gradient()
-        else:
-            score_pieces(self._trainer, self._model, self._inputs, self._forward_only, self._logps, self._entropies)
-        for number, piece in enumerate(self._pieces):
-            if states:
-                _set_random_state(self._logps.device, states[number])
-            if number + 1 < len(self._pieces):
-                with self._unsynchronised():
-                    self._backward(self._watched(self._surrogate(piece, gradient)))
-        last = self._watched(self._surrogate(self._pieces[-1], gradient))
-        if loss is None:
-            with torch.no_grad():
-                loss = self._objective.loss(self._logps, self._entropies)
-        return last - last.detach() + loss.detach()
-
-    @property
-    def _distributed(self) -> bool:
-        return isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
-
-    def _first_pass(self) -> list[Any]:
-        """Fill in every row's values; the random state before each piece, so that dropout can be repeated."""
-        states = []
-        for piece in self._pieces:
-            states.append(_random_state(self._logps.device))
-            score_pieces(self._trainer, self._model, self._inputs, [piece], self._logps, self._entropies)
-        return states
-
-    def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
-        """The loss and its gradient with respect to every row's values.
-
-        A loss that is not TRL's may reach the parameters by another way too (a penalty on weights, a forward of its
-        own): that part has its backward here.
-        """
-        if self._trainer._loss_is_trls:
-            return self._objective.loss_and_gradient(self._logps, self._entropies)
-        scaler = self._trainer.accelerator.scaler
-        scale = 1.0 if scaler is None else float(scaler.get_scale())
-        with self._unsynchronised():
-            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, scale)
-
-    def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
-        """``surrogate``; where ``compute_loss`` is overridden, its backward refuses a factor that others did not have.
-
-        All pieces but the last have had their backward when an override gets the loss: a factor comes too late.
-        """
-        scaled_later = not getattr(self._trainer, "loss_is_scaled_for_ga", True)
-        if self._trainer._compute_loss_is_ours and not scaled_later:
-            return surrogate
-        if not surrogate.requires_grad or is_fake(surrogate):
-            return surrogate
-
-        def check(arriving: torch.Tensor) -> None:
-            self._factors.append(float(arriving))
-            if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
-                raise UsageError(
-                    "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
-                    "pieces of the micro-batch except the last have had their backward: override _compute_loss "
-                    "instead, or set micro_splitting=False."
-                )
-
-        surrogate.register_hook(check)  # type: ignore[no-untyped-call]
-        return surrogate
-
-    def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
-        """A scalar whose gradient is the piece's share of the loss's."""
-        if piece.closes and piece.prompt is not None:
-            return piece.prompt.close().to(self._logps.device)
-        if not piece.rows:
-            scored = score_piece(self._trainer, self._model, self._inputs, piece)
-            return scored.logps[0].sum() * 0.0
-        if gradient is not None and self._trainer.args.fused_loss and self._trainer.accelerator.scaler is None:
-            return self._anchored(piece, _known(gradient))
-        if gradient is None and self._scheme == TOKEN:
-            return self._anchored(piece, self._as_found)
-        scored = score_piece(self._trainer, self._model, self._inputs, piece)
-        if gradient is None:
-            write(scored, self._logps, self._entropies)
-            gradient = self._objective.gradient(self._logps, self._entropies)
-        return _weighted(scored, gradient)
-
-    def _anchored(self, piece: Piece, row_gradient: RowGradient) -> torch.Tensor:
-        scored = score_piece(self._trainer, self._model, self._inputs, piece, row_gradient=row_gradient)
-        return torch.stack([anchor for anchor in scored.anchors if anchor is not None]).sum()
-
-    def _as_found(
-        self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        self._logps[row.index, start:stop] = logps
-        self._entropies[row.index, start:stop] = entropies
-        gradient = self._objective.gradient(self._logps, self._entropies)
-        return _known(gradient)(row, logps, entropies, start, stop)
-
-    def _backward(self, surrogate: torch.Tensor) -> None:
-        accelerator = self._trainer.accelerator
-        options = {"scale_wrt_gas": False} if _is_deepspeed(accelerator) else {}
-        accelerator.backward(surrogate, **options)
-
-    @contextmanager
-    def _unsynchronised(self) -> Iterator[None]:
-        """Gradients stay here until the last piece; FSDP and DeepSpeed shard each piece's, which keeps them small."""
-        state = self._trainer.accelerator.gradient_state
-        kept = state.sync_gradients
-        state._set_sync_gradients(False)
-        try:
-            if self._distributed:
-                with self._model.no_sync():
-                    yield
-            else:
-                yield
-        finally:
-            state._set_sync_gradients(kept)
+#: Rows shorter than this share a piece where nothing else is said: below it a GPU is not kept busy, and the
+#: activations of so few tokens are small beside any model's weights.
+DEFAULT_PIECE_TOKENS = 2048
 
 
-def _known(gradient: Gradient) -> RowGradient:
-    def of(
-        row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        part = (row.index, slice(start, stop))
-        entropy = None if gradient[1] is None else gradient[1][part].to(logps.device)
-        return gradient[0][part].to(logps.device), entropy
+def pieces_of(rows: Sequence[Row], max_tokens: int | None = None) -> list[list[Row]]:
+    """Gather rows into pieces of at most ``max_tokens`` tokens, padding counted; a longer row is a piece of its own.
 
-    return of
-
-
-def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
-    terms = []
-    for row, logps, entropies in zip(scored.rows, scored.logps, scored.entropies, strict=True):
-        part = (row.index, slice(0, row.completion))
-        terms.append((logps * gradient[0][part]).sum())
-        if gradient[1] is not None and entropies is not None:
-            terms.append((entropies * gradient[1][part]).sum())
-    return torch.stack(terms).sum()
-
-
-def _silent(trainer: Any, inputs: Mapping[str, Any]) -> set[int]:
-    """Rows whose gradient is exactly zero: an advantage of 0, where nothing but the advantage's term has a gradient.
-
-    They need a forward for the metrics and no backward. Groups in which all rewards are equal are such.
+    Rows are sorted by length, longest first: rows of a piece are of like length, and the first piece is the largest,
+    so that a run that does not fit fails at once and the allocator's blocks fit every piece after it.
     """
-    advantages = inputs["advantages"]
-    others = trainer.beta != 0.0 or trainer._entropy_bonus_enabled
-    if not trainer.args.skip_zero_advantages or others or trainer._ranks_run_together or is_fake(advantages):
-        return set()
-    found = (advantages.reshape(advantages.shape[0], -1) == 0).all(1).tolist()
-    return {index for index, silent in enumerate(found) if silent}
+    limit = DEFAULT_PIECE_TOKENS if max_tokens is None else max_tokens
+    pieces: list[list[Row]] = []
+    width = 0
+    for row in sorted(rows, key=lambda row: (-row.length, row.index)):
+        if pieces and (len(pieces[-1]) + 1) * width <= limit:
+            pieces[-1].append(row)
+        else:
+            pieces.append([row])
+            width = row.length
+    return pieces
 
 
-def _is_deepspeed(accelerator: Any) -> bool:
-    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper() == "DEEPSPEED"
+@dataclass
+class Prompt:
+    """The prompt that ``rows`` share: it goes through the model once for all of them."""
+
+    rows: Sequence[Row]
+    prefix: SharedPrefix | None = None
+
+    def states(self, body: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Return hidden states ``[completion, H]`` of ``rows``; the first call runs the prompt."""
+        first = self.rows[0]
+        if self.prefix is None:
+            self.prefix = forward_prompt(body, inputs["prompt_ids"][first.index, first.offset :])
+        ids = [inputs["completion_ids"][row.index, : row.completion] for row in rows]
+        return forward_completions(body, self.prefix, ids)
+
+    def close(self) -> torch.Tensor:
+        """Return a scalar of value 0 whose backward is the prompt's, with what its completions' have left."""
+        prefix, self.prefix = self.prefix, None
+        anchor = torch.zeros((), requires_grad=True)
+        run = prefix.backward if prefix is not None else lambda: None
+        scalar: torch.Tensor = _Later.apply(anchor, run)  # type: ignore[no-untyped-call]
+        return scalar
 
 
-def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), on_device
+@dataclass
+class Piece:
+    """Rows of one forward. ``prompt``: they continue it; ``closes``: no rows, it is the prompt's backward.
+
+    A piece of no rows and no prompt keeps a rank company that has nothing left to do.
+    """
+
+    rows: Sequence[Row] = field(default_factory=tuple)
+    prompt: Prompt | None = None
+    closes: bool = False
 
 
-def _set_random_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+class _Later(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:
+        ctx.run = run
+        return torch.zeros_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[None, None]:
+        ctx.run()
+        return None, None
+
+
+def plan(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> list[Piece]:
+    """Cut the rows that have a completion into pieces; groups that share a prompt come first."""
+    live = [row for row in rows if row.completion]
+    limit = step.settings.max_tokens_per_piece
+    pieces: list[Piece] = []
+    if step.settings.prefix_sharing and live and _may_share(step, live):
+        alone: list[Row] = []
+        for group in _groups(step, inputs, live):
+            if len(group) > 1:
+                pieces += _pieces_of_group(group, limit)
+            else:
+                alone += group
+        live = alone
+    return pieces + [Piece(part) for part in step.ranks.same_count(pieces_of(live, limit))]
+
+
+def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
+    """Say why these rows cannot go through the model in segments (packed, or after a shared prompt), or None."""
+    if step.ranks.forward_together:
+        return "FSDP and DeepSpeed run the wrapped model only"
+    text = step.base_model().config.get_text_config()
+    if step.policy.training and getattr(text, "attention_dropout", 0.0):
+        return "attention_dropout is on"
+    rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None)
+    if not rotary and any(row.offset for row in rows):
+        return "positions are not rotary, and TRL counts padding"
+    return segment_refusal(text, max(row.length for row in rows))
+
+
+def _may_share(step: StepContext, rows: Sequence[Row]) -> bool:
+    why = segments_refused(step, rows)
+    if why is None and step.scales_gradients:
+        why = "fp16 gradients are scaled"
+    if why is not None:
+        step.log.warn(f"prompts are not shared: {why}")
+    return why is None
+
+
+def _groups(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Group rows with equal prompts, in order; where tokens cannot be read, neighbours are a group."""
+    if is_fake(inputs["prompt_ids"]):
+        size = step.group_size
+        yield from (list(rows[start : start + size]) for start in range(0, len(rows), size))
+        return
+    ids = inputs["prompt_ids"].tolist()
+    found: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(ids[row.index][row.offset :]), []).append(row)
+    yield from found.values()
+
+
+def _pieces_of_group(group: Sequence[Row], limit: int | None) -> list[Piece]:
+    prompt = Prompt(group)
+    completions = [Row(row.index, row.offset, 0, row.completion) for row in group]
+    by_index = {row.index: row for row in group}
+    parts = [[by_index[row.index] for row in part] for part in pieces_of(completions, limit)]
+    return [*(Piece(part, prompt) for part in parts), Piece((), prompt, closes=True)]

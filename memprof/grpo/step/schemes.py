@@ -1,4 +1,4 @@
-"""How much of a loss has to be known before a piece's gradient is: chosen by name, for each micro-batch.
+"""Choose, for each micro-batch, how much of the loss must be known before a piece's gradient is.
 
 - ``token``: a token's gradient needs nothing but that token. The head's gradient is computed in its forward.
 - ``sequence``: it needs its sequence (sequence-level ratios, VESPO's weights, masks by sequence).
@@ -12,15 +12,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["SEQUENCE", "TOKEN", "TWO_PASS", "Scheme", "scheme_of"]
+from memprof.compat import transformers, trl
+
+if TYPE_CHECKING:
+    from memprof.grpo.config import LeanGRPOConfig
+
+__all__ = ["SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
 
 TOKEN, SEQUENCE, TWO_PASS = "token", "sequence", "two_pass"
 
 # Losses whose gradient with respect to a token is a function of that token's ratio.
 _BY_TOKEN = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")
 _BY_SEQUENCE = (*_BY_TOKEN, "vespo")
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What a trainer's loss is made of now.
+
+    Attributes:
+        is_trls: the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced.
+        may_be_scaled_later: who calls ``compute_loss`` may multiply what it returns.
+        loss_type: as in ``GRPOConfig``; so ``beta``, ``importance_sampling_level``, ``top_entropy_quantile`` and
+            ``off_policy_mask_threshold``.
+        entropy_bonus: entropies have a term of their own.
+    """
+
+    is_trls: bool
+    may_be_scaled_later: bool
+    loss_type: str
+    beta: float
+    importance_sampling_level: str
+    top_entropy_quantile: float
+    off_policy_mask_threshold: float | None
+    entropy_bonus: bool
+
+    @classmethod
+    def of(cls, trainer: Any, *, is_trls: bool, is_wrapped: bool) -> LossTerms:
+        """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
+        scaled = transformers.LOSS_IS_SCALED.of(trainer)
+        return cls(
+            is_trls=is_trls,
+            may_be_scaled_later=is_wrapped or not scaled,
+            loss_type=trl.LOSS_TYPE.of(trainer),
+            beta=trl.BETA.of(trainer),
+            importance_sampling_level=trl.IMPORTANCE_LEVEL.of(trainer),
+            top_entropy_quantile=trl.ENTROPY_QUANTILE.of(trainer),
+            off_policy_mask_threshold=trl.OFF_POLICY_MASK.of(trainer),
+            entropy_bonus=trl.ENTROPY_BONUS.of(trainer),
+        )
 
 
 @dataclass(frozen=True)
@@ -31,40 +73,39 @@ class Scheme:
     why: str
 
 
-def scheme_of(trainer: Any, inputs: Mapping[str, Any], known_loss: bool) -> Scheme:
-    """The cheapest scheme that is exact for ``trainer``'s loss on ``inputs``.
+def scheme_of(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], *, scales: bool) -> Scheme:
+    """Choose the cheapest scheme that is exact for a loss on TRL's micro-batch ``inputs``.
 
     Args:
-        known_loss: the loss is TRL's own. A subclass's may do anything, which two passes are exact for.
+        scales: gradients are scaled (fp16).
     """
-    args = trainer.args
-    if args.exact_two_pass == "always":
+    if settings.exact_two_pass == "always":
         return Scheme(TWO_PASS, "exact_two_pass='always'")
-    if not known_loss:
+    if not loss.is_trls:  # a subclass's may do anything, which two passes are exact for
         return Scheme(TWO_PASS, "_compute_loss or _get_per_token_logps_and_entropies is overridden")
-    if trainer.loss_type not in _BY_SEQUENCE:
-        return Scheme(TWO_PASS, f"loss_type={trainer.loss_type!r} is not known to separate")
-    if trainer.top_entropy_quantile < 1.0:
+    if loss.loss_type not in _BY_SEQUENCE:
+        return Scheme(TWO_PASS, f"loss_type={loss.loss_type!r} is not known to separate")
+    if loss.top_entropy_quantile < 1.0:
         return Scheme(TWO_PASS, "top_entropy_quantile compares the tokens of all sequences")
-    why = _needs_sequence(trainer, inputs)
-    return Scheme(SEQUENCE, why) if why else Scheme(TOKEN, f"loss_type={trainer.loss_type!r} separates by token")
+    why = _needs_sequence(loss, settings, inputs, scales)
+    return Scheme(SEQUENCE, why) if why else Scheme(TOKEN, f"loss_type={loss.loss_type!r} separates by token")
 
 
-def _needs_sequence(trainer: Any, inputs: Mapping[str, Any]) -> str | None:
-    if not trainer.args.fused_loss:
+def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], scales: bool) -> str | None:
+    if not settings.fused_loss:
         return "fused_loss is off"
-    if trainer.accelerator.scaler is not None:
+    if scales:
         return "fp16 gradients are scaled, which a gradient computed in the forward cannot be in time"
-    if trainer.off_policy_mask_threshold is not None:
+    if loss.off_policy_mask_threshold is not None:
         return "off_policy_mask_threshold masks whole sequences"
     if inputs.get("old_per_token_logps") is None:
         # The ratio is 1 whatever the log-probabilities are, and its gradient is known.
-        corrected = trainer.beta != 0.0 and trainer.args.use_bias_correction_kl
-        if corrected and trainer.importance_sampling_level == "sequence":
+        corrected = loss.beta != 0.0 and settings.use_bias_correction_kl
+        if corrected and loss.importance_sampling_level == "sequence":
             return "use_bias_correction_kl multiplies a token's KL by its sequence's ratio"
         return None
-    if trainer.loss_type == "vespo":
+    if loss.loss_type == "vespo":
         return "vespo's weights are those of whole sequences"
-    if trainer.importance_sampling_level != "token":
+    if loss.importance_sampling_level != "token":
         return "importance_sampling_level='sequence'"
     return None

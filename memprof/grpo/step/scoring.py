@@ -1,4 +1,4 @@
-"""Pieces through the model: log-probabilities and entropies of completions, with a graph or without."""
+"""Run pieces through the model: log-probabilities and entropies of completions, with a graph or without."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from memprof.grpo.loss.head import Request, RowGradient, Scored
-from memprof.grpo.step.groups import Piece, plan, segments_refused
-from memprof.grpo.step.trim import Row, row_inputs
+from memprof.grpo.rows import Row, row_inputs
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
 
 __all__ = ["blank", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
 
 
 def score_piece(
-    trainer: Any,
+    step: StepContext,
     model: Any,
     inputs: Mapping[str, Any],
     piece: Piece,
@@ -24,45 +25,44 @@ def score_piece(
     want_entropy: bool = True,
     row_gradient: RowGradient | None = None,
 ) -> Scored:
-    """One forward of ``model`` (wrapped as it may be) over the rows of ``piece``."""
+    """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``."""
     rows = piece.rows or [stand_in(inputs)]
-    packed = trainer.args.packing and len(rows) > 1 and piece.prompt is None and _may_pack(trainer, rows)
-    request = Request(trainer._lean_head, rows, inputs["completion_ids"], want_entropy, row_gradient, packed)
-    with trainer.accelerator.autocast():
+    packed = step.settings.packing and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
+    request = Request(step.head, rows, inputs["completion_ids"], want_entropy, row_gradient, packed)
+    with step.accelerator.autocast():
         if piece.prompt is not None:
-            base = trainer._base_model(model)
+            base = step.base_model(model)
             states = piece.prompt.states(base.base_model, inputs, rows)
-            scored: Scored = trainer._lean_head.scored(base, states, request)
-            return scored
+            return step.head.scored(base, states, request)
         if packed:
             ids = packed_arguments([row_inputs(inputs, [row], 0)["input_ids"][0] for row in rows])
         else:
-            ids = row_inputs(inputs, rows, trainer._tokenizer.pad_token_id, counts_padding=trainer._counts_padding)
+            ids = row_inputs(inputs, rows, step.pad_id, counts_padding=step.counts_padding)
         found = model(**ids, lean=request)
         if packed:
             ids["memprof_segments"].check()
     return Scored(rows, found["logps"], found["entropies"], found["anchors"])
 
 
-def _may_pack(trainer: Any, rows: Sequence[Row]) -> bool:
-    why = segments_refused(trainer, rows)
+def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
+    why = segments_refused(step, rows)
     if why is not None:
-        trainer._warn(f"sequences are not packed: {why}")
+        step.log.warn(f"sequences are not packed: {why}")
     return why is None
 
 
 def score_without_graph(
-    trainer: Any, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], want_entropy: bool
+    step: StepContext, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], want_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
+    """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
     logps, entropies = blank(inputs), blank(inputs)
-    score_pieces(trainer, model, inputs, plan(trainer, inputs, rows), logps, entropies, want_entropy=want_entropy)
+    score_pieces(step, model, inputs, plan(step, inputs, rows), logps, entropies, want_entropy=want_entropy)
     return logps, entropies
 
 
 @torch.no_grad()
 def score_pieces(
-    trainer: Any,
+    step: StepContext,
     model: Any,
     inputs: Mapping[str, Any],
     pieces: Sequence[Piece],
@@ -71,24 +71,24 @@ def score_pieces(
     *,
     want_entropy: bool = True,
 ) -> None:
-    """Forward of ``pieces``, their values written into ``logps`` and ``entropies`` ``[B, T]``."""
+    """Run ``pieces`` forward and write their values into ``logps`` and ``entropies`` ``[B, T]``."""
     for piece in pieces:
         if piece.closes and piece.prompt is not None:
             piece.prompt.prefix = None
             continue
-        scored = score_piece(trainer, model, inputs, piece, want_entropy=want_entropy)
+        scored = score_piece(step, model, inputs, piece, want_entropy=want_entropy)
         if piece.rows:
             write(scored, logps, entropies)
 
 
 def stand_in(inputs: Mapping[str, Any]) -> Row:
-    """A row of two tokens for a rank that has no piece left while others have: what it computes is not used."""
+    """Make a row of two tokens for a rank that has no piece left while others have: its result is not used."""
     width = inputs["prompt_ids"].shape[1]
     return Row(0, width - 1, 1, 1)
 
 
 def blank(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Zeros ``[B, T]`` fp32."""
+    """Return zeros ``[B, T]`` fp32."""
     ids = inputs["completion_ids"]
     return torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
 

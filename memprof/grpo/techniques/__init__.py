@@ -1,1 +1,1 @@
-"""Memory techniques, each usable by itself: checkpointing, offloading, tiling, packing, prefix sharing."""
+"""Save memory by techniques that work each by itself: checkpointing, offloading, tiling, packing, prefix sharing."""

@@ -1,4 +1,4 @@
-"""What each decoder layer keeps from forward to backward, and what it computes again.
+"""Choose what each decoder layer keeps from forward to backward, and what it computes again.
 
 ==============  ==========================================================  =====================================
 kind            kept for each layer                                         computed again
@@ -25,6 +25,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from memprof.compat import optional_packages
+from memprof.compat import torch as torch_names
+from memprof.compat.transformers import ATTENTION_KIND
 from memprof.errors import UsageError
 from memprof.grpo.techniques.layers import Undo, attention_of, decoder_layers, replace_forward, text_config
 from memprof.grpo.techniques.offload import Offloader
@@ -33,17 +36,17 @@ __all__ = ["CHECKPOINTING_KINDS", "Checkpointing", "apply_checkpointing"]
 
 CHECKPOINTING_KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
-#: The kernels behind scaled_dot_product_attention, and flash-attn's and flex's own operators where they are loaded.
-_ATTENTION_OPS = (
-    ("aten", "_scaled_dot_product_flash_attention"),
-    ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
-    ("aten", "_scaled_dot_product_efficient_attention"),
-    ("aten", "_scaled_dot_product_cudnn_attention"),
-    ("aten", "_scaled_dot_product_fused_attention_overrideable"),
-    ("aten", "_flash_attention_forward"),
-    ("aten", "_efficient_attention_forward"),
-    ("flash_attn", "_flash_attn_forward"),
-    ("flash_attn", "_flash_attn_varlen_forward"),
+# The kernels behind scaled_dot_product_attention, and flash-attn's own where it is loaded.
+_ATTENTION_OPERATORS = (
+    torch_names.FLASH,
+    torch_names.FLASH_ON_CPU,
+    torch_names.EFFICIENT,
+    torch_names.CUDNN,
+    torch_names.FUSED,
+    torch_names.FLASH_FORWARD,
+    torch_names.EFFICIENT_FORWARD,
+    optional_packages.FLASH_ATTN,
+    optional_packages.FLASH_ATTN_PACKED,
 )
 
 
@@ -55,6 +58,7 @@ class Checkpointing:
         self._undo = undo
 
     def remove(self) -> None:
+        """Take the checkpointing off."""
         while self._undo:
             self._undo.pop()()
 
@@ -114,29 +118,28 @@ def _all_but_attention(layer: nn.Module) -> list[nn.Module]:
 
 
 def _keep_attention(model: nn.Module) -> Any:
-    implementation = getattr(text_config(model), "_attn_implementation", None)
+    implementation = ATTENTION_KIND.of(text_config(model))
     if implementation not in ("sdpa", "flash_attention_2"):
         raise UsageError(
             "checkpointing='selective' keeps the output of torch's fused attention or flash-attn: load the model with "
             f"attn_implementation='sdpa' (it has {implementation!r}), or use 'full'."
         )
-    return partial(create_selective_checkpoint_contexts, _policy)
+    return partial(create_selective_checkpoint_contexts, partial(_policy, _attention_operators()))
 
 
 def _attention_operators() -> frozenset[Any]:
+    """Look up the attention operators that are loaded, all overloads of each."""
     found = []
-    for namespace, name in _ATTENTION_OPS:
-        packet = getattr(getattr(torch.ops, namespace), name, None)
-        if packet is not None:
-            found += [getattr(packet, overload) for overload in packet.overloads()]
+    for target in _ATTENTION_OPERATORS:
+        if target.package == "torch" or target.is_loaded:
+            operator = target.find()
+            packet = operator.overloadpacket if operator else None
+            found += [getattr(packet, overload) for overload in packet.overloads()] if packet else []
     return frozenset(found)
 
 
-_OPERATORS = _attention_operators()
-
-
-def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(kept: frozenset[Any], ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _switch_off_own(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a causal LM that the memory techniques work on, found by what they are and not by the model's name."""
+"""Find the parts of a causal LM that the memory techniques work on, by what they are and not by the model's name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from memprof.compat.transformers import DECODER_LAYER
 from memprof.errors import UsageError
 
 __all__ = [
@@ -25,14 +26,13 @@ __all__ = [
 #: Takes back what a function did to a model.
 Undo = Callable[[], None]
 
-_LAYER_BASE = "GradientCheckpointingLayer"
 _WRAPPERS, _BEFORE = "_memprof_wrappers", "_memprof_forward"
 _COUNT_THE_MASK = ("opt",)
 _MLP_NAMES = ("mlp", "feed_forward", "ffn")
 
 
 def counts_padding(model: Any) -> bool:
-    """Whether a token's position, where none is given, is counted from the row's left edge, padding included.
+    """Tell whether a token's position, where none is given, counts from the row's left edge, padding included.
 
     So in all of transformers' causal LMs but OPT, whose learned positions count the attention mask's ones.
     """
@@ -40,7 +40,7 @@ def counts_padding(model: Any) -> bool:
 
 
 def text_config(model: Any) -> Any:
-    """The configuration of the language model in ``model``, whatever wraps it."""
+    """Return the configuration of the language model in ``model``, whatever wraps it."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "get_text_config"):
@@ -49,27 +49,23 @@ def text_config(model: Any) -> Any:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers in order: the longest list of transformers' layers that have an attention.
+    """Find the decoder layers in order: the longest list of transformers' layers that have an attention.
 
     Raises:
         UsageError: there is none.
     """
-    found: list[nn.Module] = []
+    kind, found = DECODER_LAYER.get(), list[nn.Module]()
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) > len(found) and all(map(_is_decoder_layer, module)):
-            found = list(module)
+        longer = isinstance(module, nn.ModuleList) and len(module) > len(found)
+        if longer and all(isinstance(layer, kind) and attention_of(layer) is not None for layer in module.children()):
+            found = list(module.children())
     if not found:
         raise UsageError(f"{type(model).__name__} has no list of transformers decoder layers with attention.")
     return found
 
 
-def _is_decoder_layer(module: nn.Module) -> bool:
-    is_layer = any(base.__name__ == _LAYER_BASE for base in type(module).__mro__)
-    return is_layer and attention_of(module) is not None
-
-
 def attention_of(layer: nn.Module) -> nn.Module | None:
-    """The layer's (self-)attention."""
+    """Return the layer's (self-)attention, None where it has none."""
     for name, child in layer.named_children():
         if ("attn" in name or "attention" in name) and "norm" not in name:
             return child
@@ -77,7 +73,7 @@ def attention_of(layer: nn.Module) -> nn.Module | None:
 
 
 def mlp_of(layer: nn.Module) -> nn.Module:
-    """The layer's feed-forward network.
+    """Return the layer's feed-forward network.
 
     Raises:
         UsageError: it has none by a known name.
@@ -90,7 +86,7 @@ def mlp_of(layer: nn.Module) -> nn.Module:
 
 
 def is_mixture_of_experts(network: nn.Module) -> bool:
-    """Whether a layer's feed-forward network sends each token to some of several networks."""
+    """Tell whether a layer's feed-forward network sends each token to some of several networks."""
     return any(hasattr(network, name) for name in ("experts", "router", "gate"))
 
 

@@ -1,4 +1,4 @@
-"""Layer inputs kept in host memory between forward and backward, copied while the device computes.
+"""Keep layer inputs in host memory between forward and backward, and copy them while the device computes.
 
 A layer's input is copied out on a stream of its own while the layer runs, and copied back while the layer after it is
 recomputed: at most two inputs are on their way out and two on their way in. Without a device to copy from, the same
@@ -41,17 +41,17 @@ class HostPool:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all slabs, used or not."""
+        """Count the bytes of all slabs, used or not."""
         return sum(slab.numel() for slab in self._slabs)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes given out, alignment included."""
+        """Count the bytes given out, alignment included."""
         self._take_back()
         return self.held_bytes - sum(stop - start for parts in self._free for start, stop in parts)
 
     def take(self, n_bytes: int) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """``n_bytes`` of memory as ``uint8`` and the token to give them back with."""
+        """Return ``n_bytes`` of memory as ``uint8`` and the token to give them back with."""
         self._take_back()
         need = -(-max(1, n_bytes) // _ALIGN) * _ALIGN
         for index, parts in enumerate(self._free):
@@ -81,7 +81,7 @@ class HostPool:
 
 
 def _host_memory(n_bytes: int, pin: bool) -> torch.Tensor:
-    """One slab. A function, so that a simulation can keep the host's memory apart from the device's."""
+    """Allocate one slab. A function, so that a simulation can keep the host's memory apart from the device's."""
     return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pin)
 
 
@@ -107,7 +107,7 @@ class _Parked:
 
 
 class Offloader:
-    """Saves tensors for backward in host memory; see the module's text. One per model.
+    """Save tensors for backward in host memory; see the module's text. One per model.
 
     Args:
         device: where the tensors are. CUDA (and ROCm) devices copy on a side stream from pinned memory.
@@ -122,12 +122,12 @@ class Offloader:
         self._last: weakref.ref[_Parked] | None = None
 
     def __deepcopy__(self, memo: Any) -> Offloader:
-        """A copied model offloads by itself."""
+        """Make a new one: a copied model offloads by itself."""
         return Offloader(self.device)
 
     @contextmanager
     def saving(self, layer: int) -> Iterator[None]:
-        """Tensors saved for backward inside go to host memory. ``layer`` counts up through the model."""
+        """Send tensors saved for backward inside to host memory. ``layer`` counts up through the model."""
 
         def pack(tensor: torch.Tensor) -> Any:
             return self._park(tensor, layer) if tensor.is_floating_point() else tensor

@@ -1,21 +1,18 @@
-"""Several short sequences through a model's body as one row, without padding and without a mask.
+"""Run several short sequences through a model's body as one row, without padding and without a mask.
 
-Each sequence has its own positions and attends to itself only
-(:mod:`memprof.grpo.techniques.segment_attention`), so hidden states and gradients are those of the
-sequences one by one.
+Each sequence has its own positions and attends to itself only (:mod:`memprof.grpo.techniques.segment_attention`), so
+hidden states and gradients are those of the sequences one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memprof.grpo.techniques.segment_attention import Segments, install_segment_attention
-
-if TYPE_CHECKING:
-    from memprof.grpo.techniques.prefix import SharedPrefix
+from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
 __all__ = ["Body", "packed_arguments", "packed_forward", "run_packed"]
 
@@ -26,7 +23,7 @@ Body = Callable[..., Any]
 def packed_arguments(
     sequences: Sequence[torch.Tensor], *, prefix: SharedPrefix | None = None, becomes: SharedPrefix | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments that run ``sequences`` (1-D token ids, none empty) through a body as one row.
+    """Build the keyword arguments that run ``sequences`` (1-D token ids, none empty) through a body as one row.
 
     ``prefix``: what all of them continue. ``becomes``: filled with the row's keys and values.
     """
@@ -46,13 +43,13 @@ def packed_arguments(
 
 
 def run_packed(body: Body, arguments: dict[str, Any]) -> torch.Tensor:
-    """Hidden states ``[1, S, H]`` of ``body`` called with :func:`packed_arguments`, which must reach attention."""
+    """Call ``body`` with :func:`packed_arguments`, which must reach attention; return hidden states ``[1, S, H]``."""
     hidden: torch.Tensor = body(**arguments).last_hidden_state
     arguments["memprof_segments"].check()
     return hidden
 
 
 def packed_forward(body: Body, sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Hidden states ``[length, H]`` of each sequence, computed in one row."""
+    """Return hidden states ``[length, H]`` of each sequence, computed in one row."""
     hidden = run_packed(body, packed_arguments(sequences))[0]
     return list(hidden.split([ids.shape[0] for ids in sequences]))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""AdamW for bf16 weights whose small updates are not lost: the new weight is rounded up or down at random.
+"""Train bf16 weights without losing small updates: the new weight is rounded up or down at random.
 
 bf16 keeps 8 bits of a weight: an update below 1/512 of it rounds back to where it was, always, and GRPO's usual
 learning rates make nearly all updates that small. Rounded with probabilities in proportion to the distances, the
@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["StochasticAdamW", "round_to_bf16"]
+from memprof.grpo.once_log import OnceLog
+
+__all__ = ["StochasticAdamW", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
 
 
 def round_to_bf16(values: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """fp32 to bf16, up with the probability of the part that is cut off: the expectation is ``values``.
+    """Round fp32 to bf16, up with the probability of the part that is cut off: the expectation is ``values``.
 
     Values bf16 holds exactly, infinities and NaN among them, stay.
     """
@@ -48,7 +50,7 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -85,3 +87,38 @@ def _copy(values: torch.Tensor) -> torch.Tensor:
 
 def _store(where: torch.Tensor, values: torch.Tensor) -> None:
     where.copy_(round_to_bf16(values) if where.dtype == torch.bfloat16 else values)
+
+
+def trains_in_bf16(model: Any) -> bool:
+    """Tell whether most of what is trained is bf16: then an update below 1/512 of a weight is lost to rounding."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    low = sum(parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16)
+    return bool(2 * low > sum(parameter.numel() for parameter in trained))
+
+
+def rounded_optimizer(
+    model: Any, kind: Any, keywords: dict[str, Any], log: OnceLog, *, sharded: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Return transformers' choice of optimizer, or one with stochastic rounding where bf16 weights would lose updates.
+
+    torch's AdamW becomes :class:`StochasticAdamW` (same state, so checkpoints fit both), torchao's 8-bit and 4-bit
+    AdamW round when told to. For others, and where FSDP or DeepSpeed has ``sharded`` the model, a warning says what is
+    lost.
+    """
+    if not trains_in_bf16(model):
+        return kind, keywords
+    if sharded:
+        log.warn("bf16 weights are trained without stochastic rounding under FSDP and DeepSpeed")
+        return kind, keywords
+    if kind is torch.optim.AdamW:
+        log.say("bf16 weights are trained: AdamW with stochastic rounding")
+        kept = {name: value for name, value in keywords.items() if name in ("lr", "betas", "eps", "weight_decay")}
+        return StochasticAdamW, kept
+    if kind.__module__.partition(".")[0] == "torchao":
+        log.say(f"bf16 weights are trained: torchao's {kind.__name__} with stochastic rounding")
+        return kind, {**keywords, "bf16_stochastic_round": True}
+    log.warn(
+        f"bf16 weights are trained by {kind.__name__}, which rounds to nearest: updates below 1/512 of a weight are "
+        "lost. Load the model in float32, or use optim='adamw_torch' or 'adamw_torch_8bit'."
+    )
+    return kind, keywords

@@ -1,4 +1,4 @@
-"""Attention of several sequences laid end to end, each to itself and, where there is one, to a prefix they share.
+"""Let sequences laid end to end each attend to itself and, where there is one, to a prefix they share.
 
 A body called with ``memprof_segments=Segments(...)`` hands it down to its attention function, where transformers' own
 is replaced for that call: every segment is causal in itself, and with a prefix all tokens also attend to the prefix's
@@ -15,19 +15,18 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from memprof.compat.transformers import ATTENTION_FUNCTIONS, ATTENTION_KIND
 from memprof.errors import UsageError
+from memprof.grpo.techniques.attention_kernels import attention_kernel
+from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-if TYPE_CHECKING:
-    from memprof.grpo.techniques.prefix import SharedPrefix
+__all__ = ["Segments", "install_segment_attention", "segment_refusal"]
 
-__all__ = ["Segments", "attention_kernel", "gpu_kernel", "install_segment_attention", "segment_refusal"]
-
-_ATEN = torch.ops.aten
 #: attention implementations of transformers in whose place segments run
 _REPLACED = ("sdpa", "flash_attention_2", "flash_attention_3")
 _MARK = "_memprof_segments"
@@ -35,9 +34,10 @@ _MARK = "_memprof_segments"
 
 @dataclass(frozen=True)
 class Segments:
-    """``lengths`` of the sequences in the row; the prefix they attend to; or the prefix this row is to become.
+    """The sequences in a row.
 
-    ``reached``: layers whose attention was given this.
+    ``lengths``: in tokens. ``prefix``: what they attend to beside themselves. ``becomes``: the prefix that the row is
+    to become. ``reached``: layers whose attention was given this.
     """
 
     lengths: tuple[int, ...]
@@ -47,11 +47,11 @@ class Segments:
 
     @property
     def longest(self) -> int:
-        """Positions that the last token of the longest sequence looks back on, itself included."""
+        """Count the positions that the longest sequence's last token looks back on, itself included."""
         return max(self.lengths) + (self.prefix.length if self.prefix is not None else 0)
 
     def check(self) -> None:
-        """After the body has run: a model that does not hand its arguments down would have mixed the sequences up.
+        """Refuse, after the body has run, a model that did not hand this down: it has mixed the sequences up.
 
         Raises:
             UsageError: no layer's attention was given the segments.
@@ -63,12 +63,12 @@ class Segments:
 
 
 def segment_refusal(config: Any, longest: int) -> str | None:
-    """Why sequences of up to ``longest`` positions cannot run in segments on a model of this ``config``, or None.
+    """Say why sequences of up to ``longest`` positions cannot run in segments on a model of this ``config``, or None.
 
     What is refused would not be exact: windows and chunks shorter than the sequences, state-space layers, rotary
     embeddings that change with the length of the call, capped or biased attention scores.
     """
-    implementation = getattr(config, "_attn_implementation", None)
+    implementation = ATTENTION_KIND.of(config)
     if implementation not in _REPLACED:
         return f"attention is {implementation!r}: load the model with attn_implementation='sdpa'"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -98,12 +98,11 @@ def _all_full(config: Any) -> bool:
 
 def install_segment_attention() -> None:
     """Put the function in front of transformers' attention functions; doing it twice does nothing."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+    functions, _ = ATTENTION_FUNCTIONS.place()
     for name in _REPLACED:
-        own = ALL_ATTENTION_FUNCTIONS.get(name)
+        own = functions.get(name)
         if own is not None and not hasattr(own, _MARK):
-            ALL_ATTENTION_FUNCTIONS.register(name, _in_front_of(own))
+            functions.register(name, _in_front_of(own))
 
 
 def _in_front_of(own: Any) -> Any:
@@ -119,7 +118,7 @@ def _in_front_of(own: Any) -> Any:
 
 
 def _segmented(module: Any, query: Any, key: Any, value: Any, segments: Segments, kwargs: dict[str, Any]) -> Any:
-    """``[1, heads, tokens, width]`` in, ``[1, tokens, heads, width]`` out, as transformers' functions."""
+    """Attend within each segment: ``[1, heads, tokens, width]`` in, ``[1, tokens, heads, width]`` out."""
     _check(module, segments, kwargs)
     segments.reached.add(module.layer_idx)
     kind = query.device.type
@@ -211,88 +210,3 @@ class _PrefixAttention(torch.autograd.Function):
             dquery[:, :, rows] += dq
             dkey[:, :, rows], dvalue[:, :, rows] = dk, dv
         return dquery, dkey, dvalue, dprefix_key, dprefix_value, None, None
-
-
-@dataclass(frozen=True)
-class AttentionKernel:
-    """A fused attention that gives its logsumexp ``[B, heads, tokens]`` and takes one back.
-
-    ``forward(q, k, v, causal, scale) -> (out, lse, extra)``; ``backward(dout, q, k, v, out, lse, extra, causal, scale)
-    -> (dq, dk, dv)``. Fewer key/value heads than query heads are allowed.
-    """
-
-    forward: Any
-    backward: Any
-
-
-def attention_kernel(query: torch.Tensor) -> AttentionKernel:
-    """The kernel for ``query``'s device, dtype and width."""
-    if query.device.type == "cpu":
-        return AttentionKernel(_cpu_forward, _cpu_backward)
-    return gpu_kernel(query)
-
-
-def gpu_kernel(query: torch.Tensor) -> AttentionKernel:
-    """The kernel for ``query``'s dtype and width on a GPU."""
-    if query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= 256:
-        return AttentionKernel(_flash_forward, _flash_backward)
-    return AttentionKernel(_efficient_forward, _efficient_backward)
-
-
-def _cpu_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
-    out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return out, lse, None
-
-
-def _cpu_backward(d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: Any, causal: bool, scale: float) -> Any:
-    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the layout its forward returns
-    return _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(d, q, k, v, out, lse, 0.0, causal, scale=scale)
-
-
-def _flash_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
-    width = q.shape[-1]
-    out, lse, *rest = _ATEN._scaled_dot_product_flash_attention(
-        *(_padded(t) for t in (q, k, v)), 0.0, causal, scale=scale
-    )
-    return out[..., :width], lse, tuple(rest[:6])
-
-
-def _flash_backward(d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: Any, causal: bool, scale: float) -> Any:
-    width = q.shape[-1]
-    d, q, k, v, out = (_padded(t) for t in (d, q, k, v, out))
-    cum_q, cum_k, max_q, max_k, seed, offset = extra
-    grads = _ATEN._scaled_dot_product_flash_attention_backward(
-        d, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset, scale=scale
-    )
-    return tuple(g[..., :width] for g in grads)
-
-
-def _padded(t: torch.Tensor) -> torch.Tensor:
-    """The flash kernel takes widths that are multiples of 8."""
-    extra = -t.shape[-1] % 8
-    return functional.pad(t, (0, extra)) if extra else t
-
-
-def _efficient_forward(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
-    k, v = (_repeated(t, q) for t in (k, v))
-    out, lse, seed, offset = _ATEN._scaled_dot_product_efficient_attention(
-        q, k, v, None, True, 0.0, causal, scale=scale
-    )
-    return out, lse[..., : q.shape[2]], (seed, offset)
-
-
-def _efficient_backward(
-    d: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, extra: Any, causal: bool, scale: float
-) -> Any:
-    heads = k.shape[1]
-    k, v = (_repeated(t, q) for t in (k, v))
-    lse = functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)  # rows in blocks of 32, as its forward has them
-    dq, dk, dv, _ = _ATEN._scaled_dot_product_efficient_attention_backward(
-        d, q, k, v, None, out, lse, *extra, 0.0, [True, True, True, False], causal, scale=scale
-    )
-    return dq, *(g.unflatten(1, (heads, -1)).sum(2) for g in (dk, dv))
-
-
-def _repeated(t: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    times = query.shape[1] // t.shape[1]
-    return t if times == 1 else t.repeat_interleave(times, 1)

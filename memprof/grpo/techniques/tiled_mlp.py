@@ -1,4 +1,4 @@
-"""A layer's feed-forward network a tile of tokens at a time.
+"""Run a layer's feed-forward network a tile of tokens at a time.
 
 Its inner width is 3 to 6 times the model's, and three tensors of it live at once: recomputing one layer of
 Llama-3.1-8B at 20,480 tokens takes 1.8 GB in bf16 untiled. The network works on each token by itself, so tiles give the
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from memprof.errors import UsageError
-from memprof.grpo.step.groups import parts_of
+from memprof.grpo.rows import parts_of
 from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
 
 __all__ = ["apply_tiled_mlp", "tiled_mlp"]
@@ -48,7 +48,7 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
 
 
 def tiled_mlp(module: nn.Module, x: torch.Tensor, tile_tokens: int) -> torch.Tensor:
-    """``module(x)`` for ``x [..., H]``, in tiles of tokens, forward and backward."""
+    """Compute ``module(x)`` for ``x [..., H]`` in tiles of tokens, forward and backward."""
     return _tiled(module, module, x, _tile=tile_tokens)
 
 
@@ -119,7 +119,7 @@ class _Restored:
 
 
 class _Keep(torch.autograd.Function):
-    """Saves the tokens before the network runs.
+    """Save the tokens before the network runs.
 
     A checkpointed layer's recomputation stops at the last tensor that is saved: saved here, it stops before the
     network, which the tiles' own backward computes again anyway.

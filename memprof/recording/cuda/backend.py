@@ -1,6 +1,6 @@
-"""The few calls the CUDA history makes into torch, in one place.
+"""Call the few functions of torch that the CUDA history needs.
 
-Some are private and have grown arguments from torch 2.6 to 2.13; what an older torch lacks is said by ``can_*``.
+Some have grown arguments from torch 2.2 to 2.13; ``can_*`` says what an older torch lacks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from memprof.compat import torch as names
 
 __all__ = ["CudaBackend", "TorchCuda"]
 
@@ -18,13 +20,25 @@ class CudaBackend(Protocol):
     can_skip: bool
     can_tag: bool
 
-    def history_enabled(self) -> bool: ...
+    def history_enabled(self) -> bool:
+        """Return whether the history is on."""
 
-    def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None: ...
+    def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
+        """Turn the history on.
 
-    def stop(self) -> None: ...
+        Args:
+            context: for which events stacks are kept.
+            stacks: ``"python"``, or ``"all"`` with C++ frames.
+            max_entries: how many of the newest events are kept.
+            skip: events that are left out.
+            clear: whether earlier events go.
+        """
 
-    def snapshot(self) -> dict[str, Any]: ...
+    def stop(self) -> None:
+        """Turn the history off."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the allocator's state and its history."""
 
     def segments(self) -> list[dict[str, Any]]:
         """The allocator's state without the history: cheap."""
@@ -46,20 +60,22 @@ class CudaBackend(Protocol):
 
 
 class TorchCuda:
-    """The real one."""
+    """The functions of the installed torch, looked up once."""
 
     def __init__(self) -> None:
         import torch
 
         self._torch = torch
-        self._memory = torch.cuda.memory
-        self._accepted = set(inspect.signature(self._memory._record_memory_history).parameters)
+        self._record = names.HISTORY.get()
+        self._snapshot = names.SNAPSHOT.get()
+        self._set_tag, self._get_tag = names.TAG.find(), names.CURRENT_TAG.find()
+        self._accepted = set(inspect.signature(self._record).parameters)
         snapshot_options = inspect.signature(torch.cuda.memory_snapshot).parameters
         self.can_skip = "skip_actions" in self._accepted and "include_traces" in snapshot_options
-        self.can_tag = hasattr(self._memory, "_set_memory_metadata")
+        self.can_tag = bool(self._set_tag and self._get_tag)
 
     def history_enabled(self) -> bool:
-        return bool(self._torch._C._cuda_isHistoryEnabled())
+        return bool(names.HISTORY_ENABLED.get()())
 
     def record(self, context: str | None, stacks: str, max_entries: int, skip: list[str], clear: bool) -> None:
         arguments: dict[str, Any] = {"context": context, "stacks": stacks, "max_entries": max_entries}
@@ -69,13 +85,13 @@ class TorchCuda:
             arguments["clear_history"] = True
         if "global_record_annotations" in self._accepted:
             arguments["global_record_annotations"] = True
-        self._memory._record_memory_history("all", **arguments)
+        self._record("all", **arguments)
 
     def stop(self) -> None:
-        self._memory._record_memory_history(None)
+        self._record(None)
 
     def snapshot(self) -> dict[str, Any]:
-        return dict(self._memory._snapshot())
+        return dict(self._snapshot())
 
     def segments(self) -> list[dict[str, Any]]:
         return list(self._torch.cuda.memory_snapshot(include_traces=False))  # type: ignore[no-untyped-call]
@@ -88,14 +104,13 @@ class TorchCuda:
 
     def tag(self, text: str) -> None:
         if self.can_tag:
-            self._memory._set_memory_metadata(text)
+            self._set_tag(text)
 
     def current_tag(self) -> str:
-        return str(self._memory._get_memory_metadata()) if self.can_tag else ""
+        return str(self._get_tag()) if self.can_tag else ""
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
-        attach = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
+        if attach := names.OOM_OBSERVER.find():
             attach(observer)
 
     def limit(self, device: int, nbytes: int | None) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from memprof.compat.torch_sharding import GROUPS
 from memprof.recording.system.host import pinned_bytes, rss_bytes
 from memprof.recording.system.nvml import DeviceMeter, Reading
 
@@ -98,7 +99,7 @@ def _process_groups() -> int:
     try:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return 0
-        groups = distributed.distributed_c10d._world.pg_map.values()
+        groups = (GROUPS.find() or {}).values()
         return sum("nccl" in str(backend) for backend, _ in groups)
     except Exception:
         return 0

@@ -23,7 +23,7 @@ def out_of_memory(device: str, index: int, capacity: int, held: int, requested: 
         The error, with ``requested_bytes`` on it (the text rounds).
     """
     size = format_bytes
-    error = torch.OutOfMemoryError(
+    error = torch.cuda.OutOfMemoryError(  # torch before 2.5 has no shorter name
         f"{device.upper()} out of memory. Tried to allocate {size(requested)}. "
         f"GPU {index} has a total capacity of {size(capacity)} of which {size(max(0, capacity - held))} is free. "
         f"Including non-PyTorch memory, this process has {size(held)} memory in use. "

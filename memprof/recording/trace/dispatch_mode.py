@@ -1,16 +1,14 @@
-"""Putting a dispatch mode on torch's stack and taking it off again, wherever it then stands."""
+"""The dispatch mode of the tensor trace, and how it is taken off torch's stack wherever it then stands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    from memprof.recording.trace.tensor_trace import TensorTrace
+from memprof.compat import torch as torch_names
 
 __all__ = [
     "PLAIN",
@@ -21,45 +19,43 @@ __all__ = [
     "tensors_in",
 ]
 
-def remove_mode(mode: TorchDispatchMode) -> str | None:
-    """Take ``mode`` off the stack; modes a user put on top of it are lifted and put back in their order.
-
-    A mode's own ``__exit__`` pops whatever is on top, so it may only be called when that is the mode itself.
-
-    Returns:
-        What was out of order, for a warning, or None.
-    """
-    from torch.utils import _python_dispatch as dispatch
-
-    stack = dispatch._get_current_dispatch_mode_stack()
-    if not any(m is mode for m in stack):
-        return "memprof's dispatch mode had already been taken off the stack by somebody else's exit"
-    lifted = []
-    while (top := dispatch._pop_mode()) is not mode:
-        lifted.append(top)
-    dispatch._push_mode(mode)
-    mode.__exit__(None, None, None)
-    for other in reversed(lifted):
-        dispatch._push_mode(other)
-    if lifted:
-        names = ", ".join(type(m).__name__ for m in lifted)
-        return f"{names} was entered during memprof's recording and outlives it; it was kept in place"
-    return None
-
-
-PLAIN = torch._C._disabled_torch_dispatch_impl
+PLAIN: Any = torch_names.PLAIN_DISPATCH.get()
 STRIDED = torch.strided
 # What an operation's tensors are, by their types.
 _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operation as it is, and shows it to the trace."""
+class Watcher(Protocol):
+    """The trace that operations are shown to."""
+
+    failure: BaseException | None
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Account for what an operation made."""
+
+    def failed(self, error: BaseException) -> None:
+        """Note an operation's own error."""
+
+    def too_much(self, out: Any) -> int:
+        """Return the bytes requested where ``out`` does not fit the capacity; 0 where it does."""
+
+    def refusal(self, requested: int) -> torch.OutOfMemoryError:
+        """Return the error that ends a run of limited capacity."""
+
+    def broke(self, error: Exception) -> None:
+        """Stop watching after memprof's own error; the run goes on."""
+
+
+_DispatchMode: Any = torch_names.DISPATCH_MODE.get()
+
+
+class Watching(_DispatchMode):  # type: ignore[misc]
+    """Run every operation as it is, and show it to the trace."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, trace: TensorTrace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, trace: Watcher) -> None:
+        super().__init__()
         self._trace = trace
         self._kinds: dict[tuple[type, ...], int] = {}
 
@@ -109,12 +105,12 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def keep_compiler_off(code: CodeType) -> None:
     """Let torch's compiler neither compile a function nor look at what it calls (costs nothing when it is not on)."""
-    frames = torch._C._dynamo.eval_frame
-    try:
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    except AttributeError:  # torch before 2.7
-        getattr(frames, "skip_code", lambda _: None)(code)
+    targets = (torch_names.SKIP_COMPILER, torch_names.FRAME_ACTION, torch_names.FRAME_STRATEGY)
+    skip, action, strategy = (target.find() for target in targets)
+    if skip and skip is action:  # torch before 2.7 has one function in their stead
+        skip(code)
+    elif skip and hasattr(action, "SKIP") and strategy:
+        skip(code, strategy(action.SKIP, action.SKIP))
 
 
 keep_compiler_off(Watching.__torch_dispatch__.__code__)
@@ -130,3 +126,27 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             found += tensors_in(value)
     return found
+
+
+def remove_mode(mode: Any) -> str | None:
+    """Take ``mode`` off the stack; modes a user put on top of it are lifted and put back in their order.
+
+    A mode's own ``__exit__`` pops whatever is on top, so it may only be called when that is the mode itself.
+
+    Returns:
+        What was out of order, for a warning, or None.
+    """
+    pop, push = torch_names.POP_MODE.get(), torch_names.PUSH_MODE.get()
+    if not any(m is mode for m in torch_names.MODE_STACK.get()()):
+        return "memprof's dispatch mode had already been taken off the stack by somebody else's exit"
+    lifted = []
+    while (top := pop()) is not mode:
+        lifted.append(top)
+    push(mode)
+    mode.__exit__(None, None, None)
+    for other in reversed(lifted):
+        push(other)
+    if lifted:
+        names = ", ".join(type(m).__name__ for m in lifted)
+        return f"{names} was entered during memprof's recording and outlives it; it was kept in place"
+    return None

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memprof.compat.torch import AFTER_FORWARD, BEFORE_FORWARD, IS_COMPILING
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["ModuleScope", "Running"]
+
+
+def _unseen_by_old_compilers(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return the hook, left out of what torch.compile traces before torch 2.3: that cannot trace ``id`` of a module."""
+    import torch
+
+    if hasattr(torch.compiler, "is_compiling"):
+        return hook
+    is_compiling = IS_COMPILING.get()
+
+    def outside(*arguments: Any) -> None:
+        if not is_compiling():
+            hook(*arguments)
+
+    return outside
 
 
 class Running(NamedTuple):
@@ -43,14 +61,12 @@ class ModuleScope:
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
     def start(self) -> None:
-        from torch.nn.modules import module as hooks
-
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        """Hook into every module's forward."""
+        enter, leave = _unseen_by_old_compilers(self._enter), _unseen_by_old_compilers(self._leave)
+        self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 
     def stop(self) -> None:
+        """Take the hooks back."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -9,6 +9,7 @@ The mode neither computes nor draws random numbers: an operation runs as it woul
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import warnings
@@ -19,8 +20,11 @@ from typing import Any
 
 import torch
 
+from memprof.compat.patching import Patches
+from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
+from memprof.recording.storages import storage_key
 from memprof.recording.trace.capacity import out_of_memory
 from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
@@ -87,7 +91,7 @@ class TensorTrace:
         self._allocated = 0
         self._peaks: list[int] = []
         self._mode: Watching | None = None
-        self._resize: Any = None
+        self._patches = Patches()
         self._adopted = False
         self._start_us = self._stop_us = 0
         self._held_at_stop: list[Held] | None = None
@@ -105,7 +109,7 @@ class TensorTrace:
         self._region.start()
         self._watch_resize()
         self._mode = Watching(self)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
 
     def stop(self) -> None:
         """Stop watching; the deaths of what is alive now no longer matter."""
@@ -115,7 +119,7 @@ class TensorTrace:
         trouble = remove_mode(mode)
         self.scope.stop()
         self._region.stop()
-        self._unwatch_resize()
+        self._patches.restore()
         self._stop_us = self._clock.tick()
         self._held_at_stop = self._held()
         self._live = {}
@@ -189,21 +193,21 @@ class TensorTrace:
         live = self._live
         for value in args:
             if isinstance(value, torch.Tensor):
-                if value.layout is STRIDED and value.untyped_storage()._cdata not in live:
+                if value.layout is STRIDED and storage_key(value.untyped_storage()) not in live:
                     self._birth(value, func)
             elif isinstance(value, (list, tuple)):
                 for tensor in tensors_in(value):
-                    if tensor.untyped_storage()._cdata not in live:
+                    if storage_key(tensor.untyped_storage()) not in live:
                         self._birth(tensor, func)
         if kwargs:
             for tensor in tensors_in(kwargs.values()):
-                if tensor.untyped_storage()._cdata not in live:
+                if storage_key(tensor.untyped_storage()) not in live:
                     self._birth(tensor, func)
         made = ([out] if out.layout is STRIDED else []) if isinstance(out, torch.Tensor) else tensors_in((out,))
         changes = self._changes(func)
         for tensor in made:
             storage = tensor.untyped_storage()
-            watch = live.get(storage._cdata)
+            watch = live.get(storage_key(storage))
             if watch is None:
                 self._birth(tensor, func)
             elif changes:
@@ -213,7 +217,7 @@ class TensorTrace:
         """Whether an operation may give a storage another size."""
         answer = self._mutable.get(func)
         if answer is None:
-            schema = getattr(func, "_schema", None)
+            schema = OPERATOR_SCHEMA.of(func)
             answer = self._mutable[func] = bool(schema is not None and schema.is_mutable)
         return answer
 
@@ -222,7 +226,7 @@ class TensorTrace:
         match = _CPU_OOM.search(str(error))
         if match is not None:
             self._note_oom(int(match.group(1)), None)
-        elif isinstance(error, torch.OutOfMemoryError):
+        elif isinstance(error, torch.cuda.OutOfMemoryError):
             self._note_oom(int(getattr(error, "requested_bytes", 0)), None)
 
     def _note_oom(self, requested: int, free: int | None) -> None:
@@ -245,9 +249,9 @@ class TensorTrace:
         wanted, seen = self._allocated, set()
         for tensor in tensors_in((out,)):
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen and self._ours(storage):
-                seen.add(storage._cdata)
-                known = self._live.get(storage._cdata)
+            if storage_key(storage) not in seen and self._ours(storage):
+                seen.add(storage_key(storage))
+                known = self._live.get(storage_key(storage))
                 growth = storage.nbytes() - (known.nbytes if known is not None else 0)
                 wanted += growth
                 if growth > 0 and wanted > self._capacity:
@@ -296,7 +300,7 @@ class TensorTrace:
 
     def _remember(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         watch = _Watch(storage, self._died)
-        watch.key = storage._cdata
+        watch.key = storage_key(storage)
         watch.address = storage.data_ptr()
         watch.nbytes = nbytes
         self._live[watch.key] = watch
@@ -304,7 +308,7 @@ class TensorTrace:
     def _adopt(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
-            if storage._cdata in self._live or not self._ours(storage):
+            if storage_key(storage) in self._live or not self._ours(storage):
                 return
             if not (nbytes := storage.nbytes()) or not storage.data_ptr():
                 return
@@ -339,9 +343,10 @@ class TensorTrace:
 
     def _watch_resize(self) -> None:
         """``UntypedStorage.resize_`` frees and allocates without any operation (FSDP does it)."""
-        original = torch.UntypedStorage.resize_
+        original = STORAGE_RESIZE.get()
         trace = self
 
+        @functools.wraps(original)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             grown = size - storage.nbytes()
             room = None if trace._capacity is None else trace._capacity - trace._allocated
@@ -354,15 +359,10 @@ class TensorTrace:
                 trace.broke(error)
             return result
 
-        self._resize = resize_
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
-
-    def _unwatch_resize(self) -> None:
-        if torch.UntypedStorage.__dict__.get("resize_") is self._resize:
-            del torch.UntypedStorage.resize_
+        self._patches.put(*STORAGE_RESIZE.place(), resize_)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        watch = self._live.get(storage._cdata)
+        watch = self._live.get(storage_key(storage))
         if watch is not None:
             if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:
                 return

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.compat import transformers as transformers_names
+from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
+from memprof.config.to_grpo import grpo_arguments, lora_arguments
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
-from memprof.simulate.trainer.kv_caches import cache_arguments
 from memprof.simulate.trainer.models import build_model
-from memprof.simulate.trainer.optimizers import MODELLED, modelled_optimizer
+from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
@@ -115,23 +116,23 @@ def _arguments(settings: Settings, folder: str) -> Any:
     share = settings.per_device_train_batch_size * settings.generation_steps
     group = math.gcd(settings.num_generations, share)
     double = 2 if group == 1 else 1
+    asked = grpo_arguments(settings)
+    for name in ("model_init_kwargs", "use_vllm", "vllm_mode", *(n for n in asked if n.startswith("vllm_"))):
+        asked.pop(name, None)  # the model is built here, and what generates is modelled
+    asked |= {
+        "bf16": asked["bf16"] and not settings.sharded_by_zero,
+        "per_device_train_batch_size": settings.per_device_train_batch_size * double,
+        "num_generations": group * double,
+    }
+    if settings.sharded_by_zero:
+        asked["max_grad_norm"] = 0.0  # DeepSpeed clips its own share
+    if settings.optim == "none" or optimizer(settings.optim).modelled:
+        asked["optim"] = "adamw_torch"  # replaced once the trainer is built
     _, kind = classes_of(settings)
     arguments = kind(
         output_dir=folder,
         use_cpu=True,
-        bf16=settings.mixed_precision == "bf16" and not settings.sharded_by_zero,
         fp16=False,
-        per_device_train_batch_size=settings.per_device_train_batch_size * double,
-        gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        steps_per_generation=settings.generation_steps,
-        num_iterations=settings.num_iterations,
-        num_generations=group * double,
-        max_completion_length=settings.completion_length,
-        gradient_checkpointing=bool(settings.gradient_checkpointing),
-        beta=settings.beta,
-        loss_type=settings.loss_type,
-        optim="adamw_torch" if settings.optim == "none" or settings.optim in MODELLED else settings.optim,
-        max_grad_norm=0.0 if settings.sharded_by_zero else settings.max_grad_norm,  # DeepSpeed clips its own share
         max_steps=(WARM_UP + MEASURED) * cycle,
         logging_strategy="no",
         save_strategy="no",
@@ -140,7 +141,7 @@ def _arguments(settings: Settings, folder: str) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=False,
         learning_rate=1e-6,
-        **cache_arguments(settings),
+        **asked,
         **config_of(settings),
     )
     arguments.per_device_train_batch_size //= double
@@ -151,14 +152,12 @@ def _arguments(settings: Settings, folder: str) -> Any:
 
 def adapter_of(settings: Settings) -> Any:
     """Make the ``LoraConfig`` of these settings; None where the whole model is trained."""
-    if settings.lora_r is None:
+    told = lora_arguments(settings)
+    if told is None:
         return None
     from peft import LoraConfig
 
-    targets: Any = list(settings.lora_target_modules)
-    if targets == ["all-linear"]:
-        targets = "all-linear"
-    return LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules=targets, task_type="CAUSAL_LM")
+    return LoraConfig(**told, task_type="CAUSAL_LM")
 
 
 def _rewards(settings: Settings) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import torch
 from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings
+from memprof.config.to_grpo import cache_arguments
 
-__all__ = ["LayerShape", "cache_arguments", "filled_cache", "modelled_quanto", "shapes_of"]
+__all__ = ["LayerShape", "filled_cache", "modelled_quanto", "shapes_of"]
 
 _GROUP = 64
-_BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
 
 
 class LayerShape(NamedTuple):
@@ -29,22 +29,6 @@ class LayerShape(NamedTuple):
     keys: tuple[int, ...]
     values: tuple[int, ...]
     dtype: torch.dtype
-
-
-def cache_arguments(settings: Settings) -> dict[str, Any]:
-    """Make the arguments of ``GRPOConfig`` with which generation uses this cache."""
-    if settings.cache_implementation == "dynamic":
-        return {}
-    arguments: dict[str, Any] = {"cache_implementation": settings.cache_implementation}
-    if settings.cache_implementation == "quantized":
-        arguments["generation_kwargs"] = {"cache_config": _quantisation(settings)}
-    return arguments
-
-
-def _quantisation(settings: Settings) -> dict[str, Any]:
-    if settings.cache_dtype == "fp8":
-        return {"backend": "fp8"}
-    return {"backend": "quanto", "nbits": _BITS[settings.cache_dtype]}
 
 
 def shapes_of(cache: Any) -> list[LayerShape]:
@@ -70,7 +54,8 @@ def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Sett
     if settings.cache_implementation == "quantized":
         from transformers import QuantizedCache
 
-        arguments = _quantisation(settings)
+        told = cache_arguments(settings.cache_implementation, settings.cache_dtype)
+        arguments = dict(told["generation_kwargs"]["cache_config"])
         cache = QuantizedCache(backend=arguments.pop("backend"), config=config, **arguments)
         for index, shape in enumerate(shapes):
             _fill_quantised(cache, index, shape, held)

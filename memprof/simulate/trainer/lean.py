@@ -66,31 +66,28 @@ def lean_world(load: Callable[..., Any], session: FakeSession | None, device: st
 def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     """List what makes the lean trainer run as on a GPU: Triton's passes, long sequences' defaults, pinned host memory,
     and as many sequences generating together as the simulated card has room for."""
-    from memprof.grpo import config as defaults
-    from memprof.grpo import generation
+    from memprof.grpo import device as machine
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.loss.fused_tiles import shape_passes
-    from memprof.grpo.step import groups, scoring
-    from memprof.grpo.step import pieces as steps
-    from memprof.grpo.techniques import offload, segment_attention
+    from memprof.grpo.loss.passes import shape_passes
+    from memprof.grpo.step import micro_batch, pieces, scoring
+    from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def few(*given: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        pieces = plan(*given)
-        return pieces if any(piece.prompt is not None for piece in pieces) else pieces[:_PIECES]
+        planned = plan(*given)
+        return planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
 
-    plan = groups.plan
+    plan = pieces.plan
     return [
         (fused_loss, "passes_for", lambda device: shape_passes()),
-        (defaults, "device_kind", _cuda),
-        (generation, "device_kind", _cuda),
-        (generation, "_free_bytes", lambda device: _free_bytes(session)),
+        (machine, "device_kind", _cuda),
+        (machine, "free_bytes", lambda device: _free_bytes(session)),
         (offload, "_host_memory", pinned),
-        (segment_attention, "attention_kernel", segment_attention.gpu_kernel),
-        (steps, "plan", few),
+        (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
+        (micro_batch, "plan", few),
         (scoring, "plan", few),
         *([_passes_counted(session), *_rounds_repeated(session)] if session is not None else []),
     ]
@@ -120,7 +117,7 @@ def sequences_at_once(trainer: Any, prompt_ids: list[Any], session: FakeSession 
     """
     from memprof.grpo.generation import sequences_together
 
-    size = sequences_together(trainer, prompt_ids)
+    size = sequences_together(trainer.step_context(), prompt_ids)
     if session is not None and trainer.args.generation_batch is None and _free_bytes(session) < _UNKNOWN:
         note = f"{_CHOSEN}: {size} of {len(prompt_ids)} sequences generate together, by the card's free memory"
         session.notes[:] = [*(n for n in session.notes if not n.startswith(_CHOSEN)), note]
@@ -147,7 +144,7 @@ def _cuda(device: torch.device) -> str:
 def _rounds_repeated(session: FakeSession) -> list[Change]:
     """Execute only a few of an MLP's tiles and the head's chunks, which are alike but for the last."""
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.step.groups import parts_of
+    from memprof.grpo.rows import parts_of
     from memprof.grpo.techniques import tiled_mlp
 
     def parts(total: int, size: int) -> Iterator[slice]:

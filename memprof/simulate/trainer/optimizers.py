@@ -1,8 +1,7 @@
-"""Optimizers whose packages need a GPU, modelled: what their state weighs and that their kernels work in place.
+"""Stand in for optimizers whose packages need a GPU: their state is made, their kernels work in place.
 
-Layouts: bitsandbytes' block-wise 8-bit state (one byte a value, an fp32 scale for each block of 256, values of small
-tensors and of embeddings in fp32: transformers asks for the latter), torchao's 8-bit and 4-bit state (blocks of 256
-and 128). Paged state lives in managed memory, which is the host's to begin with: it is counted apart.
+What the state weighs is in :mod:`memprof.config.optimizers`, with its sources. Paged state lives in managed memory,
+which is the host's to begin with: it is counted apart.
 """
 
 from __future__ import annotations
@@ -12,22 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODELLED", "modelled_optimizer"]
+from memprof.config.optimizers import EXACT_BELOW, PAGED_FROM, optimizer
 
-_BLOCK = 256
-_SMALL = 4096  # bitsandbytes keeps tensors below this in fp32
-_PAGED_FROM = 100_000  # values from which bitsandbytes pages a state
-
-# name -> (bits of a value, values in a block, embeddings in fp32, paged)
-MODELLED: dict[str, tuple[int, int, bool, bool]] = {
-    "adamw_8bit": (8, _BLOCK, True, False),
-    "adamw_bnb_8bit": (8, _BLOCK, True, False),
-    "paged_adamw_8bit": (8, _BLOCK, True, True),
-    "paged_adamw_32bit": (32, _BLOCK, False, True),
-    "paged_adamw": (32, _BLOCK, False, True),
-    "adamw_torch_8bit": (8, _BLOCK, False, False),
-    "adamw_torch_4bit": (4, 128, False, False),
-}
+__all__ = ["modelled_optimizer"]
 
 
 class _BlockwiseAdamW(torch.optim.Optimizer):
@@ -60,11 +46,11 @@ class _BlockwiseAdamW(torch.optim.Optimizer):
     def _make_state(self, parameter: Any) -> None:
         count, state = parameter.numel(), self.state[parameter]
         state["step"] = 0
-        if self._paged is not None and count >= _PAGED_FROM:
+        if self._paged is not None and count >= PAGED_FROM:
             self._paged(2 * self._bytes_of(parameter))
             state["paged"] = True
             return
-        exact = self._bits == 32 or count < _SMALL or id(parameter) in self._full
+        exact = self._bits == 32 or count < EXACT_BELOW or id(parameter) in self._full
         if exact:
             state["state1"] = torch.zeros_like(parameter, dtype=torch.float32)
             state["state2"] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -96,7 +82,7 @@ class _NoStep(torch.optim.Optimizer):
 
 
 def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> tuple[type, dict[str, Any]] | None:
-    """The optimizer ``name`` as class and arguments; None where torch or transformers have it themselves.
+    """Return an optimizer as class and arguments; None where torch or transformers have it themselves.
 
     Args:
         name: transformers' name for it, or ``none``.
@@ -105,10 +91,11 @@ def modelled_optimizer(name: str, model: Any, paged: Callable[[int], None]) -> t
     """
     if name == "none":
         return _NoStep, {}
-    if name not in MODELLED:
+    row = optimizer(name)
+    if row.bits is None:
         return None
-    bits, block, embeddings_exact, is_paged = MODELLED[name]
     full: set[int] = set()
-    if embeddings_exact:
+    if row.exact_embeddings:
         full = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    return _BlockwiseAdamW, {"bits": bits, "block": block, "full": full, "paged": paged if is_paged else None}
+    keep = {"bits": row.bits, "block": row.block, "full": full, "paged": paged if row.paged else None}
+    return _BlockwiseAdamW, keep

@@ -10,6 +10,7 @@ import torch
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings
+from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
 from memprof.simulate.trainer.full_logits import log_softmax_rows, logps_from_full_logits
 from memprof.simulate.trainer.liger_loss import liger_loss
@@ -32,15 +33,7 @@ def config_of(settings: Settings) -> dict[str, Any]:
     """Make the arguments of the recipe's config beside those of every recipe."""
     if settings.recipe != "lean":
         return {}
-    return {
-        "max_tokens_per_piece": settings.max_tokens_per_piece,
-        "tiled_mlp": settings.tiled_mlp,
-        "prefix_sharing": settings.prefix_sharing,
-        "generation_batch": settings.generation_batch,
-        "checkpointing": settings.checkpointing,
-        "weights": "as_given",
-        **_as_sharded(settings),
-    }
+    return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:

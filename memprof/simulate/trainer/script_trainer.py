@@ -15,11 +15,12 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
-from memprof.config.from_trainer import prompt_tokens, script_settings, settled, tame
+from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens
 from memprof.config.settings import Settings
-from memprof.recording.run_facts import plain_config
+from memprof.errors import InputError
+from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
-from memprof.simulate.trainer.build import dataset_of, set_optimizer
+from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
@@ -127,8 +128,17 @@ class ScriptTrainer:
             given["args"] = GRPOConfig(self._folder)
         if lean:
             given["args"] = self._leanly(given["args"])
+        assumed: list[str] = []
+        if grpo:
+            changes = {**self._changes, "device": self._device}
+            name = str(transformers_names.MODEL_NAME.of(getattr(model, "config", None), ""))
+            self.settings = from_arguments(
+                given["args"], model, given.get("peft_config"), changes, assumed, lean=lean, name=name
+            )
+            if self.settings.optim != "none":
+                given["args"].optim = self.settings.optim
         if given.get("args") is not None:
-            tame(given["args"], self._folder, grpo=grpo)
+            _tame(given["args"], self._folder, grpo=grpo)
         if given.get("callbacks"):
             self._notes.append(f"{len(given['callbacks'])} callback(s) of the script were left out")
         for name in ("callbacks", "eval_dataset"):
@@ -138,10 +148,8 @@ class ScriptTrainer:
         if grpo:
             rewards = given.get("reward_funcs")
             given["reward_funcs"] = self._rewards(rewards if isinstance(rewards, list) else [rewards])
-            changes = {**self._changes, "device": self._device}
-            self.settings = script_settings(
-                given["args"], model, given.get("peft_config"), changes, self._notes, lean=lean
-            )
+            assert self.settings is not None
+            self._notes += assumed
             given["train_dataset"] = dataset_of(self.settings)
 
     def _leanly(self, given: Any) -> Any:
@@ -186,8 +194,8 @@ class ScriptTrainer:
         if self.settings is not None:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
-            self.settings = settled(self.settings, trainer)
-            with contextlib.suppress(AttributeError):  # a model of another kind
+            self.settings = as_built(self.settings, collect_setup(trainer))
+            with contextlib.suppress(InputError):  # a model of another kind
                 session.config.update(model_facts(trainer.model.config))
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
@@ -241,3 +249,24 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _with_subclasses(kind: Any) -> list[Any]:
     return [kind, *(sub for child in kind.__subclasses__() for sub in _with_subclasses(child))]
+
+
+def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:
+    """Set two steps (or generation cycles), no logging, saving or evaluation, and ``folder`` for what is written."""
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+    cycle = 1
+    if grpo:
+        steps = arguments.steps_per_generation // arguments.gradient_accumulation_steps
+        cycle = max(1, steps) * arguments.num_iterations
+        arguments.use_vllm = arguments.log_completions = False
+    arguments.output_dir = arguments.logging_dir = folder
+    arguments.max_steps = (WARM_UP + MEASURED) * cycle
+    arguments.logging_strategy = arguments.eval_strategy = IntervalStrategy.NO
+    arguments.save_strategy = SaveStrategy.NO
+    for name in ("load_best_model_at_end", "push_to_hub", "do_eval", "save_only_model", "logging_first_step"):
+        setattr(arguments, name, False)
+    arguments.report_to = []
+    arguments.disable_tqdm = True
+    arguments.dataloader_pin_memory = False
+    arguments.dataloader_num_workers = 0

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
 from memprof.reports.document.ranks import ranks_of
-from memprof.reports.html.page import render_html
+from memprof.reports.html.report import render_html
 from memprof.reports.json import validate
-from memprof.reports.markdown import render_markdown
+from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.counters import CountersFile

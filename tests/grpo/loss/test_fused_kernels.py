@@ -105,7 +105,8 @@ def compare_losses() -> int:
     """The whole function over Triton's passes against itself over torch's."""
     from memprof.grpo.loss import fused_kernels as kernels
     from memprof.grpo.loss import fused_loss
-    from memprof.grpo.loss.fused_tiles import Passes, accumulate, passes_for
+    from memprof.grpo.loss.fused_tiles import accumulate
+    from memprof.grpo.loss.passes import Passes, passes_for
 
     with_triton = Passes("triton", kernels.triton_stats, kernels.triton_gradient, False, accumulate)
     cases = list(product([None, 4.0], [False, True], [False, True]))

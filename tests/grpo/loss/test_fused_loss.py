@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from memprof.grpo.loss import fused_loss, fused_tiles  # noqa: E402
+from memprof.grpo.loss import fused_loss, passes  # noqa: E402
 from memprof.grpo.loss.fused_loss import chunk_size, fused_linear_logprobs  # noqa: E402
 
 N, H, V = 37, 24, 301
@@ -218,7 +218,7 @@ def test_runs_on_fake_tensors_and_never_holds_all_logits(dtype: Any, in_forward:
 
 def test_shape_passes_stand_for_a_gpus_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """20,480 tokens of Llama-3.1's head with a trainable fp32 gradient, in the time of a few hundred operations."""
-    monkeypatch.setattr(fused_loss, "passes_for", lambda device: fused_tiles.shape_passes())
+    monkeypatch.setattr(fused_loss, "passes_for", lambda device: passes.shape_passes())
     with FakeTensorMode(), _LargestLogits() as seen:
         hidden = torch.empty(20480, 4096, dtype=torch.bfloat16, requires_grad=True)
         weight = torch.empty(128256, 4096, dtype=torch.bfloat16, requires_grad=True)
@@ -295,8 +295,8 @@ def test_what_cannot_be_meant_is_refused(change: dict[str, Any], message: str) -
 
 
 def test_a_gpu_without_triton_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(fused_tiles, "find_spec", lambda name: None)
-    fused_tiles._say_no_triton.cache_clear()
+    monkeypatch.setattr(passes, "find_spec", lambda name: None)
+    passes._say_no_triton.cache_clear()
     for _ in range(2):
-        assert fused_tiles.passes_for(torch.device("cuda", 0)).name == "torch"
+        assert passes.passes_for(torch.device("cuda", 0)).name == "torch"
     assert [r.message for r in caplog.records if "Triton is not installed" in r.message].__len__() == 1

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from memprof.errors import UsageError  # noqa: E402
-from memprof.grpo.techniques import segment_attention  # noqa: E402
+from memprof.grpo.techniques import attention_kernels, segment_attention  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
 from memprof.grpo.techniques.prefix import forward_completions, forward_prompt, shared_prefix_forward  # noqa: E402
 from memprof.grpo.techniques.segment_attention import segment_refusal  # noqa: E402
@@ -170,8 +170,8 @@ def test_the_gpu_kernels_are_called_as_their_operators_want(
     kernel: str, dtype: Any, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On fake tensors: arguments, shapes and gradients of CUDA's operators, which do not run here."""
-    forward, backward = (getattr(segment_attention, f"_{kernel}_{way}") for way in ("forward", "backward"))
-    chosen = segment_attention.AttentionKernel(forward, backward)
+    forward, backward = (getattr(attention_kernels, f"_{kernel}_{way}") for way in ("forward", "backward"))
+    chosen = attention_kernels.AttentionKernel(forward, backward)
     monkeypatch.setattr(segment_attention, "attention_kernel", lambda query: chosen)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(head_dim=width, dtype=dtype)
@@ -185,10 +185,10 @@ def test_the_gpu_kernels_are_called_as_their_operators_want(
 
 def test_the_gpu_kernel_follows_dtype_and_width() -> None:
     kernels = {
-        (torch.bfloat16, 128): segment_attention._flash_forward,
-        (torch.float32, 128): segment_attention._efficient_forward,
-        (torch.bfloat16, 512): segment_attention._efficient_forward,
+        (torch.bfloat16, 128): attention_kernels._flash_forward,
+        (torch.float32, 128): attention_kernels._efficient_forward,
+        (torch.bfloat16, 512): attention_kernels._efficient_forward,
     }
     for (dtype, width), meant in kernels.items():
         query = torch.empty(1, 2, 3, width, dtype=dtype, device="meta")
-        assert segment_attention.attention_kernel(query).forward is meant
+        assert attention_kernels.attention_kernel(query).forward is meant

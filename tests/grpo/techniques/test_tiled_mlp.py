@@ -15,7 +15,7 @@ from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
 from memprof.grpo.techniques.layers import decoder_layers  # noqa: E402
 from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, tiled_mlp  # noqa: E402
-from tests.grpo.test_checkpointing import operators, step  # noqa: E402
+from tests.grpo.techniques.test_checkpointing import operators, step  # noqa: E402
 from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, tokens  # noqa: E402
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from memprof.reports.document.advice import advised
 from memprof.reports.document.build import build_document
-from memprof.reports.html.page import render_html, write_html
-from memprof.reports.terminal.report import render_advice
+from memprof.reports.html.report import render_html, write_html
+from memprof.reports.terminal.advice import render_advice
 
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, sample

@@ -178,7 +178,7 @@ def test_oom_says_what_was_asked_and_whether_it_would_have_fitted() -> None:
     assert oom is not None
     assert oom.sentence == (
         "Out of memory in backward, step 3: 2.00 GiB were asked for, 1.00 GiB were free on the device. "
-        "1.50 GiB lay free inside the allocator: in one piece with it, the request would have fitted."
+        "1.50 GiB lay free inside the allocator. Joined to it, the request would fit."
     )
 
 
@@ -197,8 +197,8 @@ def test_growth_across_steps_in_words() -> None:
     found = build_document(report, series).steps
     assert found is not None
     assert found.sentence == (
-        "What is left when a step ends changes by +1.00 GiB a step; "
-        "the number of tokens explains 25 % of how the peaks differ."
+        "Memory left when a step ends changes by +1.00 GiB a step; "
+        "the number of tokens explains 25 % of the difference between peaks."
     )
     assert found.left_behind[0].site == "a.py:1 keep"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.html.page import render_html
+from memprof.reports.html.report import render_html
 from memprof.reports.json import validate
-from memprof.reports.markdown import render_markdown
+from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable

@@ -43,5 +43,5 @@ def test_more_reserved_than_the_device_has_is_said() -> None:
     report["source"]["device_total_bytes"] = 4 * GIB
     document = build_document(report, series)
     headroom = next(f for f in document.summary.facts if f.label == "Headroom")
-    assert headroom.note == "counted above the device's size"
+    assert headroom.note == "more than the device has"
     assert (headroom.bytes or 0) < 0

@@ -44,7 +44,7 @@ def _first_part(page: Any, path: Path) -> None:
 
 def _reported(snapshot: Path, page: Path) -> Path:
     from memprof.reports.document.build import document_of
-    from memprof.reports.html.page import write_html
+    from memprof.reports.html.report import write_html
 
     from memprof.analysis.analysis import analyze
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.text import gib
-from memprof.reports.html.page import write_html
+from memprof.reports.html.report import write_html
 
 from tests.reports.html.browser import CHROMIUM, chromium, open_page
 from tests.reports.sample import MIB, hostile, sample

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.comparison import build_comparison
-from memprof.reports.html.page import write_comparison, write_html
+from memprof.reports.html.compare import write_comparison
+from memprof.reports.html.report import write_html
 
 from tests.reports.compared import hostile_comparison, published_comparison, sample_comparison
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations

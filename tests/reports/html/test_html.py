@@ -19,7 +19,8 @@ from memprof.reports.document.build import build_document
 from memprof.reports.document.text import plain
 from memprof.reports.files import write_text
 from memprof.reports.html.elements import el, join
-from memprof.reports.html.page import pack_columns, render_html, write_html
+from memprof.reports.html.interactive_timeline import pack_columns
+from memprof.reports.html.report import render_html, write_html
 
 from memprof.errors import InputError
 from tests.reports.sample import HOSTILE, hostile, sample

@@ -94,7 +94,7 @@ def test_a_named_kind_of_checkpointing_is_that_and_no_more(
     settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``full`` keeps the layers' inputs on the device; ``auto`` sends long sequences' away and tiles their MLPs."""
-    from memprof.grpo import config as defaults
+    from memprof.grpo.techniques import apply as defaults
     from memprof.simulate.fit import evaluate
 
     monkeypatch.setattr(defaults, "OFFLOAD_FROM_BYTES", 0)

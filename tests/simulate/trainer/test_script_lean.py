@@ -77,7 +77,7 @@ def test_the_scripts_lean_trainer_is_the_recipes(
     from memprof.advice.estimate import run_of
     from memprof.config.from_recording import settings_like
     from memprof.config.gpus import find_gpu
-    from memprof.grpo import config as defaults
+    from memprof.grpo.techniques import apply as defaults
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.trainer.script import simulate_script
 
@@ -108,7 +108,7 @@ def test_what_is_not_kept_is_said_and_nothing_is_searched(
     from memprof.grpo import trainer
     from memprof.simulate.trainer.script import simulate_script
 
-    def search(_: Any) -> None:
+    def search(*_: Any) -> None:
         raise AssertionError("a search began")
 
     monkeypatch.setattr(trainer, "keep_within_budget", search)

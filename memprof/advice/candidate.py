@@ -1,0 +1,49 @@
+"""A change that advice may name: what to do, what to paste, what it costs, what it would save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.advice.recorded_run import Effect
+
+__all__ = ["Candidate", "Toll"]
+
+
+class Toll:
+    """How much a change asks for, least first: combinations take what asks for less."""
+
+    NOTHING = 0
+    SLOWER = 1
+    NEEDS = 2  # a package, host memory, another GPU
+    ROUNDED = 3  # the same training in coarser numbers
+    TRAINED = 4  # fewer parameters are trained
+    OBJECTIVE = 5  # other data, or another objective
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change worth considering.
+
+    Args:
+        id: what combinations and tests call it.
+        action: what to do, as a sentence without its full stop.
+        setting: what to paste.
+        costs: what it costs, with the reason.
+        exact: whether gradients stay the same (to rounding, where sums are only taken in another order).
+        toll: how much is asked, of :class:`Toll`.
+        changes: settings of the changed run; empty where it cannot be simulated.
+        effect: the estimate; None where only a simulation can tell.
+        device: the change is about what the device holds, not about what the program allocates.
+    """
+
+    id: str
+    action: str
+    setting: str
+    costs: str
+    exact: bool
+    toll: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    effect: Effect | None = None
+    device: bool = False

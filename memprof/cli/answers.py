@@ -1,0 +1,59 @@
+"""Make answers of what commands found: reports and comparisons, ready for :func:`memprof.cli.emit.emit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from memprof.reports.renderers import Answer
+
+if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
+    from memprof.reports.document.model import Document
+
+__all__ = ["compared_document", "comparison_answer", "redacted", "report_answer"]
+
+# Fewer than in a page of one run: several timelines share a page.
+_EXACT_EVENTS = 100_000
+
+
+def report_answer(
+    kind: str, report: dict[str, Any], analysis: Analysis | None = None, *, redact: bool = False
+) -> Answer:
+    """Make the answer of a command that reports one run.
+
+    Args:
+        kind: which renderers draw it, see :data:`memprof.reports.renderers.RENDERERS`.
+        report: the run's report, redacted already where that was asked for.
+        analysis: what it was made of, for a page with the timeline; None where only the report is there.
+        redact: leave out of the page, too, who made it where.
+    """
+    from memprof.reports.document.build import build_document, document_of
+
+    page = None if analysis is None else lambda: document_of(analysis, redact=redact, report=report)
+    return Answer(kind, report, lambda: build_document(report), page)
+
+
+def comparison_answer(data: dict[str, Any], documents: Sequence[Document | None]) -> Answer:
+    """Make the answer of ``memprof.compare/1``; ``documents`` are the runs' own, where their timelines are known."""
+    from memprof.reports.document.comparison import build_comparison
+
+    return Answer("compare", data, lambda: build_comparison(data), lambda: build_comparison(data, documents))
+
+
+def compared_document(analysis: Analysis | None, page: bool, redact: bool = False) -> Document | None:
+    """Make the document of one of the runs compared, with its timeline, where a page is to show it."""
+    if analysis is None or not page:
+        return None
+    from memprof.reports.document.build import document_of
+
+    return document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
+
+
+def redacted(data: Any, redact: bool) -> Any:
+    """Return plain data as it is shared: a copy without paths, names and tokens where ``--redact`` asks for it."""
+    if not redact:
+        return data
+    from memprof.redact import redact as without_names
+
+    return without_names(data)

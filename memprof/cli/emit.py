@@ -1,0 +1,121 @@
+"""Hand a command's answer over: to files, to standard output, and as an exit code. Every command ends here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.cli.progress import working
+from memprof.errors import UsageError
+from memprof.reports.renderers import Answer, formats_of, render
+
+__all__ = ["Output", "emit", "output_options"]
+
+_Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_DOES_NOT_FIT = 4
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where an answer goes: ``style`` is the format that is printed, the files are None where none is named."""
+
+    style: str = "text"
+    json_file: Path | None = None
+    page: Path | None = None
+
+    @classmethod
+    def asked(cls, style: str, json_file: Path | None, page: Path | None = None) -> Output:
+        """Read the options: ``--json -`` prints JSON instead of what ``--format`` says.
+
+        Raises:
+            UsageError: ``--json -`` and ``--format markdown`` both claim standard output.
+        """
+        if json_file is None or str(json_file) != "-":
+            return cls(style, json_file, page)
+        if style == "markdown":
+            raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
+        return cls("json", None, page)
+
+
+def _format_option(kind: str) -> _Option:
+    styles = click.Choice([style for style in formats_of(kind) if style != "html"])
+    return click.option("--format", "style", type=styles, default="text", help="Choose what is printed; default: text.")
+
+
+_json_option = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
+    help="Write the JSON to FILE too; - prints it alone on standard output.",
+)  # fmt: skip
+
+
+def output_options(kind: str, page: str | None = None, json_file: bool = True) -> _Option:
+    """Give a command ``--format`` and, where it has them, ``-o`` and ``--json``; it gets them as one ``output``.
+
+    Args:
+        kind: what it answers: the formats there are renderers of can be chosen.
+        page: the help of ``-o``; None for a command without a page.
+        json_file: whether it takes ``--json``.
+    """
+    options = [_format_option(kind)]
+    if page is not None:
+        metavar = "FILE.html" if "FILE.html" in page else "FILE"
+        file = click.Path(path_type=Path)
+        options.insert(0, click.option("-o", "--output", "page", type=file, metavar=metavar, help=page))
+    if json_file:
+        options.append(_json_option)
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(
+            *args: Any, style: str, json_file: Path | None = None, page: Path | None = None, **given: Any
+        ) -> Any:
+            return function(*args, output=Output.asked(style, json_file, page), **given)
+
+        wrapped: Callable[..., Any] = command
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return add
+
+
+def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -> None:
+    """Write an answer's files, print it, and end with exit code 4 where something does not fit.
+
+    Only the answer goes to standard output. The names of files, the answer's caption and the verdict go to standard
+    error.
+
+    Raises:
+        InputError: a file cannot be written.
+        SystemExit: ``fits`` is False.
+    """
+    from memprof.reports.files import write_text
+
+    if output.json_file is not None:
+        write_text(output.json_file, render(answer, "json"))
+        click.echo(f"JSON: {output.json_file}", err=True)
+    if output.page is not None:
+        with working("Writing the page"):
+            write_text(output.page, render(answer, "html"))
+        click.echo(f"Page: {output.page}", err=True)
+    if answer.caption and output.style != "json":
+        click.echo(answer.caption, err=True)
+    _print(answer, output.style)
+    if verdict:
+        click.echo(verdict, err=True)
+    if not fits:
+        sys.exit(_DOES_NOT_FIT)
+
+
+def _print(answer: Answer, style: str) -> None:
+    from memprof.reports.terminal.screen import abilities, write_to
+
+    size = abilities(sys.stdout) if style == "text" else ()
+    write_to(sys.stdout, render(answer, style, *size))

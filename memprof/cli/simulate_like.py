@@ -1,0 +1,157 @@
+"""Simulate a recorded run as it was and with something changed: ``memprof simulate --like RUN --set NAME=VALUE``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.cli.answers import compared_document, comparison_answer
+from memprof.cli.emit import Output
+from memprof.cli.inputs import GivenRun, read_run
+from memprof.cli.progress import working
+from memprof.cli.simulating import emit_simulated
+from memprof.cli.simulation_options import check_sharding, names_of, value_of
+from memprof.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from memprof.config.gpus import Gpu
+    from memprof.config.settings import Settings
+    from memprof.reports.document.model import Document
+    from memprof.simulate.fit import Outcome
+
+__all__ = ["changes_of", "simulate_like"]
+
+# Settings for which "none" means that there is none of it.
+_OPTIONAL = {"lora_r", "steps_per_generation", "reward_model"}
+# The compute capability that is assumed where no card is named.
+_GENERATION = (9, 0)
+
+
+def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: Output) -> None:
+    """Simulate the run at ``like`` unchanged and with ``changes``, and put measured and simulated side by side.
+
+    Raises:
+        InputError, UsageError: the run cannot be read or simulated.
+        SystemExit: ``gpu`` is given, and the changed run does not fit it.
+    """
+    from memprof.config.from_recording import place_model, ran_on, settings_like
+    from memprof.config.gpus import Gpu, find_gpu
+    from memprof.plan.cache import cache_folder
+
+    card = find_gpu(gpu) if gpu is not None else None
+    given = read_run(like)
+    try:
+        likeness = settings_like(given.report["source"])
+    except InputError as error:
+        raise InputError(f"{given.path}: {error}.") from None
+    settings = place_model(likeness, cache_folder() / "models")
+    changed = _changed(settings, changes)
+    if card is not None and changed.device == "cpu":
+        raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
+    same = changed == settings
+    here = ran_on(given.report["source"], settings)
+    its_own = Gpu(f"{here} B", int(here), _GENERATION) if here is not None else None
+    unchanged = None
+    if given.report["source"]["kind"] != "simulated" or same:
+        unchanged = _evaluated("as it was", settings, card, its_own)
+    outcome = unchanged if same else _evaluated(_named(changes), changed, card, its_own)
+    assert outcome is not None
+    page = output.page is not None and output.page.suffix == ".html"
+    answer, documents = _compared(given, unchanged, None if same else outcome, changes, page)
+    answer |= _unchanged(given, unchanged, likeness.assumed)
+    answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
+    emit_simulated(comparison_answer(answer, documents), outcome, output)
+
+
+def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Collect settings by name, from ``--set`` and from the command's other options; ``--set`` wins.
+
+    Raises:
+        UsageError: a name is no setting.
+    """
+    from memprof.config.settings import _ALIASES, Settings
+
+    known = [f.name for f in fields(Settings)]
+    found = {name: value for name, value in options.items() if value is not None}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        name = _ALIASES.get(name, name)
+        if not equals or name not in known:
+            near = get_close_matches(name, known, 3)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise UsageError(f"--set {text!r}: write NAME=VALUE with the name of a setting{hint}.")
+        found[name] = (
+            None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
+        )
+    if isinstance(targets := found.get("lora_target_modules"), str):
+        found["lora_target_modules"] = names_of(targets)
+    return found
+
+
+def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
+    try:
+        changed = settings.with_(**changes)
+    except TypeError as error:
+        raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
+    check_sharding(changed, changes)
+    return changed
+
+
+def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
+    """Simulate on the card that is asked about, else on the one that ran, where the simulation has to know it."""
+    from memprof.advice import estimated_advice
+    from memprof.simulate.fit import evaluate, judge
+    from memprof.simulate.run import simulate_settings
+
+    with working(f"Simulating the run {what}"):
+        if card is None and its_own is not None:
+            return judge(lambda room: simulate_settings(settings, gpu=its_own, capacity=room), None, estimated_advice)
+        return evaluate(settings, card, advisor=estimated_advice)
+
+
+def _named(changes: dict[str, Any]) -> str:
+    return "with " + ", ".join(f"{name}={_plain(value)}" for name, value in changes.items())
+
+
+def _plain(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _compared(
+    given: GivenRun,
+    unchanged: Outcome | None,
+    changed: Outcome | None,
+    changes: dict[str, Any],
+    page: bool,
+) -> tuple[dict[str, Any], list[Document | None]]:
+    """Compare what was recorded with what was simulated; returns ``memprof.compare/1`` and each run's document."""
+    from memprof.analysis.allocation_differences import holdings_of_analysis, holdings_of_report
+    from memprof.analysis.compare import Run, badge_of, compare
+
+    held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
+    word = badge_of(given.report)
+    runs = [Run(word if word == "measured" else "as it was", word, given.report, held=held)]
+    documents = [compared_document(given.analysis, page)]
+    for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
+        if outcome is None:
+            continue
+        analysis = outcome.analysis
+        runs.append(Run(label, "simulated", analysis.to_dict(), held=holdings_of_analysis(analysis)))
+        documents.append(compared_document(analysis, page))
+    return compare(runs), documents
+
+
+def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> dict[str, Any]:
+    """Say how far off the simulator is on the run that was measured; of a simulation, nothing."""
+    if unchanged is None or given.report["source"]["kind"] == "simulated":
+        return {}
+    return {
+        "unchanged": {
+            "measured_bytes": int(given.report["peak"]["allocated_bytes"]),
+            "simulated_bytes": unchanged.analysis.peak.allocated_bytes,
+            "assumed": list(assumed),
+        }
+    }

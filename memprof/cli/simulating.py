@@ -1,0 +1,155 @@
+"""Simulate what a command line asks for: settings or a script's trainer, judged on a GPU, studied over lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memprof.cli.emit import Output, emit
+from memprof.errors import UsageError
+from memprof.reports.renderers import Answer
+
+if TYPE_CHECKING:
+    from memprof.config.settings import Settings
+    from memprof.simulate.fit import Outcome
+    from memprof.simulate.lengths import Lengths
+
+__all__ = ["ScriptRun", "SettingsRun", "emit_simulated", "need_torch"]
+
+
+def need_torch() -> None:
+    """Refuse to simulate where what is to be executed is not installed.
+
+    Raises:
+        UsageError: it names what is missing and how to install it.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"simulating needs {', '.join(missing)}: pip install 'grpo-memprof[trl]'.")
+
+
+def emit_simulated(answer: Answer, outcome: Outcome, output: Output) -> None:
+    """Write the snapshot where ``-o`` names no page, then emit the answer with the verdict.
+
+    Raises:
+        InputError: a file cannot be written.
+        SystemExit: the run does not fit the GPU it was asked about.
+    """
+    if output.page is not None and output.page.suffix != ".html":
+        from memprof.snapshot import save_snapshot
+
+        save_snapshot(outcome.raw, output.page)
+        click.echo(f"Snapshot: {output.page}", err=True)
+        output = replace(output, page=None)
+    verdict = outcome.verdict
+    if verdict is None:
+        emit(answer, output)
+    else:
+        emit(answer, output, verdict.sentence(), verdict.fits)
+
+
+class SettingsRun:
+    """Settings to simulate, and the GPU they are asked about."""
+
+    def __init__(self, settings: Settings, gpu: str | None) -> None:
+        need_torch()
+        from memprof.config.gpus import find_gpu
+
+        self.settings, self.gpu = settings, gpu
+        self.card = find_gpu(gpu) if gpu is not None else None
+        self.label = settings.model
+
+    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+        """Simulate and judge the run, and study it over lengths where they are given."""
+        from memprof.simulate.lengths import read_lengths
+
+        longest = self.settings.completion_length
+        lengths = read_lengths(completion_lengths, longest) if completion_lengths is not None else None
+        outcome = self.judged()
+        if lengths is not None:
+            self._study(outcome, lengths, workers)
+        return outcome
+
+    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None) -> None:
+        """Simulate other lengths too, and keep what is found in the snapshot and in all that is made of it."""
+        from memprof.simulate.fit import summary_of
+        from memprof.simulate.lengths import study
+
+        settings = self.settings
+        known = {settings.completion_length: summary_of(outcome)}
+        found = study(settings, lengths, lambda wanted: self.rows(wanted, workers), known).to_dict()
+        outcome.raw["memprof"]["lengths"] = outcome.analysis.snapshot.extra["lengths"] = found
+
+    def judged(self) -> Outcome:
+        """Simulate once, and once more where only cached memory is too much."""
+        from memprof.advice import estimated_advice
+        from memprof.simulate.fit import evaluate
+
+        return evaluate(self.settings, self.card, advisor=estimated_advice)
+
+    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+        """Simulate the run at other lengths, in parallel; results are remembered."""
+        from memprof.plan.subprocess_runner import runner
+
+        with runner(self.gpu, workers=workers) as machine:
+            return machine.run(wanted)
+
+
+class ScriptRun(SettingsRun):
+    """A training script whose trainer is simulated instead of trained; ``changes`` replace its own settings."""
+
+    def __init__(
+        self, script: Path, arguments: Sequence[str], changes: dict[str, Any], device: str, gpu: str | None
+    ) -> None:
+        from memprof.config.settings import Settings
+
+        super().__init__(Settings(model=script.name, device=device), gpu)
+        self.script, self.arguments, self.changes, self.device = script, tuple(arguments), changes, device
+
+    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+        """Simulate and judge the run; how long completions may be is known only when the script has run."""
+        from memprof.simulate.lengths import read_lengths
+
+        outcome = self.judged()
+        if completion_lengths is not None:
+            self.settings = self._own_settings(outcome)
+            self._study(outcome, read_lengths(completion_lengths, self.settings.completion_length), workers)
+        return outcome
+
+    def _own_settings(self, outcome: Outcome) -> Settings:
+        config = outcome.analysis.snapshot.extra.get("config") or {}
+        if "num_generations" not in config:
+            raise UsageError("--completion-lengths is for GRPO; this script trains with another trainer.")
+        names = ("completion_length", "per_device_train_batch_size", "gradient_accumulation_steps")
+        return self.settings.with_(
+            **{name: config[name] for name in (*names, "steps_per_generation", "num_generations")}
+        )
+
+    def judged(self) -> Outcome:
+        """Simulate the script's trainer with the changes."""
+        return self._simulated(self.changes)
+
+    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+        """Simulate the script at other lengths, one after the other: a script runs in this process."""
+        from memprof.simulate.fit import summary_of
+
+        lengths = [settings.completion_length for settings in wanted]
+        return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
+
+    def _simulated(self, changes: dict[str, Any]) -> Outcome:
+        from memprof.advice import estimated_advice
+        from memprof.simulate.fit import judge
+        from memprof.simulate.trainer.script import simulate_script
+
+        def once(capacity: int | None) -> dict[str, Any]:
+            return simulate_script(
+                self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card
+            )
+
+        return judge(once, self.card, estimated_advice)

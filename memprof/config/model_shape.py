@@ -1,0 +1,260 @@
+"""Read how large a language model is from its config: the one place that knows a config's names for it.
+
+Parameter counts are closed forms, exact for the families in :data:`FAMILIES` (a test builds the catalogue's models and
+compares). Decoders of other families are counted as if they were Llama's. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.errors import InputError
+
+__all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape"]
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+#: What a recording calls a size of the model, and what the model's config calls it.
+SIZE_NAMES = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "attention_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the code of a model type adds to Llama's layers without its config saying so.
+
+    Args:
+        qkv_bias: q, k and v have biases, the attention's output has none.
+        head_norms: q and k are normalised: ``"head"`` with weights of one head's width, ``"all"`` of all heads'.
+        norms: norms of the residual stream's width in one layer.
+        one_qkv: q, k and v are one linear layer, and so are gate and up.
+        tied: the head shares the embeddings where the config does not say.
+        full_every: where a config has a window and names no layer types, one layer in so many sees everything; 0: none.
+    """
+
+    qkv_bias: bool = False
+    head_norms: str = ""
+    norms: int = 2
+    one_qkv: bool = False
+    tied: bool = False
+    full_every: int = 0
+
+
+_LLAMA = Family()
+#: Families whose parameter count is exact, by ``model_type``.
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "granite": _LLAMA,
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(head_norms="head"),
+    "qwen3_moe": Family(head_norms="head"),
+    "olmo2": Family(head_norms="all"),
+    "phi3": Family(one_qkv=True),
+    "smollm3": Family(tied=True),
+    "cohere": Family(norms=1, tied=True),
+    "gemma": Family(tied=True),
+    "gemma2": Family(norms=4, tied=True, full_every=2),
+    "gemma3_text": Family(norms=4, head_norms="head", tied=True, full_every=6),
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The extents of a decoder, in elements.
+
+    Args:
+        model_type: transformers' name of the architecture.
+        layers: decoder layers.
+        hidden: width of the residual stream.
+        intermediate: inner width of the feed-forward network, the widest where layers differ.
+        heads: query heads.
+        kv_heads: heads of keys and values.
+        head_dim: width of one head's queries and keys.
+        value_dim: width of one head's values.
+        vocabulary: entries of the embedding.
+        tied: the output head shares the embedding.
+        experts: feed-forward networks of a layer, where it is a mixture; else 0.
+        expert_intermediate: inner width of one expert.
+        layer_kinds: ``full_attention``, ``sliding_attention`` or ``linear_attention``, one a layer.
+        window: tokens that a ``sliding_attention`` layer sees; None for all of them.
+        attention_bias, mlp_bias: the linear layers have biases.
+        counted: how many parameters there really are, where that is known; ``parameters`` is this number then.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    vocabulary: int
+    tied: bool
+    experts: int = 0
+    expert_intermediate: int = 0
+    layer_kinds: tuple[str, ...] = field(default=(), repr=False)
+    window: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    counted: int | None = None
+
+    @classmethod
+    def of(cls, config: Any, counted: int | None = None) -> ModelShape:
+        """Read a config: the values of a ``config.json``, or transformers' object.
+
+        The language model's part is read where a config nests it.
+
+        Args:
+            config: a mapping, or an object with ``get_text_config``.
+            counted: the number of parameters, where it is known otherwise.
+
+        Raises:
+            InputError: a size is missing or no number; the sentence names it.
+        """
+        read = _reader(config)
+        kind = str(read("model_type") or "")
+        family = FAMILIES.get(kind, _LLAMA)
+        hidden, heads = _count(read, "hidden_size"), _count(read, "num_attention_heads")
+        layers = _count(read, "num_hidden_layers")
+        intermediate = _widest(read("intermediate_size")) or 4 * hidden
+        head_dim = read("head_dim") or hidden // heads
+        tied = read("tie_word_embeddings")
+        return cls(
+            model_type=kind,
+            layers=layers,
+            hidden=hidden,
+            intermediate=intermediate,
+            heads=heads,
+            kv_heads=int(read("num_key_value_heads") or heads),
+            head_dim=int(head_dim),
+            value_dim=int(read("v_head_dim") or head_dim),
+            vocabulary=_count(read, "vocab_size"),
+            tied=family.tied if tied is None else bool(tied),
+            experts=next((int(n) for n in map(read, _EXPERTS) if n), 0),
+            expert_intermediate=int(read("moe_intermediate_size") or intermediate),
+            layer_kinds=_kinds(read, family, layers),
+            window=read("sliding_window"),
+            attention_bias=bool(read("attention_bias")),
+            mlp_bias=bool(read("mlp_bias")),
+            counted=counted,
+        )
+
+    @property
+    def family(self) -> Family:
+        """What is special about this type of model; Llama's where the type is not known."""
+        return FAMILIES.get(self.model_type, _LLAMA)
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of each ``nn.Linear`` of one layer, by name. Experts are no such modules."""
+        hidden, inner = self.hidden, self.intermediate
+        q, k, v = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
+        found = {"q_proj": (hidden, q), "k_proj": (hidden, k), "v_proj": (hidden, v)}
+        network = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
+        if self.family.one_qkv:
+            found, network = {"qkv_proj": (hidden, q + k + v)}, {"gate_up_proj": (hidden, 2 * inner)}
+        found["o_proj"] = (self.heads * self.value_dim, hidden)
+        return found if self.experts else {**found, **network, "down_proj": (inner, hidden)}
+
+    @property
+    def embeddings(self) -> int:
+        """Elements of the embedding, and of the output head where it has its own."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def matrices(self) -> int:
+        """Elements of the weights of all layers' attentions and feed-forward networks (experts too)."""
+        linear = sum(inputs * outputs for inputs, outputs in self.linear_layers.values())
+        return self.layers * (linear + self.experts * 3 * self.hidden * self.expert_intermediate)
+
+    @property
+    def norms_and_biases(self) -> int:
+        """Elements of all else: norms, biases and the routers of experts."""
+        family, q, k = self.family, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(family.head_norms, 0)
+        biases = 0
+        if family.qkv_bias or self.attention_bias:
+            biases = q + k + self.kv_heads * self.value_dim + (0 if family.qkv_bias else self.hidden)
+        if self.mlp_bias:
+            biases += 2 * self.intermediate + self.hidden
+        return self.layers * (norms + biases + self.experts * self.hidden) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters: the number that was counted, else the closed form."""
+        return self.counted or self.embeddings + self.matrices + self.norms_and_biases
+
+    def adapter_parameters(self, rank: int, targets: Iterable[str] = ("all-linear",)) -> int:
+        """Count the elements of a LoRA.
+
+        Args:
+            rank: of its matrices.
+            targets: names of the linear layers it is on; ``all-linear`` stands for all but the output head. PEFT then
+                adapts experts and their routers too: gate and up, which are one tensor, with twice the rank.
+        """
+        wanted = set(targets)
+        every = "all-linear" in wanted
+        ends = sum(sum(both) for name, both in self.linear_layers.items() if every or name in wanted)
+        if self.experts and every:
+            inner = self.expert_intermediate
+            ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
+        return self.layers * rank * ends
+
+    def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
+
+        Args:
+            tokens: of the sequence.
+            itemsize: bytes of one element.
+        """
+        window = self.window or tokens
+        held = {"sliding_attention": min(tokens, window), "linear_attention": 0}
+        seen = sum(held.get(kind, tokens) for kind in self.layer_kinds)
+        return self.kv_heads * (self.head_dim + self.value_dim) * seen * itemsize
+
+
+def _reader(config: Any) -> Callable[[str], Any]:
+    """Return a function from a name to its value in the language model's config, None where it is not there."""
+    if isinstance(config, Mapping):
+        inner = config.get("text_config")
+        return inner.get if isinstance(inner, Mapping) else config.get
+    text_of = getattr(config, "get_text_config", None)
+    text = config if text_of is None else text_of()
+    return lambda name: getattr(text, name, None)
+
+
+def _count(read: Callable[[str], Any], name: str) -> int:
+    value = read(name)
+    if isinstance(value, (int, float)) and value > 0:
+        return int(value)
+    raise InputError(f"the model's config does not say its {name}")
+
+
+def _widest(value: Any) -> int:
+    return int(max(value) if isinstance(value, (list, tuple)) else value or 0)
+
+
+def _kinds(read: Callable[[str], Any], family: Family, layers: int) -> tuple[str, ...]:
+    stated = read("layer_types")
+    if stated:
+        return tuple(str(kind) for kind in stated)
+    if read("sliding_window") is None or read("use_sliding_window") is False:
+        return ("full_attention",) * layers
+    every = int(read("sliding_window_pattern") or family.full_every)
+    seen = [every > 0 and (i + 1) % every == 0 for i in range(layers)]
+    return tuple("full_attention" if full else "sliding_attention" for full in seen)

@@ -1,0 +1,139 @@
+"""The optimizers of ``TrainingArguments(optim=...)``: what each keeps for a parameter, and how its step works.
+
+Everything in memprof that depends on an optimizer asks its row: the simulator what to execute, advice what a change
+saves, a prediction what was never compared with a real run. To add one (Muon, say), add a row: ``executed=True`` where
+torch or transformers can run it on a CPU, else ``bits`` and ``block`` of its state, which the simulator then models;
+or a name in ``_LIKE`` where it is to be simulated as another one, with a note. No torch here.
+
+Layouts are from the packages' sources: torch.optim (AdamW: two moments like the parameter; Adagrad ``sum``, RMSprop
+``square_avg``: one; SGD without momentum: none); bitsandbytes ``optim/optimizer.py`` and ``functional.py`` (blocks of
+256 values, an fp32 scale each; tensors below 4096 values in fp32; states of 100,000 values and more are paged);
+transformers ``Trainer.get_optimizer_cls_and_kwargs``, which registers embeddings for 32 bits with bitsandbytes'
+8-bit optimizers; torchao ``optim/subclass_8bit.py`` and ``subclass_4bit.py`` (blocks of 256 and 128).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["EXACT_BELOW", "OPTIMIZERS", "PAGED_FROM", "TABLE", "Optimizer", "nearest", "optimizer"]
+
+#: bitsandbytes keeps the state of a tensor with fewer values in fp32.
+EXACT_BELOW = 4096
+#: bitsandbytes pages the state of a tensor with so many values.
+PAGED_FROM = 100_000
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer as memory sees it.
+
+    Args:
+        name: as transformers spells it.
+        moments: tensors of a parameter's size that it keeps for each parameter.
+        bits: of a value of such a tensor; None: as wide as the parameter.
+        block: values that share an fp32 scale, where ``bits`` is below 32.
+        exact_embeddings: embeddings keep fp32 state beside the others' few bits.
+        paged: state lives in managed memory, which moves to the host under pressure.
+        foreach: a step keeps a set of parameters' worth of temporaries; others work in place or a tensor at a time.
+        package: what ``pip install`` has to bring.
+        executed: torch or transformers run it in a simulation; otherwise its state is modelled by this row.
+        sharded: it can be simulated with parameters divided among GPUs.
+        steps_in_backward: it updates the weights inside the backward.
+        argument: what ``optim=`` is given, where that is another name.
+        like: the name of the optimizer that is simulated in its place.
+    """
+
+    name: str
+    moments: int = 2
+    bits: int | None = None
+    block: int = 256
+    exact_embeddings: bool = False
+    paged: bool = False
+    foreach: bool = False
+    package: str = ""
+    executed: bool = True
+    sharded: bool = False
+    steps_in_backward: bool = False
+    argument: str = ""
+    like: str = ""
+
+    @property
+    def modelled(self) -> bool:
+        """Whether no real run of it was ever compared with: its kernels are not executed."""
+        return not self.executed
+
+    def state_bytes(self, parameters: int, itemsize: int, exact: int = 0) -> int:
+        """Reckon the bytes of its state, paged or not.
+
+        Args:
+            parameters: elements that are trained.
+            itemsize: bytes of one of them.
+            exact: how many of them keep fp32 state where others have few bits (norms, biases, embeddings).
+        """
+        if self.bits is None:
+            return self.moments * itemsize * parameters
+        if self.bits == 32:
+            return self.moments * 4 * parameters
+        rest = parameters - exact
+        return self.moments * (4 * exact + rest * self.bits // 8 + 4 * (rest // self.block))
+
+
+def _bitsandbytes(name: str, bits: int, paged: bool = False) -> Optimizer:
+    """Make the row of one of bitsandbytes' AdamWs, whose kernels run on GPUs only."""
+    coarse = bits < 32
+    return Optimizer(name, 2, bits, exact_embeddings=coarse, paged=paged, package="bitsandbytes", executed=False)
+
+
+_OWN = (
+    Optimizer("adamw_torch_fused", sharded=True),
+    Optimizer("adamw_torch", foreach=True, sharded=True),
+    Optimizer("adafactor", moments=0),  # a row and a column of each matrix, which are nothing beside it
+    Optimizer("sgd", moments=0, foreach=True),
+    Optimizer("adagrad", moments=1, foreach=True),
+    Optimizer("rmsprop", moments=1, foreach=True),
+    _bitsandbytes("adamw_8bit", 8),
+    _bitsandbytes("adamw_bnb_8bit", 8),
+    _bitsandbytes("paged_adamw_8bit", 8, paged=True),
+    _bitsandbytes("paged_adamw_32bit", 32, paged=True),
+    replace(_bitsandbytes("paged_adamw", 32, paged=True), argument="paged_adamw_32bit"),
+    Optimizer("adamw_torch_8bit", bits=8, package="torchao", executed=False),
+    Optimizer("adamw_torch_4bit", bits=4, block=128, package="torchao", executed=False),
+    Optimizer("none", moments=0, sharded=True),
+)
+#: Names that can be simulated.
+OPTIMIZERS = tuple(row.name for row in _OWN)
+
+# Known by name, and simulated as another one: as which, whether it steps inside the backward, the names.
+_LIKE = (
+    ("adamw_torch", False, ("lion_32bit", "rmsprop_bnb_32bit")),
+    ("adamw_8bit", False, ("ademamix_8bit", "lion_8bit", "rmsprop_bnb_8bit", "galore_adamw_8bit")),
+    ("paged_adamw_8bit", False, ("paged_ademamix_8bit", "paged_lion_8bit")),
+    ("paged_adamw_32bit", False, ("paged_ademamix_32bit", "paged_lion_32bit")),
+    ("adamw_8bit", True, ("galore_adamw_8bit_layerwise",)),
+    ("adamw_torch", True, ("lomo", "adalomo", "galore_adamw_layerwise", "galore_adafactor_layerwise")),
+    ("adamw_torch", True, ("apollo_adamw_layerwise",)),
+)
+
+
+def _table() -> dict[str, Optimizer]:
+    rows = {row.name: row for row in _OWN}
+    for other, inside, names in _LIKE:
+        for name in names:
+            rows[name] = replace(rows[other], name=name, executed=False, steps_in_backward=inside, like=other)
+    return rows
+
+
+#: Every optimizer by its name.
+TABLE = _table()
+
+
+def optimizer(name: str) -> Optimizer:
+    """Return the row of an optimizer; for a name that has none, the row of the one it is simulated as."""
+    return TABLE.get(name) or TABLE[nearest(name)]
+
+
+def nearest(name: str) -> str:
+    """Return the name that an optimizer is simulated under: its own, or that of one whose state is most like it."""
+    row = TABLE.get(name)
+    return "adamw_torch" if row is None else row.like or row.name

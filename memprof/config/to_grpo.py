@@ -1,0 +1,208 @@
+"""Write memprof's settings as ``GRPOConfig``, ``LeanGRPOConfig`` and ``LoraConfig`` take them, or as text to paste.
+
+The way back is :mod:`memprof.config.from_trainer`. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memprof.config.optimizers import optimizer
+from memprof.config.settings import Settings
+
+__all__ = [
+    "GRPO_NAMES",
+    "LEAN_NAMES",
+    "NF4",
+    "adapter_text",
+    "as_python",
+    "as_yaml",
+    "cache_arguments",
+    "grpo_arguments",
+    "lean_arguments",
+    "lora_arguments",
+    "written",
+]
+
+#: What ``GRPOConfig`` calls a setting whose value it takes as it is.
+GRPO_NAMES = {
+    "per_device_train_batch_size": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "steps_per_generation": "steps_per_generation",
+    "num_iterations": "num_iterations",
+    "num_generations": "num_generations",
+    "completion_length": "max_completion_length",
+    "optim": "optim",
+    "beta": "beta",
+    "loss_type": "loss_type",
+    "max_grad_norm": "max_grad_norm",
+    "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
+}
+#: Settings that ``LeanGRPOConfig`` has under the same name.
+LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
+#: 4-bit weights as transformers is asked for them.
+NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")'
+
+# TRL's own defaults (1.16): not worth a line to paste.
+_DEFAULTS = {"num_iterations": 1, "loss_type": "dapo", "max_grad_norm": 1.0}
+_ATTENTION = {"auto": "sdpa", "flash": "flash_attention_2", "efficient": "sdpa", "math": "eager"}
+_BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
+
+
+def grpo_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the keyword arguments of the ``GRPOConfig`` that makes this run.
+
+    Not in them: what launches several processes, the adapter (:func:`lora_arguments`), the lean trainer's own
+    (:func:`lean_arguments`), and kinds of checkpointing other than transformers' plain one, which has no argument.
+    """
+    s = settings
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": s.per_device_train_batch_size,
+        "gradient_accumulation_steps": s.gradient_accumulation_steps,
+        "steps_per_generation": s.generation_steps,
+        "num_generations": s.num_generations,
+        "max_completion_length": s.completion_length,
+        "gradient_checkpointing": bool(s.gradient_checkpointing),
+        "optim": optimizer(s.optim).argument or s.optim,
+        "bf16": s.mixed_precision == "bf16",
+        "beta": s.beta,
+        "num_iterations": s.num_iterations,
+        "loss_type": s.loss_type,
+        "max_grad_norm": s.max_grad_norm,
+        "model_init_kwargs": {"dtype": s.dtype},
+        **cache_arguments(s.cache_implementation, s.cache_dtype),
+    }
+    if s.optim == "none":  # of memprof's: the run up to the end of its backward
+        del arguments["optim"]
+    if s.attn in ("flash", "math"):
+        arguments["model_init_kwargs"]["attn_implementation"] = _ATTENTION[s.attn]
+    if s.generation != "hf":
+        arguments |= _engine(s)
+    return arguments
+
+
+def cache_arguments(implementation: str, dtype: str) -> dict[str, Any]:
+    """Return what ``GRPOConfig`` is told so that generation keeps its keys and values in this way."""
+    if implementation == "dynamic":
+        return {}
+    arguments: dict[str, Any] = {"cache_implementation": implementation}
+    if implementation == "quantized":
+        config = {"backend": "fp8"} if dtype == "fp8" else {"backend": "quanto", "nbits": _BITS[dtype]}
+        arguments["generation_kwargs"] = {"cache_config": config}
+    return arguments
+
+
+def _engine(s: Settings) -> dict[str, Any]:
+    if s.generation == "none":  # nothing generates in this process: a server elsewhere does
+        return {"use_vllm": True, "vllm_mode": "server"}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": s.vllm_gpu_memory_utilization,
+        "vllm_enable_sleep_mode": s.vllm_enable_sleep_mode,
+    }
+
+
+def lean_arguments(settings: Settings) -> dict[str, Any]:
+    """Return what ``LeanGRPOConfig`` is told beside; nothing for other recipes, or what is at its default."""
+    if settings.recipe != "lean":
+        return {}
+    chosen = {name: getattr(settings, name) for name in LEAN_NAMES}
+    return {
+        "checkpointing": settings.checkpointing,
+        **{n: v for n, v in chosen.items() if v is not None and v is not False},
+    }
+
+
+def lora_arguments(settings: Settings) -> dict[str, Any] | None:
+    """Return the keyword arguments of the adapter's ``LoraConfig``; None where the whole model is trained."""
+    if settings.lora_r is None:
+        return None
+    return _lora(settings.lora_r, settings.lora_target_modules)
+
+
+def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
+    names = list(targets)
+    return {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear" if names == ["all-linear"] else names}
+
+
+# -- text to paste -----------------------------------------------------------------------------------------------------
+
+
+def as_python(settings: Settings) -> str:
+    """Write ``GRPOConfig(...)`` and, for an adapter, ``LoraConfig(...)``."""
+    lines = ["args = LeanGRPOConfig(" if settings.recipe == "lean" else "args = GRPOConfig("]
+    arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
+    lines += [f"    {name}={value!r}," for name, value in arguments.items()]
+    lines.append(")")
+    if (lora := lora_arguments(settings)) is not None:
+        inside = ", ".join(f"{name}={value!r}" for name, value in lora.items())
+        lines.append(f"peft_config = LoraConfig({inside})")
+    if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):
+        lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
+    if settings.load_in_4bit:
+        lines.append("quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
+    return "\n".join(lines)
+
+
+def as_yaml(settings: Settings) -> str:
+    """Write the same for TRL's command line."""
+    lines = [f"{name}: {json.dumps(value)}" for name, value in _worth_a_line(settings).items()]
+    if settings.lora_r is not None:
+        lines += ["use_peft: true", f"lora_r: {settings.lora_r}"]
+    if settings.load_in_4bit:
+        lines.append("load_in_4bit: true")
+    return "\n".join(lines) + "\n"
+
+
+def _worth_a_line(settings: Settings) -> dict[str, Any]:
+    arguments = grpo_arguments(settings)
+    return {name: value for name, value in arguments.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def adapter_text(rank: int, targets: Iterable[str] = ("all-linear",)) -> str:
+    """Write the ``peft_config`` of an adapter."""
+    return f"peft_config=LoraConfig({_keywords(_lora(rank, targets))})"
+
+
+def written(changes: Mapping[str, Any]) -> str:
+    """Write changed settings as keyword arguments of ``GRPOConfig`` (or ``LeanGRPOConfig``) and of the trainer.
+
+    Args:
+        changes: values by their names in :class:`~memprof.config.settings.Settings`; those without an argument there
+            (lengths of prompts, padding, the allocator's settings) are left out.
+    """
+    plain = {GRPO_NAMES.get(name, name): changes[name] for name in changes if name in GRPO_NAMES or name in LEAN_NAMES}
+    parts = [_keywords(plain)] if plain else []
+    if "gradient_checkpointing" in changes:
+        parts.append(f"gradient_checkpointing={bool(changes['gradient_checkpointing'])}")
+    model: dict[str, Any] = {"dtype": changes["dtype"]} if "dtype" in changes else {}
+    if "attn" in changes:
+        model["attn_implementation"] = _ATTENTION[changes["attn"]]
+    if model:
+        parts.append(_keywords({"model_init_kwargs": model}))
+    if "cache_implementation" in changes:
+        parts.append(_keywords(cache_arguments(changes["cache_implementation"], changes.get("cache_dtype", "auto"))))
+    if changes.get("generation") == "none":
+        parts.append(_keywords({"use_vllm": True, "vllm_mode": "server"}))
+    if changes.get("lora_r"):
+        parts.append(adapter_text(changes["lora_r"], changes.get("lora_target_modules", ("all-linear",))))
+    return ", ".join(parts)
+
+
+def _keywords(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    """Write a value as Python, with double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)}: {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return repr(value)

@@ -1,0 +1,64 @@
+"""Describe to the functions of a step what the lean trainer has: settings, model, head, ranks, loss and log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memprof.grpo.loss.head import Head
+from memprof.grpo.once_log import OnceLog
+from memprof.grpo.step.ranks import Ranks
+from memprof.grpo.step.schemes import LossTerms
+
+if TYPE_CHECKING:
+    from memprof.grpo.config import LeanGRPOConfig
+
+__all__ = ["StepContext", "base_model_of"]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a step works with. Made anew for each, because settings, model and loss can change between steps.
+
+    Attributes:
+        settings: the trainer's arguments.
+        accelerator: accelerate's; its ``scaler`` is None but for fp16.
+        policy: the model that is trained, in PEFT's wrapper if it has an adapter, without accelerate's.
+        head: how hidden states become log-probabilities.
+        loss: the terms of the loss.
+        ranks: the other ranks.
+        log: where sentences for the user go.
+        pad_id: token that fills up rows.
+        counts_padding: a token's position is counted from the row's left edge, padding included.
+        group_size: completions of one prompt.
+        completion_length: the most tokens that a completion can have.
+        tile: tokens that go through an MLP together; None where it is not tiled.
+    """
+
+    settings: LeanGRPOConfig
+    accelerator: Any
+    policy: Any
+    head: Head
+    loss: LossTerms
+    ranks: Ranks
+    log: OnceLog
+    pad_id: int
+    counts_padding: bool
+    group_size: int
+    completion_length: int
+    tile: int | None = None
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Tell whether gradients are scaled (fp16)."""
+        return self.accelerator.scaler is not None
+
+    def base_model(self, model: Any = None) -> Any:
+        """Return the causal LM inside the wrappers of ``model``, or of the policy."""
+        return base_model_of(self.accelerator, self.policy if model is None else model)
+
+
+def base_model_of(accelerator: Any, model: Any) -> Any:
+    """Return the causal LM inside accelerate's and PEFT's wrappers."""
+    model = accelerator.unwrap_model(model)
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model

@@ -1,0 +1,226 @@
+"""Run one micro-batch forward and backward in pieces, with the loss's normalisers kept those of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memprof.compat import accelerate
+from memprof.errors import UsageError
+from memprof.grpo.loss.head import RowGradient, Scored
+from memprof.grpo.rows import Row, is_fake
+from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.objective import Gradient, Objective
+from memprof.grpo.step.pieces import Piece, plan
+from memprof.grpo.step.schemes import TOKEN, TWO_PASS
+from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
+
+__all__ = ["PiecewiseStep"]
+
+_SET_SYNC = accelerate.SET_SYNC_GRADIENTS.name
+
+
+class PiecewiseStep:
+    """One micro-batch's forward and backward.
+
+    Args:
+        step: what the trainer has.
+        objective: the loss of ``inputs``.
+        model: the policy as accelerate wrapped it.
+        inputs: TRL's micro-batch; ``rows``: its rows.
+        scheme: see :mod:`memprof.grpo.step.schemes`.
+    """
+
+    def __init__(
+        self,
+        step: StepContext,
+        objective: Objective,
+        model: Any,
+        inputs: Mapping[str, Any],
+        rows: Sequence[Row],
+        scheme: str,
+    ) -> None:
+        self._step, self._objective = step, objective
+        self._model, self._inputs, self._scheme = model, inputs, scheme
+        silent = _silent(step, inputs) if scheme != TWO_PASS else set()
+        without = [row for row in rows if row.index in silent]
+        self._forward_only = plan(step, inputs, without) if without else []
+        self._pieces = plan(step, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
+        if self._pieces[-1].prompt is not None and self._distributed:
+            # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
+            self._pieces.append(Piece())
+        self._factors: list[float] = []
+        self._logps, self._entropies = blank(inputs), blank(inputs)
+        old = inputs.get("old_per_token_logps")
+        if old is not None and scheme != TWO_PASS:
+            # Rows not yet computed stand at ratio 1: any finite value would do.
+            self._logps = old.float() * inputs["completion_mask"]
+
+    def run(self) -> torch.Tensor:
+        """Run all pieces; return the loss's value with the graph of the last piece."""
+        gradient, loss, states = None, None, []
+        if self._scheme == TWO_PASS:
+            states = self._first_pass()
+            loss, gradient = self._whole_gradient()
+        else:
+            score_pieces(self._step, self._model, self._inputs, self._forward_only, self._logps, self._entropies)
+        for number, piece in enumerate(self._pieces):
+            if states:
+                _set_random_state(self._logps.device, states[number])
+            if number + 1 < len(self._pieces):
+                with self._unsynchronised():
+                    self._backward(self._watched(self._surrogate(piece, gradient)))
+        last = self._watched(self._surrogate(self._pieces[-1], gradient))
+        if loss is None:
+            with torch.no_grad():
+                loss = self._objective.loss(self._logps, self._entropies)
+        return last - last.detach() + loss.detach()
+
+    @property
+    def _distributed(self) -> bool:
+        return isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
+
+    def _first_pass(self) -> list[Any]:
+        """Fill in every row's values; return the random state before each piece, to repeat its dropout."""
+        states = []
+        for piece in self._pieces:
+            states.append(_random_state(self._logps.device))
+            score_pieces(self._step, self._model, self._inputs, [piece], self._logps, self._entropies)
+        return states
+
+    def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
+        """Compute the loss and its gradient with respect to every row's values.
+
+        A loss that is not TRL's may reach the parameters by another way too (a penalty on weights, a forward of its
+        own): that part has its backward here.
+        """
+        if self._step.loss.is_trls:
+            return self._objective.loss_and_gradient(self._logps, self._entropies)
+        scaler = self._step.accelerator.scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        with self._unsynchronised():
+            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, scale)
+
+    def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
+        """Where ``compute_loss`` is overridden, let the backward of ``surrogate`` refuse a factor others did not have.
+
+        All pieces but the last have had their backward when an override gets the loss: a factor comes too late.
+        """
+        if not self._step.loss.may_be_scaled_later or not surrogate.requires_grad or is_fake(surrogate):
+            return surrogate
+
+        def check(arriving: torch.Tensor) -> None:
+            self._factors.append(float(arriving))
+            if not math.isclose(self._factors[0], self._factors[-1], rel_tol=1e-3):
+                raise UsageError(
+                    "An overridden compute_loss (or loss_is_scaled_for_ga=False) changes the loss by a factor, but all "
+                    "pieces of the micro-batch except the last have had their backward: override _compute_loss "
+                    "instead, or set micro_splitting=False."
+                )
+
+        surrogate.register_hook(check)  # type: ignore[no-untyped-call]
+        return surrogate
+
+    def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
+        """Return a scalar whose gradient is the piece's share of the loss's."""
+        if piece.closes and piece.prompt is not None:
+            return piece.prompt.close().to(self._logps.device)
+        if not piece.rows:
+            scored = score_piece(self._step, self._model, self._inputs, piece)
+            return scored.logps[0].sum() * 0.0
+        if gradient is not None and self._step.settings.fused_loss and not self._step.scales_gradients:
+            return self._anchored(piece, _known(gradient))
+        if gradient is None and self._scheme == TOKEN:
+            return self._anchored(piece, self._as_found)
+        scored = score_piece(self._step, self._model, self._inputs, piece)
+        if gradient is None:
+            write(scored, self._logps, self._entropies)
+            gradient = self._objective.gradient(self._logps, self._entropies)
+        return _weighted(scored, gradient)
+
+    def _anchored(self, piece: Piece, row_gradient: RowGradient) -> torch.Tensor:
+        scored = score_piece(self._step, self._model, self._inputs, piece, row_gradient=row_gradient)
+        return torch.stack([anchor for anchor in scored.anchors if anchor is not None]).sum()
+
+    def _as_found(
+        self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self._logps[row.index, start:stop] = logps
+        self._entropies[row.index, start:stop] = entropies
+        gradient = self._objective.gradient(self._logps, self._entropies)
+        return _known(gradient)(row, logps, entropies, start, stop)
+
+    def _backward(self, surrogate: torch.Tensor) -> None:
+        accelerator = self._step.accelerator
+        options = {"scale_wrt_gas": False} if _is_deepspeed(accelerator) else {}
+        accelerator.backward(surrogate, **options)
+
+    @contextmanager
+    def _unsynchronised(self) -> Iterator[None]:
+        """Keep gradients here until the last piece; FSDP and DeepSpeed shard each piece's, which keeps them small."""
+        state = self._step.accelerator.gradient_state
+        synchronise = getattr(state, _SET_SYNC)
+        kept = state.sync_gradients
+        synchronise(False)
+        try:
+            if self._distributed:
+                with self._model.no_sync():
+                    yield
+            else:
+                yield
+        finally:
+            synchronise(kept)
+
+
+def _known(gradient: Gradient) -> RowGradient:
+    def of(
+        row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        part = (row.index, slice(start, stop))
+        entropy = None if gradient[1] is None else gradient[1][part].to(logps.device)
+        return gradient[0][part].to(logps.device), entropy
+
+    return of
+
+
+def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
+    terms = []
+    for row, logps, entropies in zip(scored.rows, scored.logps, scored.entropies, strict=True):
+        part = (row.index, slice(0, row.completion))
+        terms.append((logps * gradient[0][part]).sum())
+        if gradient[1] is not None and entropies is not None:
+            terms.append((entropies * gradient[1][part]).sum())
+    return torch.stack(terms).sum()
+
+
+def _silent(step: StepContext, inputs: Mapping[str, Any]) -> set[int]:
+    """Find rows whose gradient is exactly zero: their advantage is 0, and no other term of the loss has a gradient.
+
+    They need a forward for the metrics and no backward. Groups in which all rewards are equal are such.
+    """
+    advantages = inputs["advantages"]
+    others = step.loss.beta != 0.0 or step.loss.entropy_bonus
+    together = step.ranks.forward_together
+    if not step.settings.skip_zero_advantages or others or together or is_fake(advantages):
+        return set()
+    found = (advantages.reshape(advantages.shape[0], -1) == 0).all(1).tolist()
+    return {index for index, silent in enumerate(found) if silent}
+
+
+def _is_deepspeed(accelerator: Any) -> bool:
+    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper() == "DEEPSPEED"
+
+
+def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), on_device
+
+
+def _set_random_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

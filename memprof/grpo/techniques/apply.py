@@ -1,0 +1,95 @@
+"""Choose checkpointing and MLP tiles for a model and a device as the settings say, and apply both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memprof.grpo import device as machine
+from memprof.grpo.once_log import OnceLog
+from memprof.grpo.techniques.checkpointing import apply_checkpointing
+from memprof.grpo.techniques.layers import (
+    Undo,
+    decoder_layers,
+    is_mixture_of_experts,
+    mlp_of,
+    text_config,
+)
+from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
+
+__all__ = ["OFFLOAD_FROM_BYTES", "TILE_TOKENS", "Techniques", "checkpointing_of", "tile_of"]
+
+#: Bytes of layer inputs, for one completion of full length, from which on they go to host memory.
+OFFLOAD_FROM_BYTES = 2 << 30
+#: Large enough that each of a tile's products keeps a GPU busy.
+TILE_TOKENS = 4096
+
+
+def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
+    """Choose the kind of checkpointing for ``args.checkpointing``: ``auto`` is TRL's own, on CUDA offloaded if long.
+
+    The length known in advance is the completion's.
+    """
+    if args.checkpointing != "auto" or not args.gradient_checkpointing or machine.device_kind(device) != "cuda":
+        return str(args.checkpointing)
+    return "offloaded" if _boundary_bytes(args, model) >= OFFLOAD_FROM_BYTES else "auto"
+
+
+def tile_of(args: Any, model: Any) -> int | None:
+    """Choose the tokens of an MLP's tile for ``args.tiled_mlp``; 0 there is off.
+
+    None tiles what is longer than :data:`TILE_TOKENS` under ``checkpointing="auto"``, where layers are checkpointed and
+    their MLP can be tiled. A kind of checkpointing that is named is that and no more.
+    """
+    if args.tiled_mlp is not None:
+        return int(args.tiled_mlp) or None
+    recomputed = args.checkpointing == "auto" and args.gradient_checkpointing
+    longer = (args.max_completion_length or 0) > TILE_TOKENS
+    return TILE_TOKENS if recomputed and longer and _can_tile(model) else None
+
+
+def _boundary_bytes(args: Any, model: Any) -> int:
+    config = text_config(model)
+    itemsize = model.dtype.itemsize
+    return int(config.num_hidden_layers * (args.max_completion_length or 0) * config.hidden_size * itemsize)
+
+
+def _can_tile(model: Any) -> bool:
+    return not any(is_mixture_of_experts(mlp_of(layer)) for layer in decoder_layers(model))
+
+
+class Techniques:
+    """Checkpointing and tiles of one model.
+
+    Args:
+        settings: the trainer's arguments, read anew by each :meth:`apply`.
+        model: the causal LM without wrappers.
+        device: where it computes.
+        log: what is chosen is said there.
+
+    Attributes:
+        checkpointing: the kind that is applied, ``auto`` for TRL's own.
+        tile: tokens that go through an MLP together; None where it is not tiled.
+    """
+
+    def __init__(self, settings: Any, model: Any, device: torch.device, log: OnceLog) -> None:
+        self._settings, self._model, self._device, self._log = settings, model, device, log
+        self._undo: list[Undo] = []
+        self.checkpointing = "auto"
+        self.tile: int | None = None
+
+    def apply(self) -> None:
+        """Apply what the settings say now, in place of what was applied before."""
+        while self._undo:
+            self._undo.pop()()
+        self.checkpointing = checkpointing_of(self._settings, self._model, self._device)
+        self.tile = tile_of(self._settings, self._model)
+        if self.checkpointing != "auto":
+            # transformers would checkpoint whole layers once more when training starts.
+            self._settings.gradient_checkpointing = self._settings.activation_checkpointing = False
+            self._undo.append(apply_checkpointing(self._model, self.checkpointing, device=self._device).remove)
+            self._log.say(f"checkpointing: {self.checkpointing}")
+        if self.tile is not None:
+            self._undo.append(apply_tiled_mlp(self._model, self.tile))
+            self._log.say(f"MLPs in tiles of {self.tile} tokens")

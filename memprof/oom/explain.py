@@ -1,0 +1,126 @@
+"""A text explained: every failure in it, what its numbers mean, why it happened, and what to try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memprof.oom.advice import answer
+from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.failure import Failure
+from memprof.oom.find import Reading, read_log
+from memprof.oom.forms.not_memory import SENTENCES
+from memprof.oom.frameworks import names_for
+from memprof.oom.stack import makes_logits, own_frame, phase_of
+from memprof.units import GIB
+
+__all__ = ["SCHEMA", "explain_log"]
+
+SCHEMA = "memprof.oom/1"
+_MOST_RANKS_NAMED = 16
+
+
+def explain_log(log: str) -> dict[str, Any]:
+    """Explain every failure of a text, as plain data (``memprof.oom/1``).
+
+    Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
+    """
+    reading = read_log(log)
+    return {
+        "schema": SCHEMA,
+        "failures": [_explained(failure) for failure in reading.failures],
+        "notes": [*_notes(reading), *reading.notes],
+    }
+
+
+def _notes(reading: Reading) -> list[str]:
+    notes = []
+    ranks = sorted({f.rank for f in reading.failures if f.rank is not None})
+    if len(ranks) > 1:
+        notes.append(
+            f"{len(ranks)} ranks ran out of memory ({', '.join(map(str, ranks[:_MOST_RANKS_NAMED]))}): look at the one "
+            "with the least free first, the others may only have been as full."
+        )
+    kinds = {f.form.event for f in reading.failures}
+    if "launcher" in kinds and len(kinds) > 1:
+        notes.append("The −9 (SIGKILL) may be the launcher ending the other processes after the first failure.")
+    if not reading.failures:
+        notes += [
+            f"This text is not about memory that ran out: {SENTENCES[form.id]}." for form in reading.elsewhere[:1]
+        ]
+    return notes
+
+
+def _explained(failure: Failure) -> dict[str, Any]:
+    parts = parts_of(failure)
+    phase, logits, names = phase_of(failure.frames), makes_logits(failure.frames), names_for(failure)
+    verdict, tried = answer(failure, parts, phase, logits, names)
+    return {
+        "kind": failure.kind,
+        "form": failure.form.id,
+        "program": failure.form.program,
+        "framework": names.framework or None,
+        "backend": failure.backend,
+        "rank": failure.rank,
+        "device": failure.device,
+        "line": failure.line,
+        "message": failure.text,
+        "requested_bytes": failure.requested,
+        "device_total_bytes": failure.total,
+        "device_free_bytes": failure.free,
+        "allowed_bytes": failure.allowed,
+        "in_use_bytes": parts.in_use,
+        "allocated_bytes": parts.allocated,
+        "private_pools_bytes": failure.private_pools,
+        "cached_bytes": parts.cached,
+        "reserved_bytes": parts.reserved,
+        "outside_torch_bytes": parts.outside,
+        "other_processes_bytes": parts.others,
+        "unexplained_bytes": parts.unexplained,
+        "processes": [{"pid": pid, "bytes": held} for pid, held in parts.processes],
+        "missing_bytes": missing_bytes(failure),
+        "facts": dict(failure.facts),
+        "sum": _sum(parts),
+        "contradictions": list(parts.contradictions),
+        "cause": verdict.cause,
+        "reason": verdict.reason,
+        "because": verdict.because,
+        "phase": phase,
+        "logits": logits,
+        "frame": own_frame(failure.frames),
+        "numbers": _meanings(failure, parts),
+        "try": [{"action": action, "why": why} for action, why in tried],
+    }
+
+
+def _sum(parts: Parts) -> str | None:
+    """Return ``14.43 GiB in use = 11.82 allocated + 2.41 cached + 0.20 outside torch``."""
+    if parts.in_use is None or parts.allocated is None or parts.cached is None or parts.outside is None:
+        return None
+    gib = [f"{n / GIB:.2f}" for n in (parts.in_use, parts.allocated, parts.cached, parts.outside)]
+    return f"{gib[0]} GiB in use = {gib[1]} allocated + {gib[2]} cached + {gib[3]} outside torch"
+
+
+def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
+    """Return each number of the message with what it means."""
+    who = "" if parts.own_process is None else f" (process {parts.own_process}, seen from outside its container)"
+    outside = (
+        "Metal allocations beside torch's tensors"
+        if failure.backend == "MPS"
+        else ("CUDA context and kernels, NCCL, cuBLAS handles, other allocators")
+    )
+    rows = [
+        (failure.requested, "asked for", "the block that did not fit, rounded up as the allocator does"),
+        (failure.total, "device", "all memory of the device, or of the MIG slice"),
+        (failure.free, "free", "what no process has taken, by the driver"),
+        (failure.allowed, "allowed", "the limit set for this process"),
+        (parts.in_use, "in use", f"what this process holds on the device, by the driver{who}"),
+        (parts.allocated, "allocated", "in tensors that are alive"),
+        (failure.private_pools, "private pools", "of that, kept by CUDA graphs or an engine's pool for themselves"),
+        (parts.cached, "cached", "torch's, used by no tensor; whole unused segments go back first, so: gaps between"),
+        (parts.outside, "outside torch", outside),
+        (parts.others, "others", "the other processes the message names, added up"),
+        (parts.unexplained, "not explained", "in use on the device, and the message names nobody for it"),
+    ]
+    if failure.kind in ("cpu", "host", "library", "driver"):
+        rows = [(failure.requested, "asked for", "in one piece")]
+    return [{"name": name, "bytes": n, "meaning": meaning} for n, name, meaning in rows if n is not None]

@@ -1,0 +1,165 @@
+"""Finding failures in a text: each once, whoever repeats it, with its numbers, its rank and its frames."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from memprof.oom.events import events_of
+from memprof.oom.failure import Failure
+from memprof.oom.form import Form
+from memprof.oom.forms import NOT_MEMORY
+from memprof.oom.frames import frames_around
+from memprof.oom.hits import Hit, hits_in
+from memprof.oom.regions import regions
+from memprof.oom.unbend import Stream, streams_of
+
+__all__ = ["Reading", "find_failures", "read_log"]
+
+_MOST_EVENTS = 200
+_LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
+_NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
+
+
+@dataclass
+class Reading:
+    """What a text holds: failures, notes for the reader, and what it is about where memory did not run out."""
+
+    failures: list[Failure]
+    notes: list[str]
+    elsewhere: list[Form]
+
+
+def find_failures(log: str) -> list[Failure]:
+    """Return every failure in ``log``, in its order; one that is told twice by one rank counts once."""
+    return read_log(log).failures
+
+
+def read_log(log: str) -> Reading:
+    """Read a text of any length: failures, each once, and what else the reader should know."""
+    text = log.replace("\r\n", "\n").replace("\r", "\n")
+    notes: list[str] = []
+    found: list[Failure] = []
+    elsewhere: dict[str, Form] = {}
+    for first_line, region in regions(text, notes):
+        for stream in streams_of(region, first_line):
+            found += _of_stream(stream, notes)
+            for form_ in NOT_MEMORY:
+                if form_.pattern.search(stream.squeezed):
+                    elsewhere.setdefault(form_.id, form_)
+    found.sort(key=lambda failure: failure.line)
+    return Reading(_once(found), notes, list(elsewhere.values()))
+
+
+def _of_stream(stream: Stream, notes: list[str]) -> list[Failure]:
+    events = events_of(hits_in(stream))
+    chosen = list(range(len(events)))
+    if len(events) > _MOST_EVENTS:
+        chosen = [*chosen[: _MOST_EVENTS // 2], *chosen[-_MOST_EVENTS // 2 :]]
+        notes.append(
+            f"Of {len(events)} failures in one part of the log the first and last {_MOST_EVENTS // 2} were read."
+        )
+    failures = []
+    for i in chosen:
+        floor = events[i - 1].last_line + 1 if i else 0
+        ceiling = events[i + 1].line if i + 1 < len(events) else len(stream.lines)
+        failures.append(_failure(stream, events[i], floor, ceiling))
+    return failures
+
+
+def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
+    index, end = hit.line, hit.last_line
+    values = dict(hit.values)
+    rank = values.pop("rank", None)
+    device_fields = {
+        name: values.pop(name)
+        for name in (*_NUMBERS[:-1], "in_use", "private_pools", "unallocated", "reserved", "other")
+        if name in values
+    }
+    if hit.form.kind != "device" and not isinstance(device_fields.get("total", 0), int):
+        values["total"] = device_fields.pop("total")
+    allocated, reserved = device_fields.get("allocated"), device_fields.get("reserved")
+    if isinstance(allocated, int) and isinstance(reserved, int) and "unallocated" not in device_fields:
+        device_fields["unallocated"] = max(0, reserved - allocated)
+    host = hit.form.kind in ("host", "cpu", "killed")
+    if host and "total" in device_fields:
+        values["total"] = device_fields.pop("total")
+    around = "\n".join(line.text for line in stream.lines[max(0, floor, index - 200) : min(ceiling, end + 40)])
+    return Failure(
+        hit.form,
+        hit.form.kind,
+        hit.backend,
+        stream.lines[index].number,
+        _message(stream, hit),
+        rank=int(rank) if rank is not None else _rank(stream, index, end, floor),
+        processes=hit.processes,
+        frames=frames_around(stream.lines, index, floor, ceiling),
+        facts=values,
+        around=around[-20_000:],
+        **device_fields,  # type: ignore[arg-type]
+    )
+
+
+def _message(stream: Stream, hit: Hit) -> str:
+    """Return the message as it was printed: for torch up to its last number, else the words and their line."""
+    stop = hit.stop
+    if hit.form.kind == "device":
+        dot = stream.squeezed.find(".", stop, stop + 40)
+        return stream.shown(hit.start, dot + 1 if dot >= 0 else stop)
+    last = hit.last_line
+    line_end = stream.starts[last] + len("".join(stream.lines[last].text.split()))
+    return stream.shown(hit.start, max(stop, min(line_end, hit.start + 400)))[:500]
+
+
+def _rank(stream: Stream, index: int, end: int, floor: int) -> int | None:
+    for line in (*stream.lines[index : end + 1], *reversed(stream.lines[max(floor, index - 3) : index])):
+        if line.rank is not None:
+            return line.rank
+    if (match := _LOG_RANK.search(stream.lines[index].text)) is not None:
+        return next(int(g) for g in match.groups() if g)
+    return next(iter(stream.ranks)) if len(stream.ranks) == 1 else None
+
+
+# ---------------------------------------------------------------------------------------- each one once
+
+
+def _once(failures: list[Failure]) -> list[Failure]:
+    """Drop what a launcher, a driver process or a later line only repeats, and guesses where something is known."""
+    strong = [failure for failure in failures if not failure.form.weak]
+    failures = strong or failures
+    kept: dict[tuple[object, ...], Failure] = {}
+    for failure in failures:
+        key = (failure.rank, failure.form.event, _plain(failure.text))
+        kept.setdefault(key, failure)
+        if failure.frames and not kept[key].frames:
+            kept[key] = replace(kept[key], frames=failure.frames)
+    rows = list(kept.values())
+    return [f for f in rows if not any(_echoes(f, other) for other in rows if other is not f)]
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split()).lower().rstrip(".)")
+
+
+def _echoes(failure: Failure, other: Failure) -> bool:
+    """Say whether ``failure`` tells nothing that ``other`` does not."""
+    if failure.rank is not None and other.rank is not None and failure.rank != other.rank:
+        return False
+    if failure.kind == other.kind == "device":
+        if failure.requested is None and failure.total is None and (failure.backend == other.backend):
+            return _knows(other) > _knows(failure)
+        return _plain(other.text).startswith(_plain(failure.text)) and _knows(other) > _knows(failure)
+    if failure.form.event != other.form.event or failure.facts.get("pid", 0) != other.facts.get("pid", 0):
+        return False
+    same = _plain(failure.text)[:160] == _plain(other.text)[:160] or failure.form.event in ("slurm", "container")
+    return same and (_knows(other), -other.line) > (_knows(failure), -failure.line)
+
+
+def _knows(failure: Failure) -> int:
+    numbers = (failure.requested, failure.total, failure.free, failure.allocated, failure.in_use, failure.rank)
+    return (
+        sum(n is not None for n in numbers) * 10_000
+        + len(failure.facts) * 100
+        + len(failure.frames)
+        + len(failure.text)
+    )

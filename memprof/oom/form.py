@@ -1,0 +1,112 @@
+"""What a form is: one way a program words that memory ran out, and what can be read from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from memprof.oom.sizes import SIZE
+
+__all__ = ["Form", "form"]
+
+_MACRO = re.compile(r"\{(size|int|num|word):(\w+)\}")
+_WHAT = {"size": SIZE, "int": r"\d{1,19}", "num": r"\d[\d,]{0,24}(?:\.\d{1,20})?", "word": r"[\w./:@-]{1,90}?"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One wording.
+
+    Attributes:
+        id: a unique name, ``vllm.free_below_share``.
+        kind: ``device``, ``driver``, ``library``, ``cpu``, ``host``, ``killed``, ``engine`` or ``not_memory``.
+        program: whose message it is, as a reader knows it.
+        pattern: matched against text in lower case without any white space, so that a line broken anywhere still fits.
+        backend: ``CUDA``, ``HIP``, ...; empty where the message does not concern one.
+        event: forms of one event that stand near each other count once; the earliest in the list of forms leads.
+        absorbs: kinds whose messages directly before this one belong to the same failure.
+        line_start: the match has to begin a line, and to end with a word of that line.
+        whole_line: the match has to be all of a line.
+        weak: a guess that counts only where nothing else was found.
+        hint: a literal that has to be in the text, for speed.
+        types: the type (``size``, ``int``, ``num``, ``word``) of each named group.
+    """
+
+    id: str
+    kind: str
+    program: str
+    pattern: re.Pattern[str]
+    backend: str = ""
+    event: str = ""
+    absorbs: tuple[str, ...] = ()
+    line_start: bool = False
+    whole_line: bool = False
+    weak: bool = False
+    hint: str = ""
+    types: dict[str, str] = field(default_factory=dict)
+
+
+def form(
+    id: str,
+    kind: str,
+    program: str,
+    words: str,
+    *,
+    backend: str = "",
+    event: str = "",
+    absorbs: tuple[str, ...] = (),
+    line_start: bool = False,
+    whole_line: bool = False,
+    weak: bool = False,
+) -> Form:
+    """Make a form from ``words``: a regular expression in lower case whose spaces stand for any white space or none.
+
+    ``{size:free}`` reads ``5.06 MiB`` as ``free``, ``{int:pid}`` a whole number, ``{num:share}`` any number,
+    ``{word:node}`` a name.
+    """
+    squeezed = words.replace(" ?", "").replace(" ", "")
+    types = {name: kind_of for kind_of, name in _MACRO.findall(squeezed)}
+    source = _MACRO.sub(lambda m: f"(?P<{m.group(2)}>{_WHAT[m.group(1)]})", squeezed)
+    return Form(
+        id,
+        kind,
+        program,
+        re.compile(source),
+        backend,
+        event or id,
+        absorbs,
+        line_start,
+        whole_line,
+        weak,
+        _longest_literal(squeezed),
+        types,
+    )
+
+
+def _longest_literal(pattern: str) -> str:
+    """Return the longest run of plain characters that every match holds; empty where alternatives leave none."""
+    plain = _MACRO.sub("[]", pattern)
+    runs, run, depth, i = [], "", 0, 0
+    while i < len(plain):
+        char = plain[i]
+        escaped = char == "\\"
+        if escaped:
+            i += 1
+            char = plain[i]
+        if depth == 0 and (
+            (char.isalnum() and not escaped) or (escaped and not char.isalnum()) or char in "_-/:',=`<>\"%"
+        ):
+            run += char
+        else:
+            if char in "?*{" and not escaped:
+                run = run[:-1]
+            runs.append(run)
+            run = ""
+            if not escaped:
+                depth += (char in "([") - (char in ")]")
+                if char == "|" and depth == 0:
+                    return ""
+                if char == "{":
+                    i = plain.index("}", i)
+        i += 1
+    return max([*runs, run], key=len)

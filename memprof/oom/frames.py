@@ -1,0 +1,91 @@
+"""Tracebacks as people paste them: Python's own, IPython's, rich's, shortened by hand, printed backwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from memprof.oom.failure import Frame
+from memprof.oom.unbend import Line
+
+__all__ = ["frames_around"]
+
+_HEAD = "Traceback (most recent call last"
+_MOST_LINES = 500
+_MOST_FRAMES = 250
+# Python's; the path may be broken by a terminal.
+_PYTHON = re.compile(r'File ["“]([^"”]{1,500})["”],\s*line\s+(\d{1,9})(?:,\s*in\s+([^\s,]{1,200}))?')
+_IPYTHON = re.compile(
+    r"^(?:File |Cell |Input )?((?:[/~]|[A-Za-z]:\\|In ?\[|<ipython)[^\s\":]{0,300}?)(?::(\d{1,9})|, line "
+    r"(\d{1,9}))?,? in (<?[\w.<> ]{1,120}?>?)(?:\(|$)",
+    re.M,
+)
+_RICH = re.compile(
+    r"^((?:[/~]|[A-Za-z]:\\)[^\s\":]{1,300}(?:\n[^\s\":]{1,200}){0,2}):\n?(\d{1,9})\s{1,3}in\s{1,3}([\w.<>]{1,120})\s*$",
+    re.M,
+)
+_SHORT = re.compile(
+    r"^(?:at |in |File )?[\"']?([\w./\\~<>-]{1,200}\.py)[\"']?(?:[:(]|, line )(\d{1,9})\)?[:,]? ?(?:in "
+    r")?([A-Za-z_<][\w.>]{0,120})",
+    re.M,
+)
+_MARKS = re.compile(r"^[\s^~❱❯|>-]*$")
+
+
+def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> tuple[Frame, ...]:
+    """Return the frames of the traceback a message belongs to, outermost first.
+
+    Args:
+        lines: a stream.
+        at: the index of the message's line.
+        floor: the first line that can belong to it (after the failure before).
+        ceiling: the line after the last that can.
+    """
+    above = _block_above(lines, at, max(floor, at - _MOST_LINES))
+    if frames := _read(above):
+        return tuple(frames[-_MOST_FRAMES:])
+    below = [line.text for line in lines[at + 1 : min(ceiling, at + _MOST_LINES)]]
+    heads = [i for i, text in enumerate(below) if _HEAD in text]
+    if len(heads) > 1:
+        below = below[: heads[1]]
+    frames = _read(below)
+    if frames and not heads and _is_backwards(below):
+        frames = _read(below[::-1])
+    return tuple(frames[-_MOST_FRAMES:])
+
+
+def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:
+    """Return the lines from the last traceback's head, or from ``floor``, to the message."""
+    for i in range(at, floor - 1, -1):
+        if _HEAD in lines[i].text:
+            return [line.text for line in lines[i : at + 1]]
+    return [line.text for line in lines[floor : at + 1]]
+
+
+def _read(block: Sequence[str]) -> list[Frame]:
+    """Return the frames of ``block`` in the first notation that it has any of."""
+    text = "\n".join(line.strip() for line in block)
+    for pattern in (_PYTHON, _RICH, _IPYTHON, _SHORT):
+        found = list(pattern.finditer(text))
+        if found:
+            return [
+                _frame(match, text, found[i + 1].start() if i + 1 < len(found) else len(text))
+                for i, match in enumerate(found)
+            ]
+    return []
+
+
+def _frame(match: re.Match[str], text: str, stop: int) -> Frame:
+    groups = match.groups()
+    path = "".join((groups[0] or "").split()) if "\n" in (groups[0] or "") else str(groups[0]).strip()
+    numbers = [g for g in groups[1:-1] if g]
+    function = str(groups[-1] or "").strip().rstrip(":")
+    after = text[match.end() : min(stop, match.end() + 400)].split("\n")[1:]
+    code = next((line for line in after if line and not _MARKS.match(line)), "")
+    return Frame(path.replace("\\", "/"), int(numbers[0]) if numbers else 0, function.rsplit(".", 1)[-1], code[:200])
+
+
+def _is_backwards(below: Sequence[str]) -> bool:
+    """Say whether a log viewer shows the newest line first: the innermost frame's code then stands above the frame."""
+    first = next((i for i, text in enumerate(below) if _PYTHON.search(text)), 0)
+    return any(text.strip() and not _MARKS.match(text) for text in below[:first])

@@ -1,0 +1,90 @@
+"""What a run was doing when it ran out of memory, from a pasted traceback and attribution's own table of stacks."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from memprof.attribution.rules import PhaseRule, file_test, load_rules
+from memprof.frame_paths import FramePath, frame_path
+from memprof.oom.failure import Frame
+
+__all__ = ["makes_logits", "own_frame", "phase_of"]
+
+_STANDARD = re.compile(r"(?i)(?:.*[/\\])?lib(?:64)?[/\\]python\d[^/\\]*[/\\]|<frozen|<string>|<__array_function__")
+_VOCABULARY = re.compile(
+    r"logits|lm_head|log_?prob|logps|log_softmax|cross_entropy|entropy|logsumexp|vocab_parallel|selective_log"
+)
+_VOCABULARY_CODE = re.compile(r"\blogits\b|\blm_head\b|log_softmax|cross_entropy|logsumexp")
+_LOGITS_DEPTH = 6
+
+
+def phase_of(frames: Sequence[Frame]) -> str | None:
+    """Return the phase a traceback ended in, or None where no rule of ``rules.toml`` knows its frames."""
+    if not frames:
+        return None
+    rules = load_rules().phases
+    for rank in sorted({rule.rank for rule in rules}):
+        at_rank = [rule for rule in rules if rule.rank == rank]
+        found = _outermost(at_rank, frames[0]) or _innermost(at_rank, frames)
+        if found is not None:
+            phase = found.phase
+            return _which_pass(frames) if phase == "logprobs" else phase
+    return None
+
+
+def _innermost(rules: Sequence[PhaseRule], frames: Sequence[Frame]) -> PhaseRule | None:
+    for frame in reversed(frames):
+        for rule in rules:
+            if any(_matches(pattern, frame) for pattern in rule.frames):
+                return rule
+    return None
+
+
+def _outermost(rules: Sequence[PhaseRule], frame: Frame) -> PhaseRule | None:
+    return next((rule for rule in rules if any(_matches(pattern, frame) for pattern in rule.outermost)), None)
+
+
+def _which_pass(frames: Sequence[Frame]) -> str | None:
+    """Tell whose log-probabilities a pass computes, as far as names and the lines of code that call it say.
+
+    A lone frame does not tell whether a loss or a rollout had called it: None.
+    """
+    if any("ref" in frame.function.lower() or re.search(r"\bref_|\.ref\b|ref_model", frame.code) for frame in frames):
+        return "reference_logprobs"
+    return "old_logprobs" if len(frames) > 1 else None
+
+
+def _matches(pattern: str, frame: Frame) -> bool:
+    file, _, function = pattern.partition(":")
+    if function != "*" and not _function_pattern(function).match(frame.function):
+        return False
+    return file == "*" or _file_test(file)(frame_path(frame.path))
+
+
+@cache
+def _file_test(glob: str) -> Callable[[FramePath], bool]:
+    return file_test(glob)
+
+
+@cache
+def _function_pattern(alternatives: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{fnmatch.translate(glob)})" for glob in alternatives.split("|")))
+
+
+def makes_logits(frames: Sequence[Frame]) -> bool:
+    """Say whether what was asked for is likely as wide as the vocabulary."""
+    if not frames:
+        return False
+    names = any(_VOCABULARY.search(frame.function.lower()) for frame in frames[-_LOGITS_DEPTH:])
+    return names or _VOCABULARY_CODE.search(frames[-1].code) is not None
+
+
+def own_frame(frames: Sequence[Frame]) -> str | None:
+    """Return the innermost frame outside installed libraries, as ``file:line function``."""
+    for frame in reversed(frames):
+        if not frame_path(frame.path).rooted and not _STANDARD.match(frame.path):
+            return f"{frame.path}:{frame.line} {frame.function}".strip()
+    return None

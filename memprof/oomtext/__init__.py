@@ -1,7 +1,0 @@
-"""Out-of-memory messages as people paste them: found in a log, every number explained, what to try. No torch."""
-
-from memprof.oomtext.explain import explain_log
-from memprof.oomtext.parse import Failure, find_failures
-from memprof.oomtext.render import render_markdown, render_text
-
-__all__ = ["Failure", "explain_log", "find_failures", "render_markdown", "render_text"]

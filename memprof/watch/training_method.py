@@ -1,0 +1,84 @@
+"""Tell forward, backward and optimizer step apart inside a method that does all three."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from memprof.compat import torch as torch_names
+from memprof.compat.patching import Patches
+from memprof.vocabulary import Phase
+
+__all__ = ["TRAIN", "TrainingPhases"]
+
+#: What such a method is called where phases are given by method; no phase itself.
+TRAIN = "train"
+
+
+class TrainingPhases:
+    """While entered: the model's outermost forward, ``torch.autograd.backward`` and optimizers' steps are phases.
+
+    Everything hooked is taken back at the end, by an exception too.
+
+    Args:
+        model: the model whose forward counts; None for none.
+        enter: opens a phase and returns its mark.
+        leave: closes it.
+    """
+
+    def __init__(self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
+        self._model = model
+        self._enter = enter
+        self._leave = leave
+        self._graph_task = torch_names.GRAPH_TASK.get()
+        self._handles: list[Any] = []
+        self._patches = Patches()
+        self._forward: list[Any] = []
+        self._step: list[Any] = []
+
+    def __enter__(self) -> TrainingPhases:
+        if hasattr(self._model, "register_forward_pre_hook"):
+            self._handles += [
+                self._model.register_forward_pre_hook(lambda *_: self._open(self._forward, Phase.FORWARD)),
+                self._model.register_forward_hook(lambda *_: self._close(self._forward), always_call=True),
+            ]
+        self._handles += [
+            torch_names.BEFORE_STEP.get()(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP)),
+            torch_names.AFTER_STEP.get()(lambda *_: self._close(self._step)),
+        ]
+        self._watch_backward()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._patches.restore()
+        while self._handles:
+            self._handles.pop().remove()
+        for marks in (self._step, self._forward):
+            while marks:
+                self._leave(marks.pop())
+
+    def _watch_backward(self) -> None:
+        original = torch_names.BACKWARD.find()
+        if not original:
+            return  # a note of the recording says so
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            mark = self._enter(Phase.BACKWARD.value)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave(mark)
+
+        self._patches.put(*torch_names.BACKWARD.place(), backward)
+
+    def _open(self, marks: list[Any], phase: Phase) -> None:
+        # A forward run again by checkpointing belongs to the backward that runs it.
+        if phase is Phase.FORWARD and self._graph_task() != -1:
+            return
+        marks.append(self._enter(phase.value))
+
+    def _close(self, marks: list[Any]) -> None:
+        if marks:
+            self._leave(marks.pop())

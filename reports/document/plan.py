@@ -1,0 +1,125 @@
+"""Fill the document of a plan from its JSON (``memprof.plan/1``): what fits a card, and what to set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.reports.document.model import Part
+from memprof.reports.document.text import gib, plain
+from memprof.reports.document.words import STACK_ORDER, category_label, phase_label
+
+from memprof.units import format_gib
+
+__all__ = ["PlanDocument", "PlanRow", "build_plan"]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One method, or one value of ``--vary``.
+
+    ``parts`` are the categories at its peak, and then what the device needs beyond them.
+    """
+
+    method: str
+    fits: bool
+    needed_bytes: int
+    held_bytes: int
+    host_bytes: int
+    phase_label: str
+    largest_label: str
+    parts: tuple[Part, ...]
+
+    @property
+    def verdict(self) -> str:
+        """``fits`` or ``does not fit``."""
+        return "fits" if self.fits else "does not fit"
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """What is shown of a plan.
+
+    ``scale_bytes`` is the one scale of every bar. ``best`` names the best row and is empty where nothing fits; ``code``
+    and ``yaml`` are its settings to paste, as they stand: they hold line breaks.
+    """
+
+    title: str
+    rows: tuple[PlanRow, ...]
+    total_bytes: int
+    limit_bytes: int
+    scale_bytes: int
+    best: str
+    best_sentence: str
+    code: str
+    yaml: str
+    error: str
+    notes: tuple[str, ...]
+    data: dict[str, Any]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Write the rows as a table of words, its head first."""
+        head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", "Highest in", "Largest")
+        return [head, *(_cells(row) for row in self.rows)]
+
+
+def _cells(row: PlanRow) -> tuple[str, ...]:
+    sizes = (format_gib(n) for n in (row.needed_bytes, row.held_bytes, row.host_bytes))
+    return (row.method, "fits" if row.fits else "OOM", *sizes, row.phase_label, row.largest_label)
+
+
+def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
+    """Fill the document of a plan.
+
+    Args:
+        data: the plan as ``Plan.to_dict`` gives it, and under ``code`` the best configuration to paste.
+        yaml: the same as YAML, where it was asked for.
+    """
+    rows = tuple(_row(row) for row in data["rows"])
+    limit = int(data["limit_bytes"])
+    return PlanDocument(
+        title=f"{plain(data['model'])} on {plain(data['gpu'])}",
+        rows=rows,
+        total_bytes=int(data["total_bytes"]),
+        limit_bytes=limit,
+        scale_bytes=max([limit, *(row.needed_bytes for row in rows)]),
+        best=plain(data["best"]["method"]) if data["best"] else "",
+        best_sentence=_best_sentence(data),
+        code=data.get("code") or "",
+        yaml=yaml,
+        error=plain(data["expected_error"]["sentence"]),
+        notes=tuple(plain(note) for note in data["notes"]),
+        data=data,
+    )
+
+
+def _row(row: Mapping[str, Any]) -> PlanRow:
+    held = [Part(c, category_label(c), row["categories"][c]) for c in STACK_ORDER if row["categories"].get(c)]
+    beyond = int(row["device_peak_bytes"]) - sum(part.bytes for part in held)
+    rest = [Part("cached", "Reserved beyond, and outside torch", beyond)] if beyond > 0 else []
+    return PlanRow(
+        method=plain(row["method"]),
+        fits=bool(row["fits"]),
+        needed_bytes=int(row["device_peak_bytes"]),
+        held_bytes=int(row["peak_bytes"]),
+        host_bytes=int(row["host_bytes"]),
+        phase_label=plain(phase_label(row["phase"])),
+        largest_label=plain(category_label(row["largest_category"])),
+        parts=(*held, *rest),
+    )
+
+
+def _best_sentence(data: Mapping[str, Any]) -> str:
+    best = data["best"]
+    if not best:
+        return "Nothing tried fits. Use a smaller model, a larger card or shorter sequences."
+    config, method = best["config"], plain(best["method"])
+    how = f"Best found ({method}, most {plain(data['maximized']).replace('_', ' ')})"
+    if "=" in method:  # a value of --vary
+        how = f"Largest of these that fits ({method})"
+    return (
+        f"{how}: {config['per_device_train_batch_size']} completions in a micro-batch of "
+        f"{config['prompt_length']} + {config['completion_length']} tokens, "
+        f"{gib(best['device_peak_bytes'])} GiB needed."
+    )

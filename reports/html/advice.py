@@ -1,0 +1,81 @@
+"""Draw what would lower the peak: the set that fits, and the changes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.model import Advice, Advised, Combination
+from memprof.reports.document.text import gib, signed_gib
+from memprof.reports.html.elements import Markup, el, section
+
+__all__ = ["advice_section"]
+
+# The others are folded: the timeline is what people scroll to.
+_SHOWN = 4
+
+
+def advice_section(advised: Advised) -> Markup | None:
+    """List the changes, those that save most first; where a card was asked about, begin with the set that fits it."""
+    if not advised.changes and advised.combination is None:
+        return None
+    return section(
+        "advice",
+        "What would lower the peak",
+        advised.basis,
+        _combination(advised.combination),
+        *_lists([_change(a, advised.changes) for a in advised.changes]),
+    )
+
+
+def _lists(items: Sequence[Markup]) -> list[Markup]:
+    """Show the first changes, fold the rest."""
+    shown, rest = items[:_SHOWN], items[_SHOWN:]
+    found = [el("ol", {"class": "advice"}, *shown)] if shown else []
+    if rest:
+        more = el("summary", {}, "One more that saves less" if len(rest) == 1 else f"{len(rest)} more that save less")
+        found.append(el("details", {}, more, el("ol", {"class": "advice", "start": str(_SHOWN + 1)}, *rest)))
+    return found
+
+
+def _combination(found: Combination | None) -> Markup | None:
+    if found is None:
+        return None
+    return el(
+        "div",
+        {"class": "together" if found.fits else "together not"},
+        el("p", {}, el("strong", {}, found.sentence)),
+        el("pre", {"tabindex": "0"}, "\n".join(found.settings)) if found.settings else None,
+    )
+
+
+def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
+    most = max(a.saves_bytes for a in all_changes) or 1
+    width = f"width:{100 * change.saves_bytes / most:.2f}%"
+    words = " ".join(w for w in (change.costs, change.limit, change.also) if w)
+    badges = [
+        el("span", {"class": f"badge {change.basis}"}, "estimate" if change.basis == "estimated" else change.basis),
+        el("span", {"class": "badge exact"}, "same gradients") if change.exact else None,
+    ]
+    after = f"leaves {gib(change.after_bytes)}" if change.after_bytes is not None else ""
+    return el(
+        "li",
+        {},
+        el(
+            "div",
+            {"class": "saves"},
+            el("strong", {}, f"{signed_gib(-change.saves_bytes)} GiB"),
+            el(
+                "div",
+                {"class": "bar thin", "aria-hidden": "true"},
+                el("span", {"class": "seg c-saved", "style": width}),
+            ),
+            el("span", {"class": "muted"}, after),
+        ),
+        el(
+            "div",
+            {"class": "change"},
+            el("div", {}, el("strong", {}, change.action), " ", *badges),
+            el("code", {}, change.setting) if change.setting else None,
+            el("div", {"class": "muted"}, words),
+        ),
+    )

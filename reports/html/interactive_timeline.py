@@ -1,0 +1,254 @@
+"""Make the timeline that the page's script draws: plotly's figure, its points thinned without losing a peak, packed."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import itertools
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from memprof.reports.document.model import Allocation, Document, Timeline
+from memprof.reports.document.words import category_label
+from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES, slug
+
+from memprof.units import GIB
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = [
+    "MAX_PACKED",
+    "PHASE_UNIT",
+    "axis_of",
+    "pack_columns",
+    "peak_hold",
+    "thinned",
+    "timeline_data",
+    "timeline_figure",
+]
+
+# Real runs take one to two bytes an event, packed. What takes more than this in all is thinned until it fits, which
+# keeps the page below 2 MB beside plotly's 1.2.
+MAX_PACKED = 650_000
+# The phase axis travels in whole numbers, this many to a unit.
+PHASE_UNIT = 1_000_000
+
+
+def timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, Any]:
+    """Collect what the script draws a timeline from, its points packed into ``most`` bytes or nearly so."""
+    timeline, points = _fitted(whole, most)
+    figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
+    figure["layout"].pop("template", None)
+    for trace in figure["data"]:
+        del trace["x"], trace["y"]  # sent once and packed: "points"
+    return {
+        "figure": figure,
+        "n_points": len(timeline.time_us),
+        "columns": list(_columns(timeline)),
+        "points": points,
+        "spans": [
+            [slug(s.phase), s.label, s.step, s.start_point, min(s.end_point, len(timeline.time_us) - 1), s.short]
+            for s in timeline.spans
+        ],
+        "phase_colours": PHASES,
+        "patterns": PATTERNS,
+        "labels": {c: category_label(c) for c in timeline.categories},
+        "peak_point": timeline.peak_point,
+        "clock_us": timeline.clock_us,
+        # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
+        "allocations": [
+            *[[*_lives(a), 1] for a in document.allocations],
+            *[[*_lives(a), 0] for a in document.elsewhere],
+        ],
+    }
+
+
+def _lives(allocation: Allocation) -> list[Any]:
+    name = allocation.name or allocation.site or allocation.detail or allocation.category_label
+    lives = [list(life) for life in allocation.lives]
+    return [name, slug(allocation.category), allocation.each_bytes, lives]
+
+
+def _unfilled(timeline: Timeline) -> Timeline:
+    """Leave the traces one point each: only how they look is needed."""
+    return replace(
+        timeline,
+        time_us=(0,),
+        phase_x=(0.0,),
+        spans=(),
+        categories=dict.fromkeys(timeline.categories, (0,)),
+        reserved=None if timeline.reserved is None else (0,),
+        total=(0,),
+        peak_point=0,
+    )
+
+
+def _columns(timeline: Timeline) -> dict[str, Sequence[int]]:
+    """Name everything drawn, in whole numbers: microseconds, parts of the phase axis, bytes."""
+    columns: dict[str, Sequence[int]] = {
+        "time": timeline.time_us,
+        "phase": [round(x * PHASE_UNIT) for x in timeline.phase_x],
+        **timeline.categories,
+    }
+    if timeline.reserved is not None:
+        columns["reserved"] = timeline.reserved
+    return columns
+
+
+def _fitted(timeline: Timeline, most: int) -> tuple[Timeline, str]:
+    """Pack the points, thinned where they would take more than ``most`` bytes; returns the thinned timeline too."""
+    points = pack_columns(_columns(timeline).values())
+    while len(points) > most and len(timeline.time_us) > 5000:
+        timeline = thinned(timeline, len(timeline.time_us) // 2)
+        points = pack_columns(_columns(timeline).values())
+    return timeline, points
+
+
+def pack_columns(columns: Iterable[Sequence[int]]) -> str:
+    """Pack whole numbers as differences, their bytes of equal weight side by side, gzip'd, in base64.
+
+    An event changes one category: nearly every difference is zero, and 200k events take some hundred kilobytes.
+    """
+    planes = []
+    for column in columns:
+        steps = np.diff(np.asarray(column, dtype=np.int64), prepend=0).astype("<i8")
+        planes.append(steps.view(np.uint8).reshape(-1, 8).T.tobytes())
+    return base64.b64encode(gzip.compress(b"".join(planes), 6, mtime=0)).decode()
+
+
+def thinned(timeline: Timeline, max_points: int) -> Timeline:
+    """Thin a timeline to about ``max_points`` points at most.
+
+    Kept: the first, highest, lowest and last of each bucket of neighbours, the ends and the peak of every span, each
+    category's own peak, and the peak; the points kept are the same for every category.
+    """
+    n_points = len(timeline.time_us)
+    if n_points <= max_points:
+        return timeline
+    keep = {0, n_points - 1, timeline.peak_point}
+    keep.update(max(range(n_points), key=values.__getitem__) for values in timeline.categories.values())
+    buckets = max(max_points // 5, 1)
+    edges = [n_points * i // buckets for i in range(buckets + 1)]
+    ranges = list(itertools.pairwise(edges))
+    for first, end in [*ranges, *((s.start_point, min(s.end_point, n_points)) for s in timeline.spans)]:
+        inside = range(first, max(end, first + 1))
+        keep.update((first, max(inside, key=timeline.total.__getitem__), inside[-1]))
+        keep.add(min(inside, key=timeline.total.__getitem__))
+    keep.update(min(s.end_point, n_points - 1) for s in timeline.spans)
+    return _only(timeline, sorted(keep))
+
+
+def _only(timeline: Timeline, keep: list[int]) -> Timeline:
+    place = {point: i for i, point in enumerate(keep)}
+    last = len(timeline.time_us) - 1
+    return replace(
+        timeline,
+        time_us=tuple(timeline.time_us[k] for k in keep),
+        phase_x=tuple(timeline.phase_x[k] for k in keep),
+        spans=tuple(
+            replace(s, start_point=place[s.start_point], end_point=place[min(s.end_point, last)])
+            for s in timeline.spans
+        ),
+        categories={c: tuple(v[k] for k in keep) for c, v in timeline.categories.items()},
+        reserved=None if timeline.reserved is None else tuple(timeline.reserved[k] for k in keep),
+        total=tuple(timeline.total[k] for k in keep),
+        peak_point=place[timeline.peak_point],
+    )
+
+
+def axis_of(timeline: Timeline, axis: str) -> tuple[float, ...]:
+    """Place each point on the axis: ``phase`` (every span equally wide) or ``time`` (seconds)."""
+    return timeline.phase_x if axis == "phase" else tuple(t / 1e6 for t in timeline.time_us)
+
+
+def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[tuple[float, int]]:
+    """Find for every column of the axis the point with the highest total in it, as ``(column start, point)``.
+
+    A column's candidates are the state it begins with and every point inside, so the highest total of the axis is
+    always among the result. Columns that show the same point as their left neighbour are left out.
+    """
+    low, high = x[0], x[-1]
+    if high <= low:
+        return [(low, max(range(len(x)), key=total.__getitem__))]
+    chosen: list[tuple[float, int]] = []
+    for column in range(n_columns):
+        start = low + (high - low) * column / n_columns
+        first = bisect_left(x, start)
+        if x[first] > start:
+            first -= 1
+        stop = len(x) if column == n_columns - 1 else bisect_left(x, low + (high - low) * (column + 1) / n_columns)
+        best = max(range(first, max(stop, first + 1)), key=total.__getitem__)
+        if not chosen or chosen[-1][1] != best:
+            chosen.append((start, best))
+    return chosen
+
+
+def timeline_figure(timeline: Timeline, axis: str = "phase") -> Figure:
+    """Stack an area of GiB per category, bottom of the stack first, with the reserved line and the phase ribbon."""
+    from plotly.graph_objects import Figure, Scatter
+
+    x = axis_of(timeline, axis)
+    figure = Figure()
+    for category, values in timeline.categories.items():
+        figure.add_trace(
+            Scatter(
+                x=x,
+                y=[n / GIB for n in values],
+                name=category_label(category),
+                meta=category,
+                mode="lines",
+                line={"width": 0, "shape": "hv"},
+                fillcolor=LIGHT.get(category, FALLBACK),
+                stackgroup="memory",
+                hoverinfo="skip",
+            )
+        )
+    if timeline.reserved is not None:
+        reserved = [n / GIB for n in timeline.reserved]
+        line = {"width": 1.3, "dash": "dot", "shape": "hv", "color": "#1c2024"}
+        figure.add_trace(
+            Scatter(x=x, y=reserved, name="Reserved", meta="reserved", mode="lines", line=line, hoverinfo="skip")
+        )
+    figure.update_layout(_layout(timeline, axis))
+    return figure
+
+
+def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
+    x = axis_of(timeline, axis)
+    return {
+        "margin": {"l": 46, "r": 8, "t": 42, "b": 44},
+        "showlegend": False,
+        "dragmode": "zoom",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "xaxis": {
+            "range": [x[0], x[-1] if x[-1] > x[0] else x[0] + 1],
+            "showgrid": False,
+            "zeroline": False,
+            "showticklabels": axis == "time",
+            "ticksuffix": " s" if axis == "time" else "",
+        },
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True, "zeroline": False},
+        "shapes": [_ribbon(timeline, x, span_index) for span_index in range(len(timeline.spans))],
+    }
+
+
+def _ribbon(timeline: Timeline, x: Sequence[float], index: int) -> dict[str, object]:
+    span = timeline.spans[index]
+    last = min(span.end_point, len(x) - 1)
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": x[span.start_point],
+        "x1": x[last],
+        "y0": 1.015,
+        "y1": 1.055,
+        "line": {"width": 0},
+        "fillcolor": PHASES.get(span.phase, FALLBACK),
+    }

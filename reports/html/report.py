@@ -1,0 +1,71 @@
+"""Draw a report's page, section by section; a section that has nothing to say is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memprof.reports.document.model import Document
+from memprof.reports.files import write_text
+from memprof.reports.html.advice import advice_section
+from memprof.reports.html.charts import icicle_section, timeline_section
+from memprof.reports.html.elements import Markup, el, join
+from memprof.reports.html.evidence import bottom
+from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
+from memprof.reports.html.page import page_header, render_page
+from memprof.reports.html.ranks import ranks_section
+from memprof.reports.html.summary import oom_banner, prediction_section, summary
+from memprof.reports.html.tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
+
+__all__ = ["render_html", "write_html"]
+
+# More are in the JSON file for those who ask for them.
+_MAX_ALLOCATIONS = 200
+
+
+def write_html(document: Document, path: Path) -> None:
+    """Write a report's page, complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, render_html(document))
+
+
+def render_html(document: Document) -> str:
+    """Render a report's page as text."""
+    return render_page(document.title, _body(document), _data(document), bool(document.timeline))
+
+
+def _body(document: Document) -> Markup:
+    """Make everything above the page's footer."""
+    return join(
+        page_header(document.title, document.subtitle),
+        el(
+            "main",
+            {"id": "main"},
+            oom_banner(document.oom),
+            summary(document.summary, document.badge, document.advice.first),
+            prediction_section(document.prediction),
+            advice_section(document.advice),
+            ranks_section(document.ranks),
+            component_table(document.rows),
+            timeline_section(document.timeline, document),
+            icicle_section(document.icicle),
+            allocation_table(document),
+            phase_table(document.phases),
+            device_peak_table(document.device_peak),
+            steps_table(document.steps),
+            bottom(document),
+        ),
+    )
+
+
+def _data(document: Document) -> dict[str, Any]:
+    """Collect what the page's script needs: the report to download, and the timeline."""
+    peak = document.report["peak"]
+    peak = {**peak, "allocations": peak["allocations"][:_MAX_ALLOCATIONS]}
+    data: dict[str, Any] = {"report": {**document.report, "peak": peak}}
+    if document.timeline:
+        data["timeline"] = timeline_data(document.timeline, document, MAX_PACKED)
+    return data

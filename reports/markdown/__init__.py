@@ -1,0 +1,1 @@
+"""Markdown, for issues, pull requests and chats."""

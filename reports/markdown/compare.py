@@ -1,0 +1,84 @@
+"""Render a comparison as GitHub Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
+from memprof.reports.document.text import gib
+from memprof.reports.markdown.elements import code, table, text
+
+__all__ = ["render_comparison"]
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Render headlines, settings, rows, who fits, and the largest allocations one run has and the other has not."""
+    blocks = [
+        f"### {text(comparison.title)}",
+        "\n".join(text(sentence) for sentence in comparison.headlines),
+        _settings(comparison),
+        _compared_rows(comparison),
+        *[_only_in(entry) for entry in comparison.only_in],
+        "\n".join(f"- {text(note)}" for note in comparison.notes),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _settings(comparison: Comparison) -> str:
+    if not comparison.settings:
+        return ""
+    labels = [text(column.label) for column in comparison.columns]
+    rows = [[code(s.name), *[code(v) if v != "–" else v for v in s.values]] for s in comparison.settings]
+    important = [row for row, s in zip(rows, comparison.settings, strict=True) if s.matters]
+    others = [row for row, s in zip(rows, comparison.settings, strict=True) if not s.matters]
+    blocks = [table(["What changed", *labels], "l" * (1 + len(labels)), important)] if important else []
+    if others:
+        rest = table(["Setting", *labels], "l" * (1 + len(labels)), others)
+        blocks.append(f"<details><summary>{len(others)} other settings differ</summary>\n\n{rest}\n\n</details>")
+    return "\n\n".join(blocks)
+
+
+def _compared_rows(comparison: Comparison) -> str:
+    head = ["GiB"]
+    for column in comparison.columns:
+        head += [f"{text(column.label)} ({text(column.badge)})", "own peak"]
+    for column in comparison.columns[1:]:
+        name = f" {text(column.label)}" if len(comparison.columns) > 2 else ""
+        head += [f"Difference{name}", f"Ratio{name}", f"Change{name}"]
+    lines = [cells for row in comparison.rows for cells in _with_children(row, 0)]
+    lines += [_cells(line, 0) for line in comparison.beside]
+    if comparison.verdicts:
+        fits = [f"Fits in {gib(comparison.capacity_bytes or 0)} GiB"]
+        for verdict in comparison.verdicts:
+            fits += [text(verdict.words), ""]
+        lines.append(fits + [""] * (len(head) - len(fits)))
+    return table(head, "l" + "r" * (len(head) - 1), lines)
+
+
+def _with_children(line: Line, level: int) -> Iterator[list[str]]:
+    yield _cells(line, level)
+    if level < 1:  # details are for the page
+        for child in children_worth_a_line(line):
+            yield from _with_children(child, level + 1)
+
+
+def _cells(line: Line, level: int) -> list[str]:
+    bold = "**" if line.id == "total" else ""
+    cells = [f"{bold}{'&nbsp;&nbsp;' * level}{text(line.label)}{bold}"]
+    for figure, own in zip(line.at_peak, line.own_peak, strict=True):
+        cells += [f"{bold}{_figure(figure)}{bold}", _figure(own)]
+    for difference, ratio, change in zip(line.differences, line.ratios, line.changes, strict=True):
+        cells += [f"{bold}{text(difference)}{bold}", text(ratio), f"{bold}{text(change)}{bold}"]
+    return cells
+
+
+def _figure(n_bytes: int | None) -> str:
+    return "–" if n_bytes is None else text(gib(n_bytes))
+
+
+def _only_in(entry: OnlyIn, most: int = 8) -> str:
+    rows: Sequence[Sequence[str]] = [
+        [text(gib(a.bytes)), text(a.words), text(a.category_label), code(a.site)] for a in entry.allocations[:most]
+    ]
+    body = table(["GiB", "Blocks", "Category", "Made at"], "rlll", rows)
+    return f"**{text(entry.title)}** ({text(entry.note)})\n\n{body}"

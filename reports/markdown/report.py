@@ -1,0 +1,145 @@
+"""Render a report as GitHub Markdown, for issues and pull requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.model import Document, Ranks, Row
+from memprof.reports.document.text import duration, gib, percent, thousands
+from memprof.reports.markdown.advice import render_advised
+from memprof.reports.markdown.elements import code, table, text
+
+__all__ = ["render_markdown"]
+
+_MOST_RANKS = 32
+_VERDICTS = {True: "fits", False: "**does not fit**", None: "–"}
+
+
+def render_markdown(document: Document) -> str:
+    """Render title and peak, then rows, phases and the largest allocations as tables, and notes at the end."""
+    blocks = [
+        f"### {text(document.title)}",
+        text(" · ".join(document.subtitle)),
+        _oom(document),
+        _peak(document),
+        _facts(document),
+        _prediction(document),
+        _rows(document.rows),
+        _ranks(document.ranks),
+        _phases(document),
+        _largest(document),
+        render_advised(document.advice).rstrip(),
+        _closing(document),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _oom(document: Document) -> str:
+    return f"> **{text(document.oom.sentence)}**" if document.oom else ""
+
+
+def _peak(document: Document) -> str:
+    summary = document.summary
+    share = f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device" if summary.capacity_bytes else ""
+    head = f"**{text(summary.peak_word)}: {gib(summary.peak_bytes)} GiB** in {text(summary.where)}{share}."
+    return f"{head} {text(summary.cause)}"
+
+
+def _facts(document: Document) -> str:
+    return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in document.summary.facts)
+
+
+def _prediction(document: Document) -> str:
+    """Render the verdict of a simulated run, and its tables."""
+    found = document.prediction
+    if found is None:
+        return ""
+    needs = [
+        [
+            f"{text(n.label)}{' **decides**' if n.decides else ''}",
+            gib(n.allocated_bytes),
+            gib(n.needed_bytes),
+            _VERDICTS[n.fits],
+        ]
+        for n in found.needs
+    ]
+    lengths = [
+        [text(n.label), thousands(n.tokens), percent(round(1e6 * n.share_below), 1_000_000), gib(n.peak_bytes),
+         gib(n.needed_bytes), _VERDICTS[n.fits], "simulated" if n.executed else "interpolated"]
+        for n in found.lengths
+    ]  # fmt: skip
+    blocks = [
+        text(found.verdict),
+        table(["Phase", "Held, GiB", "Needed, GiB", "Alone"], "lrrl", needs) if needs else "",
+        text(found.lengths_sentence),
+        table(["Longest completion", "Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB", "Verdict", "Known"],
+              "lrrrrll", lengths) if lengths else "",
+        text(found.error),
+    ]  # fmt: skip
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    total = rows[-1].at_peak
+    lines = []
+    for row in rows:
+        bold = "**" if row.id == "total" else ""
+        lines.append([f"{bold}{text(row.label)}{bold}", f"{bold}{text(gib(row.at_peak))}{bold}", *_shares(row, total)])
+        lines += [[f"&nbsp;&nbsp;{text(c.label)}", text(gib(c.at_peak)), *_shares(c, total)] for c in row.children]
+    return table(["GiB", "At the peak", "of peak", "Own peak"], "lrrr", lines)
+
+
+def _shares(row: Row, total: int) -> list[str]:
+    return [text(percent(row.at_peak, total)), "–" if row.own_peak is None else text(gib(row.own_peak))]
+
+
+def _ranks(ranks: Ranks | None) -> str:
+    """Render the ranks by category, the fullest first; nothing where there is one process."""
+    if ranks is None:
+        return ""
+    head = ["Rank", "Peak in", "GiB", *[text(label) for _, label in ranks.columns]]
+    rows = [
+        [f"{r.rank}{' **out of memory**' if r.oom else ''}", text(r.where), f"**{text(gib(r.peak_bytes))}**"]
+        + [text(gib(c.bytes)) for c in r.cells]
+        for r in ranks.rows[:_MOST_RANKS]
+    ]
+    words = [text(w) for w in (ranks.sentence, ranks.missing, *ranks.differences) if w]
+    return "\n\n".join([" ".join(words), table(head, "llr" + "r" * len(ranks.columns), rows)])
+
+
+def _phases(document: Document) -> str:
+    if not document.phases:
+        return ""
+    rows = [
+        [
+            f"{text(p.label)}{f' ×{p.count}' if p.count > 1 else ''}{' **peak**' if p.is_peak else ''}",
+            duration(p.total_us),
+            gib(p.peak_bytes),
+        ]
+        for p in document.phases
+    ]
+    return table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
+
+
+def _largest(document: Document) -> str:
+    rows = []
+    for a in document.allocations[:10]:
+        many = f" ×{thousands(a.count)}" if a.count > 1 else ""
+        name = a.name or a.shape or a.detail or a.category_label
+        rows.append(
+            [code(name) + many, text(a.category_label), text(gib(a.bytes)), text(a.why), code(a.site) if a.site else ""]
+        )
+    return (
+        table(["Largest alive at the peak", "Category", "GiB", "How it is known", "Made at"], "llrll", rows)
+        if rows
+        else ""
+    )
+
+
+def _closing(document: Document) -> str:
+    known = ", ".join(f"{e.id} {100 * e.share:.1f} %" for e in document.evidence)
+    wrong = [c for c in document.adds_up.checks if c.ok is False]
+    sums = "; ".join(f"{c.label}: {c.value}, {c.note}" for c in wrong) if wrong else "yes, to the byte"
+    lines = [f"How it is known: {text(known)}.", f"Does it add up? {text(sums)}."]
+    lines += [f"- {text(note)}" for note in document.notes]
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""What terminal renderers share: a category's letter or colour, bars, legends, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memprof.reports.document.model import Part
+from memprof.reports.document.text import gib
+from memprof.reports.palette import DARK, FALLBACK
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "swatch", "table_of"]
+
+LETTERS = {
+    "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
+    "value_model": "V", "gradients": "G", "optimizer_state": "O", "activations": "X", "activation_gradients": "Y",
+    "loss_logits": "L", "kv_cache": "K", "inference_engine": "E", "inputs": "I", "temporaries": "T",
+    "communication": "Z", "workspace": "B", "unattributed": "?", "cached": "-", "inactive_split": "~",
+    "private_pools": "=", "non_torch": "N", "free": ".",
+    "training": "M",
+}  # fmt: skip
+
+# Parts of a bar that are no category.
+_COLOURS = {
+    "cached": "#49525d",
+    "inactive_split": "#8a929c",
+    "private_pools": "#b6a5cf",
+    "non_torch": "#6b7480",
+    "training": "#8a929c",
+    "free": "#2a3038",
+}
+
+VERDICT_WORDS = {True: "fits", False: "does not fit", None: "–"}
+
+
+def swatch(identifier: str, colour: bool) -> Text:
+    """Draw a category's square in its colour, or its letter."""
+    from rich.text import Text
+
+    if colour:
+        return Text("■", style=_style(identifier))
+    return Text(LETTERS.get(identifier, "?"))
+
+
+def _style(identifier: str) -> str:
+    return DARK.get(identifier) or _COLOURS.get(identifier, FALLBACK)
+
+
+def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Text:
+    """Draw parts side by side, ``scale`` bytes to ``width`` columns.
+
+    Ends are rounded, not widths, so the bar never grows longer than its sum.
+    """
+    from rich.text import Text
+
+    bar, done, drawn = Text(no_wrap=True), 0, 0
+    for part in parts:
+        done += part.bytes
+        end = round(width * done / scale) if scale else 0
+        if colour:
+            bar.append("█" * (end - drawn), style=_style(part.id))
+        else:
+            bar.append(LETTERS.get(part.id, "?") * (end - drawn))
+        drawn = max(drawn, end)
+    return bar
+
+
+def legend(parts: Sequence[Part], width: int, colour: bool, figures: bool = True) -> list[Text]:
+    """Put the parts' names side by side, as many to a line as fit."""
+    from rich.text import Text
+
+    lines = [Text()]
+    for part in parts:
+        entry = Text.assemble(
+            swatch(part.id, colour), f" {part.label} {gib(part.bytes)}" if figures else f" {part.label}"
+        )
+        if lines[-1].cell_len and lines[-1].cell_len + 3 + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1].cell_len else "").append(entry)
+    return lines
+
+
+def table_of(*columns: tuple[str, str, bool]) -> Table:
+    """Make a table without lines; each column is ``(heading, justification, may shrink)``."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title, justify, shrinks in columns:
+        table.add_column(
+            title,
+            justify="right" if justify == "right" else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if shrinks else max(len(title), 6),
+        )
+    return table

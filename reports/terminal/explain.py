@@ -1,0 +1,33 @@
+"""Draw ``memprof explain`` for a terminal: each allocation, how its category is known, its stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.reports.document.model import Allocation
+from memprof.reports.document.text import gib
+from memprof.reports.terminal.elements import swatch
+from memprof.reports.terminal.screen import console_of, text_of
+
+__all__ = ["render_allocations"]
+
+
+def render_allocations(allocations: Sequence[Allocation], width: int = 100, colour: bool = False) -> str:
+    """Render every allocation with its evidence and its stack."""
+    from rich.text import Text
+
+    console = console_of(width, colour)
+    for allocation in allocations:
+        head = Text.assemble(swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
+        label = allocation.category_label + (f" / {allocation.detail}" if allocation.detail else "")
+        head.append(f"  {label}  {allocation.address}  {allocation.phase_label}, alive {allocation.lifetime}")
+        console.print(head)
+        what = "  ".join(w for w in (allocation.name, allocation.shape) if w)
+        if what:
+            console.print(Text(f"    {what}"))
+        retained = "; outlives the step or phase that made it" if allocation.retained else ""
+        retained += f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
+        console.print(Text(f"    {allocation.evidence}: {allocation.why}{retained}", style="dim"))
+        for frame in allocation.stack:
+            console.print(Text(f"      {frame}"), no_wrap=True, overflow="ellipsis")
+    return text_of(console)

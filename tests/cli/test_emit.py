@@ -1,0 +1,65 @@
+"""What every command does with its answer: where it goes, what stands beside it, which exit code it gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from memprof.reports.renderers import Answer
+
+from memprof.cli.emit import Output, emit
+from memprof.cli.simulating import emit_simulated
+from memprof.errors import UsageError
+
+GIB = 2**30
+ANSWER = Answer("oom", {"failures": [], "notes": ["×"]}, lambda: {"failures": [], "notes": ["×"]}, caption="above")
+
+
+def test_json_alone_on_standard_output_excludes_markdown(tmp_path: Path) -> None:
+    assert Output.asked("text", Path("-")) == Output("json")
+    assert Output.asked("json", Path("-"), tmp_path) == Output("json", None, tmp_path)
+    assert Output.asked("markdown", tmp_path) == Output("markdown", tmp_path)
+    with pytest.raises(UsageError, match="drop --format markdown"):
+        Output.asked("markdown", Path("-"))
+
+
+def test_only_the_answer_goes_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answer.json"
+    emit(ANSWER, Output("markdown", file), "a verdict")
+    said = capsys.readouterr()
+    assert said.out == "> ×\n"
+    assert said.err == f"JSON: {file}\nabove\na verdict\n"
+    emit(ANSWER, Output("json"))
+    said = capsys.readouterr()
+    assert said.out == file.read_text()
+    assert said.err == ""
+
+
+def test_characters_the_terminal_lacks_have_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    emit(ANSWER, Output("text"))
+    assert raw.getvalue() == b"Note: x\n"
+
+
+def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from memprof.simulate.fit import Outcome
+    from memprof.simulate.verdict import Verdict
+
+    verdict = Verdict(
+        gpu="a card", total_bytes=24 * GIB, needed_bytes=20 * GIB, reserved_bytes=19 * GIB, non_torch_bytes=GIB,
+        margin=0.03, fits=True, flushes=False, phase="backward",
+    )  # fmt: skip
+    outcome = Outcome(raw={}, analysis=None, verdict=None)  # type: ignore[arg-type]
+    emit_simulated(ANSWER, outcome, Output("json"))
+    assert capsys.readouterr().err == ""
+    emit_simulated(ANSWER, dataclasses.replace(outcome, verdict=verdict), Output("json"))
+    bad = dataclasses.replace(verdict, needed_bytes=30 * GIB, fits=False)
+    with pytest.raises(SystemExit) as ended:
+        emit_simulated(ANSWER, dataclasses.replace(outcome, verdict=bad), Output("json"))
+    assert ended.value.code == 4
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["Fits", "Does not fit"]

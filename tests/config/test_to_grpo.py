@@ -1,0 +1,115 @@
+"""Settings written as a config of TRL's and read back are the same settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.config.from_trainer import from_arguments
+from memprof.config.optimizers import OPTIMIZERS, optimizer
+from memprof.config.settings import Settings
+from memprof.config.to_grpo import adapter_text, as_python, as_yaml, grpo_arguments, lora_arguments, written
+
+RUN = Settings(
+    model="some/model", dtype="bfloat16", num_generations=6, per_device_train_batch_size=3,
+    gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=2, completion_length=384, beta=0.02,
+    optim="adamw_torch", max_grad_norm=0.5, loss_type="grpo", gradient_checkpointing=False, prompt_length=77,
+)  # fmt: skip
+
+
+def _read(arguments: dict[str, Any], folder: Path, lora: Any = None, kind: str = "GRPOConfig") -> Settings:
+    trl = pytest.importorskip("trl")
+    made = getattr(trl, kind)(output_dir=str(folder), use_cpu=True, **arguments)
+    if not arguments.get("use_vllm"):
+        made.use_vllm = False
+    notes: list[str] = []
+    settings = from_arguments(made, "some/model", lora, {"prompt_length": 77}, notes)
+    assert not notes
+    return settings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mixed_precision": "no", "dtype": "float32"},
+        {"gradient_checkpointing": True, "steps_per_generation": 4},
+        {"lora_r": 5, "lora_target_modules": ("k_proj", "q_proj")},
+        {"generation": "vllm", "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True},
+        {"generation": "none"},
+    ],
+)
+def test_what_is_written_is_read_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = RUN.with_(**changes)
+    lora = lora_arguments(settings)
+    adapter = None
+    if lora is not None:
+        adapter = pytest.importorskip("peft").LoraConfig(**lora, task_type="CAUSAL_LM")
+    assert _read(grpo_arguments(settings), tmp_path, adapter) == settings
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "none"])
+def test_every_optimizer_is_one_that_trl_takes(name: str, tmp_path: Path) -> None:
+    assert _read(grpo_arguments(RUN.with_(optim=name)), tmp_path).optim == (optimizer(name).argument or name)
+
+
+def test_nothing_is_said_of_an_optimizer_where_there_is_none() -> None:
+    assert "optim" not in grpo_arguments(RUN.with_(optim="none"))
+
+
+def test_the_attention_asked_for_is_in_the_models_arguments() -> None:
+    flash = grpo_arguments(RUN.with_(attn="flash"))["model_init_kwargs"]
+    assert flash == {"dtype": "bfloat16", "attn_implementation": "flash_attention_2"}
+    assert grpo_arguments(RUN)["model_init_kwargs"] == {"dtype": "bfloat16"}
+
+
+def test_a_quantised_cache_says_how_it_is_kept() -> None:
+    settings = RUN.with_(cache_implementation="quantized", cache_dtype="int2")
+    told = grpo_arguments(settings)
+    assert told["generation_kwargs"] == {"cache_config": {"backend": "quanto", "nbits": 2}}
+    assert "'nbits': 2" in as_python(settings)
+
+
+def test_text_names_what_differs_from_trls_defaults_only() -> None:
+    code = as_python(RUN)
+    assert "loss_type='grpo'" in code
+    assert "num_iterations=2" in code
+    plain = RUN.with_(loss_type="dapo", num_iterations=1, max_grad_norm=1.0)
+    assert not {"loss_type", "num_iterations", "max_grad_norm"} & set(as_python(plain).replace("=", " ").split())
+    assert 'loss_type: "grpo"' in as_yaml(RUN)
+    assert "loss_type" not in as_yaml(plain)
+
+
+def test_no_tiles_are_told_to_the_lean_trainer_too() -> None:
+    lean = RUN.with_(recipe="lean", tiled_mlp=0, prefix_sharing=True, gradient_checkpointing="selective")
+    code = as_python(lean)
+    assert code.startswith("args = LeanGRPOConfig(")
+    assert "tiled_mlp=0" in code
+    assert "checkpointing='selective'" in code
+    assert "generation_batch" not in code
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"completion_length": 128}, "max_completion_length=128"),
+        ({"optim": "adamw_8bit"}, 'optim="adamw_8bit"'),
+        ({"per_device_train_batch_size": 2, "steps_per_generation": 4},
+         "per_device_train_batch_size=2, steps_per_generation=4"),
+        ({"dtype": "bfloat16"}, 'model_init_kwargs={"dtype": "bfloat16"}'),
+        ({"generation": "none"}, 'use_vllm=True, vllm_mode="server"'),
+        ({"cache_implementation": "quantized", "cache_dtype": "int4"},
+         'cache_implementation="quantized", generation_kwargs={"cache_config": {"backend": "quanto", "nbits": 4}}'),
+        ({"lora_r": 16, "beta": 0.0},
+         'beta=0.0, peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")'),
+        ({"padding": "none"}, ""),
+    ],
+)  # fmt: skip
+def test_changes_are_written_as_arguments(changes: dict[str, Any], text: str) -> None:
+    assert written(changes) == text
+
+
+def test_an_adapter_on_some_layers_names_them() -> None:
+    assert adapter_text(4, ("q_proj", "v_proj")).endswith('target_modules=["q_proj", "v_proj"])')

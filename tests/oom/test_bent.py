@@ -1,0 +1,248 @@
+"""Texts as they reach a tool: broken, prefixed, boxed, marked up, interleaved, repeated, shortened."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memprof.reports.markdown.oom import render_failures as render_markdown
+from memprof.reports.terminal.oom import render_failures as render_text
+
+from memprof.oom import explain_log, find_failures
+from memprof.oom.form import Form
+from memprof.oom.forms import DEVICE_FORMS, FORMS, NOT_MEMORY
+from memprof.oom.unbend import streams_of
+from tests.oom.examples import EXAMPLES
+from tests.oom.wordings import WORDINGS, gib, mib
+
+FULL = WORDINGS["2.4, private pools"].text
+SAYS = WORDINGS["2.4, private pools"].says
+
+
+def traceback_of(rank: int) -> str:
+    return (
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 7, in main\n    loss.backward()\n'
+        '  File "/usr/lib/site-packages/torch/_tensor.py", line 581, in backward\n    torch.autograd.backward(\n'
+        + FULL.replace("GPU 3", f"GPU {rank}").replace("Tried to allocate 2.00", f"Tried to allocate 2.0{rank}")
+    )
+
+
+@pytest.mark.parametrize("width", [40, 61, 80, 97, 132])
+def test_a_message_broken_inside_words_and_numbers(width: int) -> None:
+    broken = "\n".join(FULL[i : i + width] for i in range(0, len(FULL), width))
+    (failure,) = find_failures(broken)
+    assert {key: getattr(failure, key) for key in SAYS} == SAYS
+
+
+@pytest.mark.parametrize("prefix", ["| ", "[rank3]: ", "3: ", "[1,3]<stderr>: ", "(Worker_TP3 pid=1) ", "SUBPROCESS: "])
+def test_a_message_broken_inside_words_with_a_prefix_on_each_line(prefix: str) -> None:
+    broken = "\n".join(prefix + FULL[i : i + 70] for i in range(0, len(FULL), 70))
+    (failure,) = find_failures(broken)
+    assert {key: getattr(failure, key) for key in SAYS} == SAYS
+    assert failure.rank == (None if prefix in ("| ", "SUBPROCESS: ") else 3)
+
+
+def test_a_rich_box() -> None:
+    rows = [f"│ {line:<76} │" for line in textwrap.wrap(FULL, 76)]
+    boxed = "\n".join(["╭" + "─" * 30 + " Traceback " + "─" * 37 + "╮", *rows, "╰" + "─" * 78 + "╯"])
+    (failure,) = find_failures(boxed)
+    assert {key: getattr(failure, key) for key in SAYS} == SAYS
+
+
+def test_a_notebooks_html() -> None:
+    text = (
+        '<div class="output"><pre><span class="ansi-red-fg">OutOfMemoryError</span>: '
+        + html.escape(FULL)
+        + "</pre></div>"
+    )
+    (failure,) = find_failures(text)
+    assert {key: getattr(failure, key) for key in SAYS} == SAYS
+
+
+def test_a_notebooks_file() -> None:
+    cell = {
+        "ename": "OutOfMemoryError",
+        "evalue": FULL,
+        "traceback": ["\x1b[0;31m-----\x1b[0m", f"\x1b[0;31mOutOfMemoryError\x1b[0m: {FULL}"],
+    }
+    (failure,) = find_failures(json.dumps(cell))
+    assert failure.total == gib(79.11)
+
+
+def test_interleaved_ranks_are_read_apart_and_counted_once_each() -> None:
+    columns = [traceback_of(rank).split("\n") for rank in range(4)]
+    mixed = "\n".join(f"[rank{rank}]: {line}" for row in zip(*columns, strict=True) for rank, line in enumerate(row))
+    answer = explain_log(mixed + "\n" + mixed)
+    found = [(f["rank"], f["device"], f["requested_bytes"], f["phase"]) for f in answer["failures"]]
+    assert found == [(r, r, gib(2 + r / 100), "backward") for r in range(4)]
+    assert "4 ranks" in answer["notes"][0]
+
+
+def test_a_worker_and_the_driver_that_raises_again_count_once() -> None:
+    log = (
+        "(WorkerDict pid=1234) "
+        + traceback_of(1).replace("\n", "\n(WorkerDict pid=1234) ")
+        + "\nray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=1234, ip=10.0.0.1)\n"
+        + traceback_of(1)
+    )
+    assert len(explain_log(log)["failures"]) == 1
+
+
+def test_an_engines_message_takes_in_the_one_that_caused_it() -> None:
+    log = (
+        f"{traceback_of(1)}\n\nThe above exception was the direct cause of the following exception:\n\n"
+        + EXAMPLES["vllm.sampler_warmup"].text
+    )
+    (failure,) = explain_log(log)["failures"]
+    assert failure["form"] == "vllm.sampler_warmup"
+    assert failure["requested_bytes"] == gib(2.01)
+
+
+def test_a_line_of_code_is_not_a_second_failure() -> None:
+    log = '  File "worker.py", line 493, in check\n    raise ValueError("No available memory for the cache blocks. "\n'
+    assert len(find_failures(log + EXAMPLES["vllm.no_cache_blocks"].text)) == 1
+    assert len(find_failures(log)) == 1  # all there is
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("OOM: tried to allocate 3.2GB, only 1.1GB free of 24GB", {"requested": gib(3.2), "free": gib(1.1)}),
+        (
+            "Tried to allocate 6.20 GiB. GPU 2 has total 47.40 GiB of which 1.96 GiB is free.",
+            {"requested": gib(6.2), "total": gib(47.4), "free": gib(1.96), "device": 2},
+        ),
+        (
+            "CUDA OOM at step 12. Tried to allocate 2.50 GiB (GPU 1; 39.59 GiB total; 35.1 GiB already allocated; 1.8 "
+            "GiB free)",
+            {"requested": gib(2.5), "device": 1, "total": gib(39.59), "allocated": gib(35.1), "free": gib(1.8)},
+        ),
+        (
+            "CUDA out of memory ... 77.20 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but "
+            "unallocated",
+            {"allocated": gib(77.2), "unallocated": gib(1.2), "requested": None},
+        ),
+        (
+            "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+            "Currently allocated     : 5.26 GiB\nRequested               : 20.00 MiB\n"
+            "Device limit            : 8.00 GiB\nFree (according to CUDA): 0 bytes",
+            {"requested": mib(20), "allocated": gib(5.26), "total": gib(8), "free": 0},
+        ),
+    ],
+)
+def test_shortened_by_hand_and_cut(text: str, says: dict[str, object]) -> None:
+    (failure,) = find_failures(text)
+    assert {key: getattr(failure, key) for key in says} == says
+
+
+def test_several_failures_of_different_kinds_are_all_told() -> None:
+    log = "\n".join(
+        EXAMPLES[name].text for name in ("vllm.no_cache_blocks", "nccl.alloc", "kernel.machine", "shm.dataloader")
+    )
+    assert [f["form"] for f in explain_log(log)["failures"]] == [
+        "vllm.no_cache_blocks",
+        "nccl.alloc",
+        "kernel.machine",
+        "shm.dataloader",
+    ]
+
+
+def test_the_line_that_is_named_is_the_one_in_the_log() -> None:
+    assert find_failures("a\n\nb\n[rank0]: c\n" + FULL)[0].line == 5
+
+
+# -- time ------------------------------------------------------------------------------------------------------
+
+ATOMS = [
+    "CUDA out of memory. ",
+    "Tried to allocate ",
+    "9" * 40,
+    " GiB",
+    "is free. ",
+    "Process 1 has ",
+    'File "',
+    '", line 1, in f\n',
+    "(",
+    "[rank0]: ",
+    "\n",
+    " ",
+    "│ ",
+    "<span>",
+    "&lt;",
+    "\x1b[31m",
+    "memory used=",
+    "where the task (",
+    "max seq len (",
+    "out of memory ",
+    "killed ",
+    "-9",
+    "error ",
+    "/dev/shm/nccl-",
+    "a" * 60,
+    "Traceback (most recent call last):\n",
+    ": ",
+    "1,",
+    "Worker exit type: ",
+    "total-vm:",
+    "local_rank=",
+    "\\n",
+    "\\u001b[",
+    "| ",
+    "/a.py",
+    ":12 in f",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(ATOMS), min_size=1, max_size=6), st.integers(1, 4000))
+def test_no_text_takes_long(parts: list[str], times: int) -> None:
+    """Pieces of the forms repeated without end: what makes an expression backtrack."""
+    text = ("".join(parts) * times)[:100_000]
+    started = time.process_time()
+    answer = explain_log(text)
+    render_text(answer)
+    render_markdown(answer)
+    assert time.process_time() - started < 3
+
+
+@pytest.mark.parametrize("form", [*FORMS, *DEVICE_FORMS, *NOT_MEMORY], ids=lambda form: form.id)
+def test_no_form_backtracks(form: Form) -> None:
+    """A form's own beginning, repeated, must fail in time that grows with the text."""
+    example = EXAMPLES.get(form.id)
+    squeezed = streams_of(example.text if example else FULL, 1)[0].squeezed
+    taken = []
+    for size in (20_000, 80_000):
+        started = time.process_time()
+        for cut in (len(squeezed) // 3, 2 * len(squeezed) // 3, len(squeezed) - 1):
+            text = (squeezed[:cut] * (size // max(1, cut) + 1))[:size]
+            list(form.pattern.finditer(text))
+        taken.append(time.process_time() - started)
+    assert taken[1] < max(0.5, 12 * taken[0])
+
+
+NOISE = "2026-11-20 step 17 | loss 0.123 | Process 12 has nothing | 3.00 GiB of something ; CUDA out of luck\n"
+ENGINE_NOISE = (
+    "(EngineCore pid=12) INFO 11-20 10:00:00 [loggers.py:257] Engine 000: GPU KV cache usage: 3.1%, waiting: 0 reqs\n"
+)
+
+
+@pytest.mark.parametrize(
+    "noise", [NOISE, ENGINE_NOISE, "CUDA out of memory, trying again\n", "Killed\n", "a" * 5000 + "\n"]
+)
+def test_a_large_log_is_read_in_seconds(noise: str) -> None:
+    """50 MB take up to 3 s on an idle core; a fifth of that here, with room for a busy machine."""
+    log = noise * (10_000_000 // len(noise)) + FULL
+    started = time.process_time()
+    failures = find_failures(log)
+    assert time.process_time() - started < 6
+    assert any(failure.total == gib(79.11) for failure in failures)
+
+
+def test_what_is_not_read_closely_is_said() -> None:
+    answer = explain_log("CUDA out of memory, trying again\n" * 200_000)
+    assert any("were read closely" in note for note in answer["notes"])

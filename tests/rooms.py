@@ -1,0 +1,134 @@
+"""The rooms of the package, which may import which, and what the code really imports.
+
+``python -m tests.draw_rooms`` draws the table into ``docs/images/rooms.svg`` and ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Folders of the checkout and the packages they are.
+SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
+
+#: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
+FIRST_FLOOR = ("_version", "errors", "frame_paths", "redact", "units", "vocabulary")
+
+#: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
+ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "snapshot": ("read and write snapshot files, safely", ()),
+    "allocator": ("model the caching allocator: its rules and settings", ()),
+    "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
+    "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
+    "analysis": ("say everything about a run as plain data", ("attribution", "timeline", "snapshot")),
+    "compat": ("name, check and patch what is private in other packages", ()),
+    "config": ("hold a run's settings, model shapes, GPUs, optimizers", ("compat",)),
+    "oom": ("explain out-of-memory texts", ("attribution",)),
+    "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
+    "plan": ("search what fits, by simulations in other processes", ("config",)),
+    "advice": (
+        "find what to change, estimated or simulated",
+        ("config", "plan", "analysis", "attribution", "snapshot"),
+    ),
+    "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
+    "integrations": (
+        "attach to trainers, trackers and TensorBoard",
+        ("recording", "compat", "advice", "analysis", "reports", "oom", "snapshot"),
+    ),
+    "watch": (
+        "watch runs without a trainer of ours: attach, collect, run",
+        ("integrations", "recording", "compat", "advice", "analysis", "reports", "snapshot"),
+    ),
+    "grpo": ("train lean: TRL's trainer in less memory", ("config", "plan", "compat", "recording")),
+    "simulate": (
+        "run the trainer's step on fake tensors",
+        ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
+    ),
+    "demo": ("train a small model, profiled", ("integrations", "advice", "reports", "snapshot")),
+    "cli": (
+        "parse commands and connect the rooms",
+        (
+            "advice", "analysis", "attribution", "config", "demo", "oom", "plan", "recording", "reports", "simulate",
+            "snapshot", "watch",
+        ),
+    ),
+}  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its import name."""
+    found = {}
+    for folder, package in SOURCES.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            inner = parts[:-1] if parts[-1] == "__init__" else parts
+            found[".".join((package, *inner))] = path
+    return found
+
+
+def imports(known: Mapping[str, Path]) -> dict[str, dict[str, int]]:
+    """For each module the modules of ours that it imports, with a line; lazy and type-only imports included."""
+    return {name: dict(_imported(name, path, known)) for name, path in known.items()}
+
+
+def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: a relative import"
+            module = str(node.module)
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            targets = [full if full in known else module for full in inner]
+        else:
+            continue
+        yield from ((target, node.lineno) for target in targets if target in known and target != name)
+
+
+def room_of(module: str) -> str:
+    """The room a module is in: a key of :data:`ROOMS`, ``first floor``, or ``memprof`` for the package itself."""
+    parts = module.split(".")
+    if len(parts) == 1 or parts[1] == "__main__":
+        return "memprof"
+    return "first floor" if parts[1] in FIRST_FLOOR else parts[1]
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Groups of nodes that import each other, directly or around corners (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def arrows(graph: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], list[str]]:
+    """Imports between rooms, each with the modules that make it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, targets in graph.items():
+        for target, line in targets.items():
+            pair = room_of(module), room_of(target)
+            if pair[0] != pair[1]:
+                found.setdefault(pair, []).append(f"{module}:{line} imports {target}")
+    return found
