@@ -1,4 +1,4 @@
-"""A model of PyTorch's CUDA caching allocator, in plain Python.
+"""Model PyTorch's CUDA caching allocator in plain Python.
 
 It serves two ends: replaying a recorded trace (which segments would the allocator have asked the
 device for, and how large was each block?) and driving a simulation, where it hands out addresses
@@ -39,7 +39,7 @@ class OutOfMemory(DoesNotFit):
 
 
 class _Block:
-    """A stretch of a segment: in use, free, or (expandable segments) not mapped to memory."""
+    """Hold a stretch of a segment: in use, free, or (expandable segments) not mapped to memory."""
 
     __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
 
@@ -57,7 +57,7 @@ class _Block:
 
 
 class _Segment:
-    """Memory from the device, or the address range of an expandable segment."""
+    """Hold memory from the device, or the address range of an expandable segment."""
 
     __slots__ = ("address", "expandable", "first", "page", "size")
 
@@ -70,7 +70,7 @@ class _Segment:
 
 
 class _Pool:
-    """Free blocks of one size class on one stream, best fit first."""
+    """Keep the free blocks of one size class on one stream, best fit first."""
 
     __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
 
@@ -88,7 +88,7 @@ EventCallback = Callable[[str, int, int, int, int], None]
 
 @dataclass
 class CachingAllocator:
-    """The allocator of one device.
+    """Allocate on one device.
 
     ``capacity`` is what the device has for this process (None: no limit). ``on_event`` is called
     with ``(action, address, bytes, stream, pool)`` for every event torch's history would hold, by
@@ -125,7 +125,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ what a program does
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """A block for ``size`` bytes: its address and its own size.
+        """Allocate a block for ``size`` bytes; return its address and its own size.
 
         Zero bytes take nothing, as in torch: address 0.
 
@@ -154,7 +154,7 @@ class CachingAllocator:
         self.complete_free(address)
 
     def request_free(self, address: int) -> None:
-        """The program lets go of a block; it can be used again after :meth:`complete_free`.
+        """Let go of a block on behalf of the program; it can be used again after :meth:`complete_free`.
 
         The two differ for blocks that another stream still reads (``record_stream``).
         """
@@ -166,7 +166,7 @@ class CachingAllocator:
         self._emit("free_requested", address, block.requested, block.pool)
 
     def complete_free(self, address: int) -> None:
-        """A block asked to be freed is free."""
+        """Free a block that the program has let go of."""
         if address not in self._pending:
             raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
         self._pending.discard(address)
@@ -184,7 +184,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ the final state
 
     def segments(self) -> list[dict[str, Any]]:
-        """Segments and blocks as torch's snapshot has them, by address; block frames are empty."""
+        """List segments and blocks as torch's snapshot has them, by address; block frames are empty."""
         out: list[dict[str, Any]] = []
         for segment in sorted(self._segments.values(), key=lambda s: s.address):
             run: list[_Block] = []
@@ -241,7 +241,7 @@ class CachingAllocator:
         return home
 
     def _best_fit(self, home: _Pool, need: int) -> _Block | None:
-        """The smallest free block that is large enough, or none: only that one block is considered."""
+        """Find the smallest free block that is large enough, or none: only that one block is considered."""
         free = home.free
         index = bisect_left(free, (need, 0))
         if index == len(free):
@@ -320,7 +320,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ memory from the device
 
     def _grow(self, home: _Pool, need: int, size: int) -> _Block:
-        """A free block from new memory, after giving back cached memory where the device is full."""
+        """Make a free block of new memory, after giving back cached memory where the device is full."""
         if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
         block = self._device_alloc(home, need)
@@ -357,7 +357,7 @@ class CachingAllocator:
         self.max_reserved = max(self.max_reserved, self.reserved)
 
     def _address_for(self, size: int) -> int:
-        """Where the device puts a segment: a range of that size it got back, else fresh addresses.
+        """Choose where the device puts a segment: a range of that size it got back, else fresh addresses.
 
         The driver's own choice cannot be known; it decides ties between free blocks only.
         """
@@ -376,7 +376,7 @@ class CachingAllocator:
         self._emit("segment_free", block.address, block.size, block.pool)
 
     def _release_available(self, home: _Pool, need: int) -> bool:
-        """With a split limit: give back one large enough oversize block, else the largest until enough."""
+        """Give back one large enough oversize block, else the largest until enough, where there is a split limit."""
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
             return False
@@ -412,7 +412,7 @@ class CachingAllocator:
                 self._unmap(block)
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, give back the unsplit large blocks that have been free the longest."""
+        """Give back, above the threshold, the unsplit large blocks that have been free the longest."""
         assert self.capacity is not None
         limit = int(self.capacity * self.settings.garbage_collection_threshold)
         target = self.reserved - limit
@@ -448,7 +448,7 @@ class CachingAllocator:
         return mapped
 
     def _expandable_candidate(self, home: _Pool, need: int) -> _Block:
-        """The lowest unmapped block, with the free one before it, that has room; else a new range."""
+        """Find the lowest unmapped block, with the free one before it, that has room; else a new range."""
         for address in home.unmapped:
             block = self._unmapped[address]
             if block.prev is not None and block.prev.free:
@@ -476,7 +476,7 @@ class CachingAllocator:
         del self._unmapped[block.address]
 
     def _map(self, block: _Block, size: int) -> _Block | None:
-        """Back the beginning of an unmapped block with whole pages; the free block it becomes part of."""
+        """Back the beginning of an unmapped block with whole pages; return the free block it becomes part of."""
         page = block.segment.page
         mapped = min(-(-size // page) * page, block.size)
         if mapped > self._device_free():
@@ -515,7 +515,7 @@ class CachingAllocator:
             self._add_unmapped(block)
 
     def _cut(self, block: _Block, at: int) -> _Block:
-        """Divide a block that is in no pool; its second part, in no pool either, is returned."""
+        """Divide a block that is in no pool; return its second part, in no pool either."""
         tail = _Block(at, block.address + block.size - at, block.pool, block.segment)
         tail.prev, tail.next = block, block.next
         if block.next is not None:
@@ -529,13 +529,13 @@ class CachingAllocator:
 
 
 def _room(block: _Block) -> int:
-    """What a block of an expandable segment can become without moving: itself and the unmapped rest."""
+    """Count what a block of an expandable segment can become without moving: itself and the unmapped rest."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 
 
 def _free_run(block: _Block, need: int) -> bool:
-    """Whether a block and the free or unmapped ones behind it hold ``need`` bytes."""
+    """Tell whether a block and the free or unmapped ones behind it hold ``need`` bytes."""
     total, at = 0, block
     while total < need:
         total += at.size

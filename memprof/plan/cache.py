@@ -1,4 +1,4 @@
-"""Results of simulations on disk, by a hash of everything they depend on."""
+"""Keep results of simulations on disk, by a hash of everything they depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def cache_folder() -> Path:
-    """Where results are kept: ``$MEMPROF_CACHE``, else the user's cache folder."""
+    """Return where results are kept: ``$MEMPROF_CACHE``, else the user's cache folder."""
     if given := os.environ.get("MEMPROF_CACHE"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | None) -> str:
-    """A name for one simulation: its settings, the model's config, and the versions that execute it."""
+    """Name one simulation by a hash of its settings, the model's config, and the versions that execute it."""
     parts = {
         "schema": _SCHEMA,
         "memprof": __version__,
@@ -41,7 +41,7 @@ def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | No
 
 
 def load(key: str) -> dict[str, Any] | None:
-    """A stored result, or None; a file that cannot be used is no result."""
+    """Return a stored result, or None; a file that cannot be used is no result."""
     try:
         data = json.loads((cache_folder() / f"{key}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

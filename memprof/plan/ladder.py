@@ -1,4 +1,4 @@
-"""The lean trainer's settings that fit a memory budget: the fastest first, each executed before it is chosen.
+"""Choose the lean trainer's settings for a memory budget: the fastest first, each simulated before it is chosen.
 
 Training and generation peak at different times, so each has a ladder of its own. Training's begins with nothing
 recomputed; every rung below keeps less and costs more (:func:`cost_of`). Generation's begins with all sequences at
@@ -34,7 +34,7 @@ Rows = Callable[[list[Settings]], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a micro-batch costs beyond one forward and backward: FLOPs computed again, bytes to the host and back."""
+    """State what a micro-batch costs beyond a forward and backward: FLOPs computed again, bytes moved to the host."""
 
     recomputed_flops: int
     host_bytes: int
@@ -44,7 +44,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest settings that fit, the row of their simulation, and the rungs below them.
+    """Hold the fastest settings that fit, the row of their simulation, and the rungs below them.
 
     ``slower`` are training's next rungs; ``simulated`` counts the settings that were executed or remembered.
     """
@@ -57,12 +57,12 @@ class Choice:
 
     @property
     def needed_bytes(self) -> int:
-        """Reserved and outside torch where a GPU was simulated, else allocated."""
+        """Return reserved and non-torch bytes where a GPU was simulated, else allocated ones."""
         return needed_bytes(self.row)
 
 
 def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
-    """Training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
+    """List training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
     length, rows = base.sequence_length, base.per_device_train_batch_size
     piece = min(max(_PIECE, length), rows * length)
     tile = max(min(_TILE, 1 << (piece // 4).bit_length() - 1), _SMALL_TILE) if piece > 3 else _SMALL_TILE
@@ -95,7 +95,7 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
 
 
 def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
-    """Recomputed FLOPs and host traffic of one micro-batch, from the model's config.
+    """Count the recomputed FLOPs and host traffic of one micro-batch, from the model's config.
 
     A linear layer of ``n`` weights takes ``2 n`` FLOPs a token; causal attention ``2 * heads * head_dim * length``.
     A tile's network is computed again in its backward, once: under a checkpoint that is the recomputation itself.
@@ -203,7 +203,7 @@ class _Search:
 
 
 def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | None]:
-    """All sequences of a generation batch at once, half of them, and so on down to one."""
+    """List batches for generation: all sequences at once, half of them, and so on down to one."""
     if base.generation != "hf" or "generation_batch" in fixed:
         return [base.generation_batch]
     sizes = [base.per_device_train_batch_size * base.generation_steps]
@@ -213,7 +213,7 @@ def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | No
 
 
 def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
-    """Phases that hold more than there is, whatever the allocator keeps cached."""
+    """Name the phases that hold more than there is, whatever the allocator keeps cached."""
     verdict = row["verdict"]
     if verdict is None:
         return {phase for phase, peak in row["phases"].items() if int(peak * (1 + MARGIN)) > budget}
@@ -222,12 +222,12 @@ def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
 
 
 def needed_bytes(row: Mapping[str, Any]) -> int:
-    """Of a row: on a GPU reserved and what is outside torch, else allocated."""
+    """Return a row's reserved and non-torch bytes where a GPU was simulated, else its allocated ones."""
     return int(row["peak_bytes"] if row["device_peak_bytes"] is None else row["device_peak_bytes"])
 
 
 def describe(settings: Settings) -> str:
-    """The chosen settings in words, by the lean trainer's own names."""
+    """Say the chosen settings in words, by the lean trainer's own names."""
     parts = [f"checkpointing={settings.checkpointing}"]
     for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
         if (value := getattr(settings, name)) is not None:
@@ -236,7 +236,7 @@ def describe(settings: Settings) -> str:
 
 
 def sentences(choice: Choice) -> str:
-    """What a person is told: the choice, what it costs, the expected peak by category."""
+    """Tell a person the choice, what it costs, the expected peak by category."""
     row, settings = choice.row, choice.settings
     cost = cost_of(settings, find_config(settings.model))
     large = {n: size for n, size in row["categories"].items() if size >= row["peak_bytes"] / 200}

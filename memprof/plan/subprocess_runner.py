@@ -121,7 +121,7 @@ class Runner:
 
 
 class _Worker:
-    """A process that simulates, started with the first question: one JSON line in, one out."""
+    """Ask a process that simulates, started with the first question: one JSON line in, one out."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -176,7 +176,7 @@ def runner(
     progress: Callable[[int, int], None] | None = None,
     use_cache: bool = True,
 ) -> Iterator[Runner]:
-    """A runner whose workers end with the block."""
+    """Open a runner whose workers end with the block."""
     made = Runner(gpu, workers, progress, use_cache)
     try:
         yield made

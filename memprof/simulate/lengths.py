@@ -1,4 +1,4 @@
-"""How long completions are, and what that does to the peak: a few lengths executed, the rest read off between them.
+"""Study what completion lengths do to the peak: execute a few lengths, and read the rest off between them.
 
 TRL pads every completion of a generation batch to the longest of them, so a step needs what its longest completion
 needs. With the lengths independent and drawn from the given ones, a batch of ``n`` is no longer than ``L`` with the
@@ -29,24 +29,24 @@ _CLOSE = 16  # tokens: lengths nearer to one another than this are not executed 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Completion lengths in tokens, sorted, none above ``longest`` (where generation is cut)."""
+    """Hold completion lengths in tokens, sorted, none above ``longest`` (where generation is cut)."""
 
     source: str
     values: tuple[int, ...]
     longest: int
 
     def share_below(self, length: int, batch: int) -> float:
-        """The share of batches of ``batch`` completions in which none is longer than ``length``."""
+        """Return the share of batches of ``batch`` completions in which none is longer than ``length``."""
         return float((bisect_right(self.values, length) / len(self.values)) ** batch)
 
     def quantile(self, share: float, batch: int) -> int:
-        """The least length that ``share`` of the batches do not exceed."""
+        """Return the least length that ``share`` of the batches do not exceed."""
         place: int = math.ceil(share ** (1 / batch) * len(self.values) - 1e-9)
         return self.values[min(max(place, 1), len(self.values)) - 1]
 
 
 def read_lengths(text: str, longest: int) -> Lengths:
-    """Lengths as ``--completion-lengths`` gives them, cut at ``longest`` tokens.
+    """Read lengths as ``--completion-lengths`` gives them, cut at ``longest`` tokens.
 
     ``mean:deviation`` (a normal distribution's quantiles), ``120,300,512``, or a file: a JSON list, numbers one a line,
     or a recorded snapshot, whose steps' own tokens are taken.
@@ -94,7 +94,7 @@ def _from_file(path: Path) -> list[int]:
 
 
 def lengths_of_steps(path: Path) -> list[int]:
-    """Completion lengths a recorded run wrote down.
+    """Read the completion lengths a recorded run wrote down.
 
     Raises:
         InputError: the file cannot be read, or says nothing of lengths.
@@ -115,7 +115,7 @@ def lengths_of_steps(path: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class Point:
-    """A run whose longest completion has ``length`` tokens. ``fits`` is None where no GPU was named.
+    """State the need of a run whose longest completion has ``length`` tokens. ``fits`` is None where no GPU was named.
 
     ``needed_bytes`` is reserved and outside torch, ``peak_bytes`` allocated; ``executed`` False: between two executed.
     """
@@ -131,7 +131,7 @@ class Point:
 
 @dataclass(frozen=True)
 class LengthReport:
-    """``lengths`` of the report: what a distribution of completion lengths does to the peak."""
+    """State what a distribution of completion lengths does to the peak: ``lengths`` of the report."""
 
     source: str
     count: int
@@ -143,7 +143,7 @@ class LengthReport:
     share_of_steps_fitting: float | None
 
     def sentence(self) -> str:
-        """What a person is told."""
+        """Say it to a person."""
         words = f"{self.count} completion lengths ({self.source}), mean {self.mean:.0f} tokens; each step pads its "
         words += f"{self.batch} completions to the longest."
         if self.share_of_steps_fitting is None:
@@ -159,7 +159,7 @@ class LengthReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as in the report."""
+        """Return plain data, as in the report."""
         return {**asdict(self), "sentence": self.sentence()}
 
 
@@ -204,7 +204,7 @@ def study(settings: Settings, lengths: Lengths, execute: _Execute, known: dict[i
 
 
 def _apart(first: list[int], more: list[int]) -> list[int]:
-    """``first``, and those of ``more`` that are not next to one that is there already; one below the top at least."""
+    """Add to ``first`` those of ``more`` that are not next to one that is there; at least one below the top."""
     chosen = list(first)
     for length in more:
         if all(abs(length - other) >= _CLOSE for other in chosen):
@@ -217,7 +217,7 @@ def _worst(rows: dict[int, dict[str, Any]], top: int, points: list[Point]) -> li
 
 
 def _largest_fitting(rows: dict[int, dict[str, Any]], run: Callable[[list[int]], None], shortest: int) -> int | None:
-    """The longest completion that fits: 0 where none does, None where there is no GPU to fit.
+    """Find the longest completion that fits: 0 where none does, None where there is no GPU to fit.
 
     Read off between two executed lengths, then executed; once more from there if it does not fit after all.
     """
@@ -237,7 +237,7 @@ def _largest_fitting(rows: dict[int, dict[str, Any]], run: Callable[[list[int]],
 
 
 def _between(rows: dict[int, dict[str, Any]], good: int, bad: int) -> int:
-    """Where the line between a length that fits and one that does not meets the card's limit."""
+    """Find where the line between a length that fits and one that does not meets the card's limit."""
     low, high = rows[good]["device_peak_bytes"], rows[bad]["device_peak_bytes"]
     limit = rows[bad]["verdict"]["limit_bytes"]
     share = (limit - low) / (high - low) if high > low else 0.5
@@ -256,7 +256,7 @@ def _point(rows: dict[int, dict[str, Any]], length: int, share: float, names: li
 
 
 def _read_off(rows: dict[int, dict[str, Any]], length: int, what: str) -> int:
-    """Between the two executed neighbours, on a line; beyond the last one, that one's."""
+    """Read off a line between the two executed neighbours; beyond the last one, take that one's."""
     below = max((other for other in rows if other <= length), default=min(rows))
     above = min((other for other in rows if other >= length), default=max(rows))
     low, high = rows[below][what], max(rows[above][what], rows[below][what])

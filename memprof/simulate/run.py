@@ -20,7 +20,7 @@ from memprof.recording.recorder import DeviceInfo
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["model_facts", "simulate", "simulate_settings"]
+__all__ = ["features_of", "model_facts", "simulate", "simulate_settings"]
 
 
 def simulate(
@@ -123,7 +123,7 @@ def _all_of(shape: tuple[int, ...]) -> int:
 def simulate_settings(
     settings: Settings, *, capacity: int | None = None, gpu: Gpu | None = None, stacks: bool = True
 ) -> dict[str, Any]:
-    """Execute a GRPO step of TRL on fake tensors; the result is a raw snapshot.
+    """Run TRL's training step on fake (shape-only) tensors and return a raw snapshot.
 
     Args:
         settings: the run.

@@ -385,12 +385,12 @@ class FakeRecorder:
         original = torch_names.STORAGE_RESIZE.get()
         recorder = self
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            result = original(storage, size)
-            if recorder._running and not recorder.paused and storage.device.type == "meta":
-                watch = recorder._live.get(_key_of(storage))
-                if (watch.nbytes if watch else 0) != storage.nbytes():
-                    recorder._resized(storage)
+        def resize_(self: torch.UntypedStorage, size: int) -> Any:
+            result = original(self, size)
+            if recorder._running and not recorder.paused and self.device.type == "meta":
+                watch = recorder._live.get(_key_of(self))
+                if (watch.nbytes if watch else 0) != self.nbytes():
+                    recorder._resized(self)
             return result
 
         self._patches.put(*torch_names.STORAGE_RESIZE.place(), resize_)

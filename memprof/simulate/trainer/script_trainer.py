@@ -171,17 +171,17 @@ class ScriptTrainer:
             self._notes.append(f"{len(functions)} reward function(s) were not called: there is no text to judge")
         return [reward_named(r) if r in functions else r for r in rewards]
 
-    def _reference(self, name: str, architecture: Any = None, **kwargs: Any) -> Any:
+    def _reference(self, model_id: str, architecture: Any = None, **kwargs: Any) -> Any:
         """Make the policy or the reference, by name, where TRL calls ``create_model_from_path``."""
         from transformers import AutoModelForCausalLM
 
         config = getattr(self._policy, "config", None)
-        if config is not None and name in ("", None, transformers_names.MODEL_NAME.of(config)):
+        if config is not None and model_id in ("", None, transformers_names.MODEL_NAME.of(config)):
             kwargs["config"] = config
         kwargs.setdefault("dtype", "float32")  # as TRL does
         kwargs.pop("device_map", None)
         with torch_names.NO_MODES.get()():
-            model = (architecture or AutoModelForCausalLM).from_pretrained(name, **kwargs)
+            model = (architecture or AutoModelForCausalLM).from_pretrained(model_id, **kwargs)
         as_fakes(model)
         self._policy = self._policy if self._policy is not None else model
         return model
@@ -225,10 +225,12 @@ class ScriptTrainer:
         self._notes.append(f"its longest prompt has {longest} tokens, and all were taken to be as long")
 
     def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def train(trainer: Any, *_: Any, **__: Any) -> Any:
-            with self._fake(), watched(trainer, self._session):
-                original(trainer)
-                self._session.look_again()
+        script = self
+
+        def train(self: Any, *_: Any, **__: Any) -> Any:
+            with script._fake(), watched(self, script._session):
+                original(self)
+                script._session.look_again()
             raise Trained
 
         return train

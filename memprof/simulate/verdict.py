@@ -1,0 +1,137 @@
+"""Say whether a simulated run fits a GPU, by what the device must give and not by what the program holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from memprof.config.expected_error import MARGIN, room_bytes
+from memprof.config.gpus import Gpu
+from memprof.simulate.recorder.host_memory import host_use
+from memprof.units import format_gib, parse_size
+
+if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
+
+__all__ = ["HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
+
+
+@dataclass(frozen=True)
+class PhaseNeed:
+    """State the most one phase holds (``allocated_bytes``) and reserves; ``needed_bytes`` adds non-torch memory."""
+
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    needed_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """State the host memory of all the processes on it; ``fits`` is None where the host's size is not known."""
+
+    needed_bytes: int
+    total_bytes: int | None
+    fits: bool | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """State the bytes of one run on one GPU. ``needed_bytes`` is reserved plus what is held outside torch.
+
+    ``flushes`` says that it fits only because the allocator gives cached segments back when the card is full, which
+    costs time at every step.
+    """
+
+    gpu: str
+    total_bytes: int
+    needed_bytes: int
+    reserved_bytes: int
+    non_torch_bytes: int
+    margin: float
+    fits: bool
+    flushes: bool
+    phase: str
+    phases: tuple[PhaseNeed, ...] = ()
+    host: HostNeed | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """Return the bytes the prediction must not exceed."""
+        return int(self.total_bytes / (1 + self.margin))
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Return the bytes that are left; negative where it does not fit."""
+        return self.total_bytes - self.needed_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: ``fit`` of the report."""
+        plain = asdict(self)
+        plain["phases"] = [asdict(need) for need in self.phases]
+        return {
+            **plain,
+            "limit_bytes": self.limit_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "sentence": self.sentence(),
+        }
+
+    def sentence(self) -> str:
+        """Say it to a person."""
+        need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
+        parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
+        if self.fits:
+            extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
+            return f"Fits: {need} ({parts}; {self.margin:.0%} kept for the prediction's error).{extra}"
+        if self.host is not None and self.host.fits is False and self.needed_bytes <= self.limit_bytes:
+            held = f"{format_gib(self.host.needed_bytes)} GiB of {format_gib(self.host.total_bytes or 0)} GiB"
+            return f"Does not fit: the host needs {held}; the GPU would do ({need})."
+        kept = f"{self.margin:.0%} kept for the prediction's error"
+        return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}."
+
+
+def host_need(raw: dict[str, Any]) -> HostNeed:
+    """Add up what the node's processes need of its host; say whether ``host_memory``, where given, is enough."""
+    config = raw["memprof"]["config"] or {}
+    processes = min(int(config.get("gpus") or 1), int(config.get("gpus_per_node") or 1))
+    needed = host_use(raw, processes).needed_bytes
+    given = config.get("host_memory")
+    total = parse_size(given) if given else None
+    return HostNeed(needed, total, None if total is None else needed <= total)
+
+
+def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Verdict:
+    """Compare a run's device peak with what the GPU has.
+
+    Args:
+        analysis: of a simulated run; it has a device peak.
+        gpu: the card.
+        fits: whether the run's memory is there.
+        flushes: whether it is only because the allocator gives cached segments back.
+    """
+    peak = analysis.device_peak
+    assert peak is not None
+    return Verdict(
+        gpu=gpu.name,
+        total_bytes=gpu.total_bytes,
+        needed_bytes=peak.reserved_bytes + gpu.context_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        non_torch_bytes=gpu.context_bytes,
+        margin=MARGIN,
+        fits=fits,
+        flushes=flushes,
+        phase=peak.phase,
+        phases=_needs(analysis, gpu, flushes),
+    )
+
+
+def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:
+    """List what each phase needs, in the order in which the phases begin."""
+    from memprof.analysis.curves import phase_maxima
+
+    room = room_bytes(gpu)
+    return tuple(
+        PhaseNeed(phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved <= room)
+        for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()
+    )
