@@ -301,11 +301,11 @@ class PlainLoop:
         self._report()
 
     def _elsewhere(self) -> bool:
-        """Other threads' work (data loading, servers) is seen by the recorder and marks no phase."""
+        """Tell whether another thread works: the recorder sees it (data loading, servers), and it marks no phase."""
         return self._over or threading.get_ident() != self._thread
 
     def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
+        """Wrap a step: memprof's mistake ends the watching, not the run; compiled code is not looked into."""
         is_compiling = torch_names.IS_COMPILING.get()
 
         def guarded(*arguments: Any) -> Any:
