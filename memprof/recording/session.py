@@ -183,7 +183,7 @@ class Session:
         return {} if state is None or not self._started else state()
 
     def non_torch_bytes(self) -> int | None:
-        """Return the process's bytes on the device beside what torch reserves, at the last sample; None without NVML."""
+        """Return the process's device bytes beside what torch reserves, at the last sample; None without NVML."""
         if not self._samples or not self._counters:
             return None
         held, reserved = self._samples[-1][2], self._counters[-1]["reserved_end"]

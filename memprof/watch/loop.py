@@ -331,7 +331,10 @@ class PlainLoop:
                 session.stop()
             except Exception as further:
                 error.__context__ = further
-        print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
+        if isinstance(error, MemprofError):
+            print(f"memprof does not watch this loop, which goes on: {error}", file=sys.stderr)
+        else:
+            print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:

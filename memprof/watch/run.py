@@ -1,4 +1,4 @@
-"""Set up for ``memprof run`` what stands before a script's first line, and finishes after its last."""
+"""Set up what ``memprof run`` needs before a script's first line, and finish after its last."""
 
 from __future__ import annotations
 

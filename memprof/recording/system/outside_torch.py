@@ -1,4 +1,4 @@
-"""Note about a recording's device what is beside torch's own allocator."""
+"""Note what lies on a recording's device beside what torch's own allocator holds."""
 
 from __future__ import annotations
 
