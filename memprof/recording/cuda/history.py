@@ -189,7 +189,7 @@ class CudaHistory:
         return stats
 
     def state(self) -> dict[str, int]:
-        """Return the allocator's bytes: ``cached``, whole free segments; ``inactive_split``, free parts of used ones."""
+        """Return the allocator's bytes; ``cached``: whole free segments, ``inactive_split``: free parts of others."""
         stats = self._backend.stats(self.index)
         allocated, reserved = _of(stats, "allocated_bytes", "current"), _of(stats, "reserved_bytes", "current")
         split = _of(stats, "inactive_split_bytes", "current")
