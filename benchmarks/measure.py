@@ -1,4 +1,4 @@
-"""Interleaved runs, their medians, and the versions and machine they were measured with."""
+"""Run tasks in turn, take medians, and name the versions and machine they were measured with."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def interleaved(tasks: Mapping[str, Callable[[], dict[str, float]]], rounds: int
 
 
 def ratio(results: Mapping[str, list[dict[str, float]]], name: str, base: str, key: str) -> float:
-    """Median over the rounds of ``key`` for ``name`` divided by ``key`` for ``base`` in the same round."""
+    """Return the median over the rounds of ``key`` for ``name`` divided by ``key`` for ``base`` in the same round."""
     pairs = zip(results[name], results[base], strict=True)
     return statistics.median(one[key] / other[key] for one, other in pairs)
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, without names of people, hosts or folders."""
+    """Return versions and machine, without names of people, hosts or folders."""
     found = {}
     for package in _PACKAGES:
         try:

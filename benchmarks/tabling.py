@@ -1,4 +1,4 @@
-"""Results as they were kept, and Markdown tables of them."""
+"""Read results as they were kept, and make Markdown tables of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu"
 
 
 def read(name: str) -> Any:
-    """One of the results."""
+    """Read one of the results."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Markdown; floats get two decimals, columns after the first are right-aligned."""
+    """Make a Markdown table; floats get two decimals, columns after the first are right-aligned."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)]]
     cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in [*lines, *cells])

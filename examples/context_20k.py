@@ -1,4 +1,4 @@
-"""The 20K-context table: where the memory of Llama-3.1-8B at 20480 tokens and 8 completions goes, rows as published.
+"""Show where the memory of Llama-3.1-8B at 20480 tokens and 8 completions goes, in rows as published.
 
     python examples/context_20k.py                # SmolLM2-135M at 2048 tokens: the same rows, under a minute
     python examples/context_20k.py --full         # Llama-3.1-8B at 20480 tokens: some minutes, about 2 GB of memory
@@ -34,7 +34,7 @@ PUBLISHED_SET = "unsloth-2025"
 
 
 def settings_of(model: str, context: int, recipe: str) -> Settings:
-    """The published configuration, as far as it is known: 8 completions, the context's first 1024 tokens the prompt."""
+    """Return the published configuration, as far as known: 8 completions, the first 1024 tokens the prompt."""
     prompt = min(1024, context // 8)
     return Settings(
         model=model,
@@ -50,14 +50,14 @@ def settings_of(model: str, context: int, recipe: str) -> Settings:
 
 
 def simulated(settings: Settings, gpu: str) -> tuple[Run, Document]:
-    """One column, and its timeline for the page."""
+    """Simulate one column, and its timeline for the page."""
     print(f"Simulating: {RECIPES[settings.recipe]}", file=sys.stderr, flush=True)
     analysis = evaluate(settings, find_gpu(gpu)).analysis
     return Run(RECIPES[settings.recipe], "simulated", report=analysis.to_dict()), document_of(analysis)
 
 
 def rows_as_published(answer: dict[str, Any]) -> str:
-    """GiB, each row's own peak as published tables have it, and in brackets what it holds at the peak of the whole."""
+    """Show GiB: each row's own peak as published tables have it, in brackets its part of the whole's peak."""
     rows = []
     for row in answer["rows"]:
         pairs = zip(row["own_peak"], row["at_peak"], strict=True)

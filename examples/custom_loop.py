@@ -1,4 +1,4 @@
-"""A GRPO loop written by hand, recorded with ``record`` and ``phase``: no trainer, no callback.
+"""Record a GRPO loop written by hand with ``record`` and ``phase``: no trainer, no callback.
 
     python examples/custom_loop.py [run.pickle]
     memprof report run.pickle -o run.html
@@ -50,20 +50,20 @@ def generate(policy: Policy, prompt: Tensor) -> Tensor:
 
 
 def log_probs(policy: Policy, ids: Tensor) -> Tensor:
-    """Log-probability of each completion token, ``[B, COMPLETION]``."""
+    """Return the log-probability of each completion token, ``[B, COMPLETION]``."""
     logits = policy(ids)[:, PROMPT - 1 : -1]
     return F.log_softmax(logits, dim=-1).gather(-1, ids[:, PROMPT:, None]).squeeze(-1)
 
 
 def grpo_loss(now: Tensor, old: Tensor, reference: Tensor, advantage: Tensor) -> Tensor:
-    """The policy-gradient term with the ratio to the sampling policy, and the k3 estimate of the KL."""
+    """Return the policy-gradient term with the ratio to the sampling policy, and the k3 estimate of the KL."""
     gain = torch.exp(now - old) * advantage[:, None]
     off = reference - now
     return (BETA * (torch.exp(off) - off - 1) - gain).mean()
 
 
 def step(policy: Policy, reference: Policy, optimizer: torch.optim.Optimizer, number: int, device: str) -> float:
-    """One step on one prompt; returns the group's mean reward."""
+    """Train one step on one prompt; return the group's mean reward."""
     prompt = torch.randint(VOCABULARY, (1, PROMPT), device=device).expand(GROUP, -1)
     with phase("generate", step=number):
         ids = generate(policy, prompt)

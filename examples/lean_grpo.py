@@ -1,4 +1,4 @@
-"""The same as trl_grpo.py with the lean trainer: the import and one line differ.
+"""Train as trl_grpo.py does, with the lean trainer: the import and one line differ.
 
     python examples/lean_grpo.py [--tiny] [--out FOLDER]
 

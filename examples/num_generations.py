@@ -1,4 +1,4 @@
-"""What more completions for each prompt cost: 4, 8, 16 and 64, with old and new ways to compute the loss.
+"""Show what more completions for each prompt cost: 4, 8, 16 and 64, with old and new ways to compute the loss.
 
     python examples/num_generations.py                  # 0.5B, 4 to 64: about a minute on two cores, no GPU
     python examples/num_generations.py --model meta-llama/Llama-3.1-8B-Instruct --lora-r 16
@@ -28,7 +28,7 @@ WAYS: dict[str, tuple[str, bool]] = {
 
 
 def settings_of(base: Settings, generations: int, way: str) -> Settings:
-    """The same step with this many completions of one prompt."""
+    """Return the same step with this many completions of one prompt."""
     recipe, accumulated = WAYS[way]
     pieces = max(1, generations // MICRO_BATCH) if accumulated else 1
     return base.with_(

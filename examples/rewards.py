@@ -1,4 +1,4 @@
-"""Reward functions to start from, in the form TRL's ``GRPOTrainer`` takes.
+"""Start from these reward functions, in the form TRL's ``GRPOTrainer`` takes.
 
     trainer = GRPOTrainer(..., reward_funcs=[correct_number, soft_format, proximity])
 
@@ -53,7 +53,7 @@ _CLOSING = re.compile(r"(?:(?:best|kind|warm) regards|regards|sincerely|yours \w
 
 
 def text_of(completion: Any) -> str:
-    """The last thing the assistant wrote, whether the completion is a string or a list of chat messages."""
+    """Return the last thing the assistant wrote, whether the completion is a string or a list of chat messages."""
     if isinstance(completion, str):
         return completion
     for message in reversed(completion):
@@ -64,20 +64,20 @@ def text_of(completion: Any) -> str:
 
 
 def answer_of(text: str) -> str | None:
-    """What stands in the last answer block; None where there is none."""
+    """Return what stands in the last answer block; None where there is none."""
     blocks = _ANSWER.findall(text)
     return blocks[-1].strip() if blocks else None
 
 
 def number_in(text: str) -> Decimal | None:
-    """The one number ``text`` consists of, a currency or percent sign and a full stop aside; None for anything else."""
+    """Return the one number ``text`` consists of, a currency or percent sign and a full stop aside; else None."""
     bare = text.strip().removesuffix(".").removesuffix("%").strip()
     match = _NUMBER.fullmatch(bare)
     return Decimal(bare.replace(",", "").replace("$", "")) if match else None
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number anywhere in ``text``."""
+    """Return the last number anywhere in ``text``."""
     found = _NUMBER.findall(text)
     return number_in(found[-1]) if found else None
 
@@ -86,7 +86,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def correct_number(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """2 where the answer block holds exactly the right number (18, 18.0 and $18 are one number), else 0."""
+    """Reward 2 where the answer block holds exactly the right number (18, 18.0 and $18 are one number), else 0."""
     pairs = zip(completions, answer, strict=True)
     return [2.0 * _is_right(text_of(completion), str(right)) for completion, right in pairs]
 
@@ -97,17 +97,17 @@ def _is_right(text: str, right: str) -> bool:
 
 
 def integer_answer(completions: Sequence[Any], **_: Any) -> list[float]:
-    """0.5 where the answer block holds digits and nothing else, else 0."""
+    """Reward 0.5 where the answer block holds digits and nothing else, else 0."""
     return [0.5 * bool(re.fullmatch(r"-?[0-9]+", answer_of(text_of(c)) or "")) for c in completions]
 
 
 def strict_format(completions: Sequence[Any], **_: Any) -> list[float]:
-    """0.5 where the whole completion is the two blocks, every tag on a line of its own, else 0."""
+    """Reward 0.5 where the whole completion is the two blocks, every tag on a line of its own, else 0."""
     return [0.5 * bool(_STRICT.fullmatch(text_of(c)) and _once(text_of(c))) for c in completions]
 
 
 def soft_format(completions: Sequence[Any], **_: Any) -> list[float]:
-    """0.5 where the two blocks follow each other somewhere, each tag written once, else 0."""
+    """Reward 0.5 where the two blocks follow each other somewhere, each tag written once, else 0."""
     return [0.5 * bool(_SOFT.search(text_of(c)) and _once(text_of(c))) for c in completions]
 
 
@@ -116,7 +116,7 @@ def _once(text: str) -> bool:
 
 
 def tag_count(completions: Sequence[Any], **_: Any) -> list[float]:
-    """0.125 for each of the four tags written exactly once, less 0.001 for each character after the last block.
+    """Reward 0.125 for each of the four tags written exactly once, less 0.001 a character after the last block.
 
     Never below 0, so that a long ending cannot cost more than the tags earn.
     """
@@ -130,7 +130,7 @@ def _tags(text: str) -> float:
 
 
 def proximity(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """Between 0 and 1: how near the answer block's number comes, or the last number where there is no such block.
+    """Reward 0 to 1: how near the answer block's number comes, or the last number where there is no such block.
 
     1 / (1 + relative error), halved where the number stood outside an answer block.
     """
@@ -151,17 +151,17 @@ def _near(text: str, right: Decimal | None) -> float:
 
 
 def has_subject(completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 where the first line is ``Subject: ...`` with something in it, else 0."""
+    """Reward 1 where the first line is ``Subject: ...`` with something in it, else 0."""
     return [float(bool(re.match(r"\s*subject:[ \t]*\S", text_of(c), re.I))) for c in completions]
 
 
 def has_greeting(completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 where a line greets somebody, else 0."""
+    """Reward 1 where a line greets somebody, else 0."""
     return [float(bool(_GREETING.search(text_of(c)))) for c in completions]
 
 
 def contains_keywords(completions: Sequence[Any], keywords: Sequence[Sequence[str]], **_: Any) -> list[float]:
-    """The share of the ``keywords`` column's words that occur, as whole words, in any letter case.
+    """Reward the share of the ``keywords`` column's words that occur, as whole words, in any letter case.
 
     No keywords asked for is all of them found: 1.
     """
@@ -174,7 +174,7 @@ def _share(text: str, words: Sequence[str]) -> float:
 
 
 def length_between(low: int, high: int) -> Reward:
-    """A reward of 1 for ``low`` to ``high`` words, falling in proportion outside: 0 at no words and at twice ``high``.
+    """Make a reward of 1 for ``low`` to ``high`` words, falling in proportion outside: 0 at none and at twice ``high``.
 
     Raises:
         ValueError: not 0 < low <= high.
@@ -191,7 +191,7 @@ def length_between(low: int, high: int) -> Reward:
 
 
 def signed_by(name: str) -> Reward:
-    """A reward of 1 where the text ends with a closing phrase and ``name`` below it, 0.5 with the name only."""
+    """Make a reward of 1 where the text ends with a closing phrase and ``name`` below it, 0.5 with the name only."""
 
     def signature(completions: Sequence[Any], **_: Any) -> list[float]:
         return [_signature(text_of(c), name) for c in completions]

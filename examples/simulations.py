@@ -1,4 +1,4 @@
-"""What the simulated examples share: many simulations at once, a table, a page with a chart, and their options."""
+"""Share what the simulated examples need: many simulations at once, a table, a page with a chart, options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["chart", "ending", "options", "save", "simulate_all", "table"]
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The options every simulated example has."""
+    """Return the options every simulated example has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, metavar="N", help="processes; 1: this one; default: one a core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures as JSON")
@@ -37,7 +37,7 @@ def ending(main: Callable[[], None]) -> None:
 
 
 def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> list[dict[str, Any]]:
-    """One row of plain data for each of the settings: peaks in bytes, categories, verdict (memprof.simulate.fit)."""
+    """Simulate each of the settings; return rows of plain data: peaks in bytes, categories, verdict."""
     if workers == 1:
         return [_known_or_run(settings, gpu) for settings in wanted]
     with runner(gpu, workers=workers) as machine:
@@ -45,7 +45,7 @@ def simulate_all(wanted: Sequence[Settings], gpu: str, workers: int | None) -> l
 
 
 def _known_or_run(settings: Settings, gpu: str) -> dict[str, Any]:
-    """In this process, kept where ``memprof plan`` keeps its results."""
+    """Simulate in this process; results are kept where ``memprof plan`` keeps its own."""
     key = cache.key_of(settings.to_dict(), find_config(settings.model), gpu)
     row = cache.load(key)
     if row is None:
@@ -55,7 +55,7 @@ def _known_or_run(settings: Settings, gpu: str) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; the first column is words, the others are figures."""
+    """Make a Markdown table; the first column is words, the others are figures."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
@@ -70,7 +70,7 @@ def save(data: Any, path: Path | None) -> None:
 def chart(
     path: Path, title: str, across: str, values: Sequence[float], lines: dict[str, Sequence[float]], capacity: float
 ) -> None:
-    """A page that needs no network: GiB by ``values``, a line each, and the card's memory dashed."""
+    """Draw a page that needs no network: GiB by ``values``, a line each, and the card's memory dashed."""
     from plotly import graph_objects as go
 
     figure = go.Figure(

@@ -1,4 +1,4 @@
-"""GRPO with TRL on GSM8K, its memory recorded: the plain version of lean_grpo.py.
+"""Train GRPO with TRL on GSM8K, its memory recorded: the plain version of lean_grpo.py.
 
     python examples/trl_grpo.py [--tiny] [--out FOLDER]
 

@@ -1,4 +1,4 @@
-"""How much memory GRPO takes by model size and method on an 80 GB card, beside a published table.
+"""Show how much memory GRPO takes by model size and method on an 80 GB card, beside a published table.
 
     python examples/vram_table.py                      # the 0.5B column: under a minute on two cores, no GPU
     python examples/vram_table.py --sizes all          # every column of the published table
@@ -6,7 +6,7 @@
 
 Each cell is TRL's own training step, executed on tensors without values through a model of CUDA's caching allocator.
 The published figures are the peak of the first hundred steps on one H100 with TRL 0.14, which materialised
-logits (``--recipe trl`` shows what the installed TRL needs); see docs/claims.md for what the table does not say.
+logits (``--recipe trl`` shows what the installed TRL needs); docs/accuracy.md has both tables.
 """
 
 from __future__ import annotations

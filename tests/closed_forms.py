@@ -1,6 +1,6 @@
 """What the demo's bytes must be, computed from the checkpoint and the run's lengths and not from memprof.
 
-The tests hold the tiny model to these and ``benchmarks/check_demo.py`` the real one.
+The tests hold the tiny model to these and ``benchmarks/recording/check_demo.py`` the real one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checks that need a GPU: ``python -m benchmarks.gpu.run``."""
+"""Check what only a GPU shows: ``python -m benchmarks.gpu.run``."""

@@ -1,4 +1,4 @@
-"""A snapshot as somebody without memprof would have written it."""
+"""Write a snapshot as somebody without memprof would have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["without_key"]
 
 
 def without_key(snapshot: Path) -> Path:
-    """A copy beside the file without the ``"memprof"`` key."""
+    """Write a copy beside the file without the ``"memprof"`` key."""
     data = read_plain(snapshot)
     data.pop("memprof", None)
     return save_snapshot(data, snapshot.with_suffix(".bare.pickle"))

@@ -1,4 +1,4 @@
-"""The runs the checks execute: one set of settings for the real trainer and for the simulator alike."""
+"""Name the runs the checks execute: one set of settings for the real trainer and for the simulator alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Case:
     settings: Settings
 
     def but(self, name: str, **changes: Any) -> Case:
-        """The same run with some settings changed."""
+        """Return the same run with some settings changed."""
         return Case(f"{self.name}-{name}", self.settings.with_(**changes))
 
 
@@ -75,7 +75,7 @@ _TINY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def shrunk(case: Case) -> Case:
-    """The same kind of run, small enough for a CPU: it shows that the script works, and nothing about a GPU."""
+    """Return the same kind of run, small enough for a CPU: it shows that the script works, and nothing about a GPU."""
     small = replace(
         case.settings, model=_TINY, prompt_length=12, completion_length=6, num_generations=2,
         per_device_train_batch_size=2, dtype="float32", mixed_precision="no", optim="adamw_torch", device="cpu",

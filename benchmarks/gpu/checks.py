@@ -1,4 +1,7 @@
-"""The checks themselves: each returns plain data for one JSON line. ``tiny`` runs show only that a check works."""
+"""Check what only a GPU shows; each check returns plain data for one JSON line.
+
+``tiny`` runs show only that a check works.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PAIRS = 5
 
 
 def truth_of_callback(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 1 and 2: the report beside torch's counters, and the bare pickle beside the report."""
+    """Compare the report with torch's counters, and the bare pickle with the report (GPU_CHECKS 1 and 2)."""
     return {"runs": [_truth(case, tiny) for case in _cases(TRUTH, tiny)]}
 
 
@@ -54,7 +57,7 @@ def _truth(case: Case, tiny: bool) -> dict[str, Any]:
 
 
 def _over_closed_forms(case: Case, report: dict[str, Any]) -> dict[str, float]:
-    """Each category's own peak over what it must weigh; 1 or a little more (blocks are rounded, a cache is copied)."""
+    """Divide each category's own peak by what it must weigh: 1 or a little more (blocks are rounded)."""
     facts, own, settings = report["source"]["config"], report["own_peaks"], case.settings
     tokens = settings.prompt_length + settings.completion_length - 1
     row = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * (4 if settings.dtype == "float32" else 2)
@@ -70,7 +73,7 @@ def _over_closed_forms(case: Case, report: dict[str, Any]) -> dict[str, float]:
 
 
 def _bare_share(snapshot: Path) -> float:
-    """Share of the peak's bytes that get the same category when memprof's own key is taken out of the file."""
+    """Return the share of the peak's bytes whose category stays when memprof's own key is taken out of the file."""
     from benchmarks.gpu.bare import without_key
     from memprof import analyze, load_snapshot
 
@@ -81,7 +84,7 @@ def _bare_share(snapshot: Path) -> float:
 
 
 def truth_of_simulator(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 3: predicted against measured, signed."""
+    """Compare predicted with measured, signed (GPU_CHECKS 3)."""
     rows = []
     for case in _cases((*TRUTH, *SIMULATED), tiny):
         measured = run(case, tiny)
@@ -95,7 +98,7 @@ def truth_of_simulator(tiny: bool) -> dict[str, Any]:
 
 
 def cost_of_watching(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 4: seconds of the last step, without, with counters only, and recorded, in turn."""
+    """Time the last step without, with counters only, and recorded, in turn (GPU_CHECKS 4)."""
     case = _cases(TRUTH[2:3], tiny)[0]
     seconds: dict[str, list[float]] = {"none": [], "counters": [], "record": []}
     for turn in range(1 if tiny else PAIRS):
@@ -108,7 +111,7 @@ def cost_of_watching(tiny: bool) -> dict[str, Any]:
 
 
 def lean_against_trl(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 5: the lean trainer beside TRL's, same settings and seed; an out-of-memory error is a result."""
+    """Compare the lean trainer with TRL's, same settings and seed; running out of memory is a result (GPU_CHECKS 5)."""
     rows = []
     for case in _cases(LEAN, tiny):
         pair = {name: run(case, tiny, lean=name == "lean") for name in ("trl", "lean")}
@@ -117,7 +120,7 @@ def lean_against_trl(tiny: bool) -> dict[str, Any]:
 
 
 def out_of_memory(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 6: too little memory in three places; the page exists and names phase, category and size."""
+    """Leave too little memory in three places; the page exists and names phase, category and size (GPU_CHECKS 6)."""
     rows = []
     for phase, case in OOM.items():
         small = _cases((case,), tiny)[0]
@@ -132,7 +135,7 @@ def out_of_memory(tiny: bool) -> dict[str, Any]:
 
 
 def _fraction(peak: int) -> float | None:
-    """The share of the card that makes a run of this peak fail near its end."""
+    """Return the share of the card that makes a run of this peak fail near its end."""
     import torch
 
     if not torch.cuda.is_available() or not peak:
@@ -141,16 +144,16 @@ def _fraction(peak: int) -> float | None:
 
 
 def fused_kernel(tiny: bool) -> dict[str, Any]:
-    """GPU_CHECKS 7: the fused loss, TRL's, Liger's and plain logits, by ``benchmarks/fused_loss.py``.
+    """Compare the fused loss with TRL's, Liger's and plain logits, by ``benchmarks.lean fused-loss`` (GPU_CHECKS 7).
 
     A size that fails leaves its error; ``not_run`` counts the sizes at which a path could not run, by what it said.
     """
-    from benchmarks.fused_loss import HEADS, PATHS
+    from benchmarks.lean.fused_loss import HEADS, PATHS
 
     rows = []
     for asked in kernel_sizes(tiny):
         options = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "benchmarks.fused_loss", *options]
+        command = [sys.executable, "-m", "benchmarks.lean", "fused-loss", *options]
         told = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             rows.append(json.loads(told.stdout))
@@ -164,7 +167,7 @@ def fused_kernel(tiny: bool) -> dict[str, Any]:
 
 
 def kernel_sizes(tiny: bool) -> list[dict[str, Any]]:
-    """The options of ``benchmarks.fused_loss``, one run after the other."""
+    """Return the options of ``benchmarks.lean fused-loss``, one run after the other."""
     if tiny:
         return [{"tokens": 64, "vocabulary": 512, "hidden": 32, "device": "cpu", "dtype": "float32", "pairs": 1}]
     common = {"device": "cuda", "dtype": "bfloat16", "pairs": PAIRS}
@@ -189,7 +192,7 @@ def _cases(cases: tuple[Case, ...], tiny: bool) -> list[Case]:
 
 
 def run(case: Case, tiny: bool, **how: Any) -> dict[str, Any]:
-    """One real run in a fresh process, because peaks are a process's; ``how`` is for ``real_run.execute``."""
+    """Run once for real in a fresh process, because peaks are a process's; ``how`` is for ``real_run.execute``."""
     asked = {"settings": case.settings.to_dict(), "shrink": tiny, **how}
     command = [sys.executable, "-m", "benchmarks.gpu.real_run", json.dumps(asked)]
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": case.settings.alloc_conf} if case.settings.alloc_conf else None
@@ -202,7 +205,7 @@ def run(case: Case, tiny: bool, **how: Any) -> dict[str, Any]:
 
 
 def simulated(case: Case, tiny: bool) -> dict[str, Any]:
-    """The simulator's figures for the same settings, from a process of its own."""
+    """Return the simulator's figures for the same settings, from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "settings.json")
         plain = case.settings.to_dict()

@@ -1,4 +1,4 @@
-"""One real training run in a process of its own: ``python -m benchmarks.gpu.real_run JSON``; prints one JSON line.
+"""Train once for real in a process of its own: ``python -m benchmarks.gpu.real_run JSON``; print one JSON line.
 
 Weights are random (nothing can be downloaded), token ids are random, completions have their full length.
 """
@@ -21,7 +21,7 @@ _MEASURED = "allocated_bytes", "reserved_bytes"
 
 
 def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any], shrink: bool, lean: bool) -> Any:
-    """The trainer of ``settings``, on the GPU where there is one."""
+    """Build the trainer of ``settings``, on the GPU where there is one."""
     import torch
     from datasets import Dataset
 
@@ -72,7 +72,7 @@ def build_trainer(settings: Any, folder: Path, steps: int, callbacks: list[Any],
 
 
 def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
-    """Random weights of the right shapes, made where they are used; on disk too where a reference is loaded."""
+    """Make random weights of the right shapes where they are used; on disk too where a reference is loaded."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -93,12 +93,12 @@ def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
 
 
 def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Varies within a group, so that there is something to learn."""
+    """Return rewards that vary within a group, so that there is something to learn."""
     return [sum(ids) % 7 / 7 for ids in completion_ids]
 
 
 def tokenizer() -> Any:
-    """Words are tokens, so that a prompt's length is what was asked for."""
+    """Make a tokenizer whose words are tokens, so that a prompt's length is what was asked for."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -111,7 +111,7 @@ def tokenizer() -> Any:
 
 
 def clock() -> Any:
-    """A callback that takes each step's seconds and the counters after each."""
+    """Make a callback that takes each step's seconds and the counters after each."""
     import torch
     from transformers import TrainerCallback
 
@@ -137,7 +137,7 @@ def clock() -> Any:
 
 
 def watcher(how: str, folder: Path) -> list[Any]:
-    """The callback in question; per-phase peaks by counters are off, so that torch's own peak stays readable."""
+    """Make the callback; per-phase peaks by counters are off, so that torch's own peak stays readable."""
     from memprof import MemProfCallback
 
     if how == "none":
@@ -147,7 +147,7 @@ def watcher(how: str, folder: Path) -> list[Any]:
 
 
 def counters() -> dict[str, int]:
-    """Torch's own peaks, and NVML's figure for this process where it can be had."""
+    """Return torch's own peaks, and NVML's figure for this process where it can be had."""
     import torch
 
     from memprof.recording.system.outside_torch import Outside
@@ -161,7 +161,7 @@ def counters() -> dict[str, int]:
 
 
 def digest(model: Any) -> str:
-    """Of every trainable parameter's bytes."""
+    """Hash every trainable parameter's bytes."""
     import torch
 
     total = hashlib.sha256()

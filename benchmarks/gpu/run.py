@@ -21,7 +21,7 @@ from benchmarks.measure import environment
 
 
 def device() -> dict[str, Any]:
-    """The GPU, its driver's memory figure, and the CUDA that torch was built with."""
+    """Return the GPU, its driver's memory figure, and the CUDA that torch was built with."""
     import torch
 
     if not torch.cuda.is_available():

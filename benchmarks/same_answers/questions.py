@@ -1,4 +1,4 @@
-"""What both versions are asked: command lines of memprof, with the snapshots named relative to one folder."""
+"""List what both versions are asked: memprof's command lines, with snapshots relative to one folder."""
 
 from __future__ import annotations
 

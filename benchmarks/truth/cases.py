@@ -1,17 +1,13 @@
-"""The cases: a model, a recipe and the variants written of each run."""
+"""Name the cases: each a model and a recipe."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.truth.emit import Stream, build_stream
-from benchmarks.truth.models import Shapes, save_model, scale_for
+from benchmarks.truth.models import Shapes
 
-__all__ = ["CASES", "Case", "run_case"]
+__all__ = ["CASES", "Case"]
 
 LLAMA_1B = Shapes("Llama-3.2-1B", "llama", 16, 32, 8, 64, 2048, 8192, 128256, True, tiny_hidden=64, extra={19: 16})
 TINY_LLAMA = Shapes("TinyLlama-1.1B", "llama", 22, 32, 4, 64, 2048, 5632, 32000, False, tiny_hidden=64)
@@ -98,56 +94,3 @@ CASES: dict[str, Case] = {c.name: c for c in (
         "per_device_train_batch_size": 8, "num_generations": 8, "beta": 0.04}, tokens=64, completion=4,
         full_logits=True, about="whole logits in a subclass as older TRL had them, fp32 autocast, reference copy"),
 )}
-
-
-def run_case(case: Case, layers: int | None = None) -> tuple[Stream, dict[str, Any]]:
-    """Run it and return the labelled stream with what the truth file says about it."""
-    import torch
-
-    torch.set_num_threads(1)
-    if case.nano is not None:
-        from benchmarks.truth.nano import run_nano
-
-        return run_nano(case, layers)
-    from benchmarks.truth.harness import trace_trl
-    from benchmarks.truth.scripts import train_full_logits, train_grpo
-
-    script = train_full_logits if case.full_logits else train_grpo
-    model = replace(case.model, layers=layers) if layers else case.model
-    reward = replace(case.reward, layers=layers) if layers and case.reward else case.reward
-    with tempfile.TemporaryDirectory() as folder:
-        path = save_model(Path(folder) / "policy", model, seed=0)
-        judge = str(save_model(Path(folder) / "reward", reward, seed=1, labels=1)) if reward else None
-        grpo = {"output_dir": folder + "/out", "max_completion_length": case.completion, "max_steps": 2,
-                "use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 1,
-                "disable_tqdm": True, "seed": 3, **case.grpo}
-
-        def main() -> Any:
-            return script.main(str(path), _prompts(case), grpo, case.lora, judge, case.on_cpu_first)
-
-        tracer = trace_trl(model, main, lora=case.lora is not None,
-                           trainer=getattr(script, "FullLogitsTrainer", None))
-    models = [model, *([reward] if reward else [])]
-    scale = scale_for(models, case.tokens, case.prompt, case.completion, case.batches())
-    stream = build_stream(tracer, scale)
-    guesses = {f"{shape}[{at}]": n for (shape, at), n in scale.guessed.most_common(8)}
-    return stream, {"run": case.name, "model": model.name, "versions": _versions(), "about": case.about,
-                    "tokens_per_tiny_token": case.tokens, "guessed_extents": guesses}
-
-
-def _prompts(case: Case) -> list[str]:
-    """Prompts of ``case.prompt`` words; every third one shorter where the case is padded."""
-    out = []
-    for i in range(16):
-        n = case.prompt - (5 if case.padded and i % 3 == 1 else 0)
-        out.append(" ".join(f"w{(i * 37 + j * 11) % 900 + 5}" for j in range(n)))
-    return out
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("torch", "transformers", "trl", "peft", "accelerate")}
-
-
-Runner = Callable[[Case, int | None], tuple[Stream, dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""What every recorded storage was for: by identity, then by run-time context, then by shape."""
+"""Label what every recorded storage was for: by identity, then by run-time context, then by shape."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from benchmarks.truth.scale import Scale
-from benchmarks.truth.stacks import Context, context_of
-from benchmarks.truth.tracer import Storage, Tracer
+from benchmarks.truth.trace.stacks import Context, context_of
+from benchmarks.truth.trace.tracer import Storage, Tracer
 
 __all__ = ["Label", "label_all"]
 
@@ -16,7 +16,7 @@ _OWNED = ("weights", "adapters", "reference_model", "reward_model")
 
 
 def label_all(tracer: Tracer, scale: Scale) -> list[Label]:
-    """One (category, detail) for each storage."""
+    """Return one (category, detail) for each storage."""
     contexts = [context_of(raw) for raw in tracer.stacks]
     weight_grads = _weight_grads(tracer, contexts)
     starts = [i for i, (kind, n, _, _) in enumerate(tracer.events) if kind == "m" and tracer.marks[n] == "backward"]
@@ -30,13 +30,13 @@ def label_all(tracer: Tracer, scale: Scale) -> list[Label]:
 
 
 def _survives(birth: int, death: int | None, starts: Sequence[int]) -> bool:
-    """Alive when the next backward starts."""
+    """Tell whether a storage is alive when the next backward starts."""
     position = bisect_left(starts, birth)
     return position < len(starts) and (death is None or death > starts[position])
 
 
 def _weight_grads(tracer: Tracer, contexts: Sequence[Context]) -> set[int]:
-    """Storages of backward that were cast into or added to what became a ``.grad``."""
+    """Find storages of backward that were cast into or added to what became a ``.grad``."""
     found: set[int] = set()
     pending = [s.number for s in tracer.storages if s.mark and s.mark[0] == "gradients"]
     while pending:
@@ -89,7 +89,7 @@ def _life(s: Storage, saved: bool) -> str:
 
 
 def _outside(s: Storage, c: Context, scale: Scale, life: str) -> Label:
-    """Born outside the modules: loss code, rollout code, the rest."""
+    """Label what is born outside the modules: loss code, rollout code, the rest."""
     if not s.dtype.is_floating_point:
         return ("inputs", "")
     if c.between_modules and scale.has_hidden(s.shape):

@@ -1,4 +1,4 @@
-"""Named models, shrunk: tiny distinct extents beside the real ones they stand for."""
+"""Shrink named models: tiny distinct extents beside the real ones they stand for."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Shapes:
 
     @property
     def tiny_tile(self) -> int:
-        """Columns of a tiny tile: the same number of tiles as the big vocabulary has."""
+        """Return the columns of a tiny tile: the same number of tiles as the big vocabulary has."""
         return -(-self.tiny_vocab // self.tiles) + 2
 
     def features(self) -> dict[int, int]:
-        """Tiny extent to big extent."""
+        """Map tiny extents to big ones."""
         out = {
             self.tiny_hidden: self.hidden,
             self.tiny_ffn: self.ffn,
@@ -60,7 +60,7 @@ class Shapes:
         return out
 
     def parameters(self) -> int:
-        """Elements of the big model's unique parameters (closed form, for the tests)."""
+        """Count the elements of the big model's unique parameters (closed form, for the tests)."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = 2 * self.hidden * q + 2 * self.hidden * kv + 3 * self.hidden * self.ffn + 2 * self.hidden
         if self.family == "qwen2":
@@ -71,7 +71,7 @@ class Shapes:
 
 
 def scale_for(models: list[Shapes], tokens: int, prompt: int, completion: int, batches: set[int]) -> Scale:
-    """The mapping of a run; refuses tiny extents that could mean two things."""
+    """Return the mapping of a run; refuse tiny extents that could mean two things."""
     features: dict[int, int] = {}
     vocabulary: set[int] = set()
     for shapes in models:
@@ -90,7 +90,7 @@ def scale_for(models: list[Shapes], tokens: int, prompt: int, completion: int, b
 
 
 def save_tokenizer(folder: Path, vocab: int) -> None:
-    """A word-level tokenizer with ``vocab`` words."""
+    """Save a word-level tokenizer with ``vocab`` words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -105,7 +105,7 @@ def save_tokenizer(folder: Path, vocab: int) -> None:
 
 
 def save_model(folder: Path, shapes: Shapes, seed: int, labels: int = 0) -> Path:
-    """A random tiny checkpoint of ``shapes``' family, with its tokenizer (``labels``: a sequence classifier)."""
+    """Save a random tiny checkpoint of ``shapes``' family and its tokenizer (``labels``: a sequence classifier)."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 

@@ -1,4 +1,4 @@
-"""From the tiny model that ran to the named big one: each extent of a storage's shape is mapped by meaning.
+"""Scale the tiny model that ran to the named big one: each extent of a storage's shape is mapped by meaning.
 
 The tiny extents (hidden, ffn, vocabulary, head, tokens ...) are distinct numbers, so an extent says what it is.
 One tiny token stands for ``tokens`` real ones; batches, layers and head counts are real.
@@ -27,7 +27,7 @@ class Scale:
     guessed: Counter[tuple[tuple[int, ...], int]] = field(default_factory=Counter)
 
     def extent(self, shape: tuple[int, ...], position: int) -> int:
-        """One extent of the big tensor."""
+        """Return one extent of the big tensor."""
         n, dims = shape[position], len(shape)
         if n in self.features:
             return self.features[n]
@@ -53,7 +53,7 @@ class Scale:
         return tuple(self.extent(shape, i) for i in range(len(shape)))
 
     def is_vocabulary(self, shape: tuple[int, ...]) -> bool:
-        """[.., vocabulary] or a tile of it, without the hidden size: logits."""
+        """Tell whether a shape is [.., vocabulary] or a tile of it, without the hidden size: logits."""
         return any(n in self.vocabulary for n in shape) and not any(n in self.hidden for n in shape)
 
     def has_hidden(self, shape: tuple[int, ...]) -> bool:

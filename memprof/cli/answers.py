@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from memprof.reports.renderers import Answer
+
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.reports.document.model import Document
-    from memprof.reports.renderers import Answer
 
 __all__ = ["compared_document", "comparison_answer", "redacted", "report_answer"]
 
@@ -28,7 +29,6 @@ def report_answer(
         redact: leave out of the page, too, who made it where.
     """
     from memprof.reports.document.build import build_document, document_of
-    from memprof.reports.renderers import Answer
 
     page = None if analysis is None else lambda: document_of(analysis, redact=redact, report=report)
     return Answer(kind, report, lambda: build_document(report), page)
@@ -37,7 +37,6 @@ def report_answer(
 def comparison_answer(data: dict[str, Any], documents: Sequence[Document | None]) -> Answer:
     """Make the answer of ``memprof.compare/1``; ``documents`` are the runs' own, where their timelines are known."""
     from memprof.reports.document.comparison import build_comparison
-    from memprof.reports.renderers import Answer
 
     return Answer("compare", data, lambda: build_comparison(data), lambda: build_comparison(data, documents))
 

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from memprof.cli.progress import working
 from memprof.errors import UsageError
-
-if TYPE_CHECKING:
-    from memprof.reports.renderers import Answer
+from memprof.reports.renderers import Answer, formats_of, render
 
 __all__ = ["Output", "emit", "output_options"]
 
@@ -46,10 +44,9 @@ class Output:
         return cls("json", None, page)
 
 
-def _format_option(styles: tuple[str, ...]) -> _Option:
-    return click.option(
-        "--format", "style", type=click.Choice(styles), default="text", help="Choose what is printed; default: text."
-    )
+def _format_option(kind: str) -> _Option:
+    styles = click.Choice([style for style in formats_of(kind) if style != "html"])
+    return click.option("--format", "style", type=styles, default="text", help="Choose what is printed; default: text.")
 
 
 _json_option = click.option(
@@ -58,17 +55,15 @@ _json_option = click.option(
 )  # fmt: skip
 
 
-def output_options(
-    page: str | None = None, styles: tuple[str, ...] = ("text", "json", "markdown"), json_file: bool = True
-) -> _Option:
+def output_options(kind: str, page: str | None = None, json_file: bool = True) -> _Option:
     """Give a command ``--format`` and, where it has them, ``-o`` and ``--json``; it gets them as one ``output``.
 
     Args:
-        page: what ``-o`` writes, its help; None for a command without a page.
-        styles: the formats it can print.
+        kind: what it answers: the formats there are renderers of can be chosen.
+        page: the help of ``-o``; None for a command without a page.
         json_file: whether it takes ``--json``.
     """
-    options = [_format_option(styles)]
+    options = [_format_option(kind)]
     if page is not None:
         metavar = "FILE.html" if "FILE.html" in page else "FILE"
         file = click.Path(path_type=Path)
@@ -102,7 +97,6 @@ def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -
         SystemExit: ``fits`` is False.
     """
     from memprof.reports.files import write_text
-    from memprof.reports.renderers import render
 
     if output.json_file is not None:
         write_text(output.json_file, render(answer, "json"))
@@ -121,7 +115,6 @@ def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -
 
 
 def _print(answer: Answer, style: str) -> None:
-    from memprof.reports.renderers import render
     from memprof.reports.terminal.screen import abilities, write_to
 
     size = abilities(sys.stdout) if style == "text" else ()

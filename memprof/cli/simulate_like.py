@@ -102,13 +102,14 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
 
 def _evaluated(what: str, settings: Settings, card: Gpu | None, its_own: Gpu | None) -> Outcome:
     """Simulate on the card that is asked about, else on the one that ran, where the simulation has to know it."""
+    from memprof.advice import estimated_advice
     from memprof.simulate.fit import evaluate, judge
     from memprof.simulate.run import simulate_settings
 
     with working(f"Simulating the run {what}"):
         if card is None and its_own is not None:
-            return judge(lambda room: simulate_settings(settings, gpu=its_own, capacity=room), None)
-        return evaluate(settings, card)
+            return judge(lambda room: simulate_settings(settings, gpu=its_own, capacity=room), None, estimated_advice)
+        return evaluate(settings, card, advisor=estimated_advice)
 
 
 def _named(changes: dict[str, Any]) -> str:

@@ -11,10 +11,10 @@ import click
 
 from memprof.cli.emit import Output, emit
 from memprof.errors import UsageError
+from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
-    from memprof.reports.renderers import Answer
     from memprof.simulate.fit import Outcome
     from memprof.simulate.lengths import Lengths
 
@@ -88,9 +88,10 @@ class SettingsRun:
 
     def judged(self) -> Outcome:
         """Simulate once, and once more where only cached memory is too much."""
+        from memprof.advice import estimated_advice
         from memprof.simulate.fit import evaluate
 
-        return evaluate(self.settings, self.card)
+        return evaluate(self.settings, self.card, advisor=estimated_advice)
 
     def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
         """Simulate the run at other lengths, in parallel; results are remembered."""
@@ -142,6 +143,7 @@ class ScriptRun(SettingsRun):
         return [summary_of(self._simulated({**self.changes, "completion_length": length})) for length in lengths]
 
     def _simulated(self, changes: dict[str, Any]) -> Outcome:
+        from memprof.advice import estimated_advice
         from memprof.simulate.fit import judge
         from memprof.simulate.trainer.script import simulate_script
 
@@ -150,4 +152,4 @@ class ScriptRun(SettingsRun):
                 self.script, self.arguments, changes, device=self.device, capacity=capacity, gpu=self.card
             )
 
-        return judge(once, self.card)
+        return judge(once, self.card, estimated_advice)

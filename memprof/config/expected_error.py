@@ -1,6 +1,7 @@
 """Say how far predictions were off where they could be compared: the one place that every screen quotes.
 
-``comparisons.json`` is written by ``benchmarks/simulator.py``, which runs them all again. No torch here.
+``python -m benchmarks.simulator table`` writes ``comparisons.json``; its commands ``gpu`` and ``cpu`` run every
+comparison again. No torch here.
 """
 
 from __future__ import annotations

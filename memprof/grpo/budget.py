@@ -13,11 +13,13 @@ import torch
 from transformers import TrainerCallback
 
 from memprof.compat.accelerate import BROADCAST
+from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
 from memprof.config.from_recording import Likeness, place_model
 from memprof.config.from_trainer import from_trainer
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
 from memprof.grpo.once_log import OnceLog
+from memprof.grpo.step.context import base_model_of
 from memprof.grpo.techniques.apply import Techniques
 from memprof.plan.cache import cache_folder
 from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
@@ -92,9 +94,9 @@ def settings_of(trainer: Any) -> tuple[Settings, list[str]]:
         InputError: the model's config cannot be kept where the other process reads it.
     """
     notes: list[str] = []
-    base = trainer._base_model(trainer.model)
-    name, attention = (getattr(base.config, key, None) for key in ("_name_or_path", "_attn_implementation"))
-    settings = from_trainer(trainer, base, notes, name=name or "", attention=attention)
+    base = base_model_of(trainer.accelerator, trainer.model)
+    name, attention = MODEL_NAME.of(base.config) or "", ATTENTION_KIND.of(base.config)
+    settings = from_trainer(trainer, base, notes, name=name, attention=attention)
     values = plain_config(base.config) or {}
     return place_model(Likeness(settings, values, ()), cache_folder().parent / "models"), notes
 

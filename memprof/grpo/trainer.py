@@ -73,7 +73,7 @@ class LeanGRPOTrainer(GRPOTrainer):
     def _prepare_model(self, lean: LeanGRPOConfig) -> None:
         for note in missing("lean"):
             self._once_log.warn(note)
-        base = self._base_model(self.model)
+        base = base_model_of(self.accelerator, self.model)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
         self._lean_head = Head.of(base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens)
@@ -232,10 +232,6 @@ class LeanGRPOTrainer(GRPOTrainer):
             and trl.LOSS.name not in vars(self)
             and own._get_per_token_logps_and_entropies is logps
         )
-
-    def _base_model(self, model: Any) -> Any:
-        """Return the causal LM inside accelerate's and PEFT's wrappers."""
-        return base_model_of(self.accelerator, model)
 
 
 _IMAGE_INPUTS = (

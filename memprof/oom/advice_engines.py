@@ -170,6 +170,24 @@ def _wake(failure: Failure, names: Names) -> Answer:
     )
 
 
+def _sleep(failure: Failure, names: Names) -> Answer:
+    return (
+        "while the engine went to sleep something else on the device took more than it gave back, so vLLM's check of "
+        "its "
+        "own figures failed.",
+        [
+            (
+                "let nothing else allocate while the engine sleeps: no training step, no other engine on that device",
+                "the check compares what is free on the whole device before and after",
+            ),
+            (
+                "nvidia-smi before and after the engine sleeps: whose figure grows",
+                "that process is the one to keep still",
+            ),
+        ],
+    )
+
+
 def _expandable(failure: Failure, names: Names) -> Answer:
     return (
         "the engine's sleep mode uses a memory pool of its own, which torch cannot combine with expandable segments.",
@@ -319,6 +337,7 @@ ENGINES: dict[str, Callable[[Failure, Names], Answer]] = {
     "vllm.sampler_warmup": _sampler_warmup,
     "vllm.load_model": _load_model,
     "vllm.wake": _wake,
+    "vllm.sleep": _sleep,
     "vllm.expandable_segments": _expandable,
     "torch_memory_saver.expandable_segments": _expandable,
     "vllm.graph_capture": _graph_capture,

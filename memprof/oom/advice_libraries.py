@@ -208,6 +208,7 @@ LIBRARIES: dict[str, Callable[[Failure, Names], Answer]] = {
     "xpu.runtime": _xpu,
     "mps.command_buffer": _metal,
     "npu.driver": _npu,
+    "hpu.alloc": _other,
     "jax": _jax,
     "tensorflow": _jax,
     "cupy": _other,

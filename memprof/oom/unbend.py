@@ -43,7 +43,6 @@ _PREFIX = re.compile(
     r"|[#E](?=[ \t]{3})|#(?=[ \t])"
     r")"
 )
-_WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]")
 _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]*$")
 _BOX_END = re.compile(r"[ \t]*[│┃║]+[ \t]*$")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
@@ -78,15 +77,19 @@ class Stream:
         self.squeezed = "".join(parts)
 
     @cached_property
-    def word_starts(self) -> frozenset[int]:
-        """Return the positions of ``squeezed`` at which a word begins; a mark before it does not count."""
-        found = []
-        for start, line in zip(self.starts, self.lines, strict=True):
-            at = start
-            for part in line.text.split():
-                found += [at + m.start() for m in _WORD.finditer(part)]
-                at += len(part)
-        return frozenset(found)
+    def ranks(self) -> frozenset[int]:
+        """Return the ranks that lines of this stream are tagged with."""
+        return frozenset(line.rank for line in self.lines if line.rank is not None)
+
+    def begins_word(self, position: int) -> bool:
+        """Say whether a word begins at ``position``: after white space, a mark or the line's start."""
+        index = self.index_at(position)
+        at = self.starts[index]
+        for part in self.lines[index].text.split():
+            if position < at + len(part):
+                return position == at or not part[position - at - 1].isalnum()
+            at += len(part)
+        return True
 
     def index_at(self, position: int) -> int:
         """Return the index of the line that a position of ``squeezed`` falls into."""

@@ -14,7 +14,7 @@ from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
 
 if TYPE_CHECKING:
-    from memprof.analysis.analysis import Analysis
+    from memprof.analysis.analysis import Advisor, Analysis
 
 __all__ = [
     "HostNeed",
@@ -112,8 +112,10 @@ class Outcome:
     verdict: Verdict | None
 
 
-def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Outcome:
-    """Simulate, and compare with what the GPU has.
+def evaluate(
+    settings: Settings, gpu: Gpu | None, *, stacks: bool = True, advisor: Advisor | None = None
+) -> Outcome:
+    """Simulate, and compare with what the GPU has. ``advisor`` fills the report's ``advice``.
 
     A run whose reserved memory is too high while its live memory is not is simulated again on a card of that size:
     the allocator then gives cached segments back before it fails, as the real one does.
@@ -125,13 +127,15 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True) -> Out
 
     if settings.host_memory is not None and gpu is None:
         raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
-    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu)
+    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu, advisor)
 
 
-def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outcome:
-    """The same for anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+def judge(
+    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None
+) -> Outcome:
+    """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
     raw = run(None)
-    analysis = _analyse(raw)
+    analysis = _analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu)
@@ -141,7 +145,7 @@ def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None) -> Outco
     again = run(room)
     if again["memprof"]["oom"] is not None:
         return _outcome(raw, analysis, verdict)
-    squeezed = _analyse(again)
+    squeezed = _analyse(again, advisor)
     return _outcome(again, squeezed, _verdict(squeezed, gpu, fits=True, flushes=True))
 
 
@@ -164,7 +168,7 @@ def _host_need(raw: dict[str, Any]) -> HostNeed:
     return HostNeed(needed, total, None if total is None else needed <= total)
 
 
-def _analyse(raw: dict[str, Any]) -> Analysis:
+def _analyse(raw: dict[str, Any], advisor: Advisor | None) -> Analysis:
     import copy
 
     from memprof.analysis.analysis import analyze
@@ -176,7 +180,7 @@ def _analyse(raw: dict[str, Any]) -> Analysis:
         "segments": copy.deepcopy(raw["segments"]),
         "device_traces": [list(t) for t in raw["device_traces"]],
     }
-    return analyze(snapshot_from_raw(shallow))
+    return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
 def _verdict(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Verdict:

@@ -27,7 +27,6 @@ class PlanRow:
     needed_bytes: int
     held_bytes: int
     host_bytes: int
-    phase: str
     phase_label: str
     largest_label: str
     parts: tuple[Part, ...]
@@ -67,7 +66,7 @@ class PlanDocument:
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
     sizes = (format_gib(n) for n in (row.needed_bytes, row.held_bytes, row.host_bytes))
-    return (row.method, "fits" if row.fits else "OOM", *sizes, row.phase, row.largest_label)
+    return (row.method, "fits" if row.fits else "OOM", *sizes, row.phase_label, row.largest_label)
 
 
 def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
@@ -105,7 +104,6 @@ def _row(row: Mapping[str, Any]) -> PlanRow:
         needed_bytes=int(row["device_peak_bytes"]),
         held_bytes=int(row["peak_bytes"]),
         host_bytes=int(row["host_bytes"]),
-        phase=plain(row["phase"]),
         phase_label=plain(phase_label(row["phase"])),
         largest_label=plain(category_label(row["largest_category"])),
         parts=(*held, *rest),

@@ -8,7 +8,7 @@ from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
 from memprof.reports.document.text import gib
 from memprof.reports.html.elements import Markup, column, el, join, section, swatch
-from memprof.reports.html.page import render_page
+from memprof.reports.html.page import page_header, render_page
 from memprof.reports.html.static_timeline import nice_step
 from memprof.reports.palette import slug
 
@@ -21,9 +21,9 @@ _WIDTH, _ROW, _LEFT, _RIGHT, _TOP = 940, 26, 210, 130, 22
 
 def render_plan(plan: PlanDocument) -> str:
     """Render a plan's page as text."""
-    words = f"simulated · {gib(plan.total_bytes)} GiB, of which {gib(plan.limit_bytes)} may be used"
+    room = f"{gib(plan.total_bytes)} GiB, of which {gib(plan.limit_bytes)} may be used"
     body = join(
-        el("header", {"class": "top"}, el("div", {}, el("h1", {}, plan.title), el("p", {"class": "muted sub"}, words))),
+        page_header(plan.title, ["simulated", room]),
         el("main", {"id": "main"}, _chart(plan), _table(plan.rows), _best(plan), _notes(plan.notes)),
     )
     return render_page(plan.title, body, {"report": plan.data}, charts=False)

@@ -17,7 +17,7 @@ from memprof.config.settings import Settings
 from tests.advice.reports import GIB, MODEL, report
 
 FULL = Settings(model="m", gradient_checkpointing=False, prompt_length=256, completion_length=768)
-# At the peak of its simulation (benchmarks/advice.py: the first run), 8 x 1024 tokens.
+# At the peak of its simulation (benchmarks/advice/simulated.py: the first run), 8 x 1024 tokens.
 QWEN_ACTIVATIONS = 27_408_584_704
 HELD = {"weights": 6 * GIB, "optimizer_state": 12 * GIB}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lean import build, micro_batch
+from benchmarks.lean.real_model import build
+from benchmarks.lean.speed import micro_batch
 from memprof.demo.data import load_questions
 from memprof.demo.model import prepare_checkpoint
 from tests.grpo.trainers import loss_and_gradients, randomise_adapters, with_policies, worst

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.versions import ROWS, Row, environment, missing, run
-from benchmarks.versions import NotInstalled as NotInstalledError
+from benchmarks.versions.matrix import ROWS, Row, environment, missing, run
+from benchmarks.versions.matrix import NotInstalled as NotInstalledError
 
 # Kept between runs of the tests.
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "versions-tests"
 
-# The model of `versions_run`: embedding, two layers of attention with biases and MLP and norms, the last norm; fp32.
+# The model of `one_version`: embedding, two layers of attention with biases and MLP and norms, the last norm; fp32.
 _ATTENTION = (80 * 80 + 80) + 2 * (80 * 16 + 16) + 80 * 80
 WEIGHTS = 4 * (504 * 80 + 2 * (_ATTENTION + 3 * 80 * 176 + 2 * 80) + 80)
 TENSORS = 1 + 2 * 12 + 1

@@ -89,6 +89,7 @@ EXAMPLES: dict[str, Example] = {
         {},
         "csrc/cumem_allocator.cpp",
     ),
+    "vllm.sleep": Example("AssertionError: Memory usage increased after sleeping.", {}, VLLM_WORKER),
     "vllm.swap_space": Example(
         "ValueError: Too large swap space. 32.00 GiB out of the 31.20 GiB total CPU memory is allocated for the swap "
         "space.",
@@ -249,6 +250,11 @@ EXAMPLES: dict[str, Example] = {
         {"requested": 22468362240, "allowed": 14319550464},
         "mlx allocator",
     ),
+    "hpu.alloc": Example(
+        "RuntimeError: FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1207959552 (1152)MB",
+        {"requested": 1207959552},
+        "habana_frameworks",
+    ),
     "npu.driver": Example(
         "EL0004: Failed to allocate memory.\n        Possible Cause: Available memory is insufficient.", {}, "CANN"
     ),
@@ -392,6 +398,7 @@ EXAMPLES: dict[str, Example] = {
         {"used": 118 * G},
         "kubelet eviction",
     ),
+    "container.limit": Example("Memory limit exceeded (16Gi)", {"limit": 16 * G}, "Hugging Face Spaces; YARN, Kaggle"),
     "container.137": Example("command terminated with exit code 137", {}, "docker, kubectl, nextflow, GitHub"),
     # -- launchers -------------------------------------------------------------------------------------------------
     "torchrun.table": Example(
@@ -438,6 +445,8 @@ EXAMPLES: dict[str, Example] = {
     "shell.killed": Example(
         "run.sh: line 12: 88213 Killed                  python train.py --config a.yaml", {}, "bash"
     ),
+    "shell.bus_error": Example("Bus error (core dumped)", {}, "bash"),
+    "shell.killed_job": Example("[1]    12345 killed     python train.py", {}, "zsh"),
     "shell.killed_zsh": Example("zsh: killed     python train.py", {}, "zsh"),
     "jupyter.died": Example("The kernel appears to have died. It will restart automatically.", {}, "Jupyter"),
     "shell.killed_alone": Example("loading shards: 50%\nKilled", {}, "bash, zsh"),
@@ -455,6 +464,7 @@ EXAMPLES: dict[str, Example] = {
         "torch",
     ),
     "shm.file": Example("RuntimeError: unable to write to file </torch_5190_3821>", {}, "torch MapAllocator"),
+    "shm.sigbus": Example("traceback : Signal 7 (SIGBUS) received by PID 4711", {}, "torch elastic"),
     "shm.full": Example("OSError: [Errno 28] No space left on device: '/dev/shm/torch_12_34'", {}, "Linux"),
     "windows.paging_file": Example(
         "OSError: [WinError 1455] The paging file is too small for this operation to complete. Error loading "
@@ -498,5 +508,6 @@ NOT_MEMORY_EXAMPLES: dict[str, str] = {
     "disk_full": "OSError: [Errno 28] No space left on device: 'checkpoint-500/model.safetensors'",
     "open_files": "RuntimeError: received 0 items of ancdata",
     "segfault": "Fatal Python error: Segmentation fault",
+    "context_length": "openai.BadRequestError: This model's maximum context length is 4096 tokens.",
     "nccl_timeout": "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)",
 }

@@ -128,9 +128,9 @@ def test_a_line_of_code_is_not_a_second_failure() -> None:
             {"allocated": gib(77.2), "unallocated": gib(1.2), "requested": None},
         ),
         (
-            "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently "
-            "allocated     : 5.26 GiB\nRequested               : 20.00 MiB\nDevice limit            : 8.00 GiB\n"
-            "Free (according to CUDA): 0 bytes",
+            "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+            "Currently allocated     : 5.26 GiB\nRequested               : 20.00 MiB\n"
+            "Device limit            : 8.00 GiB\nFree (according to CUDA): 0 bytes",
             {"requested": mib(20), "allocated": gib(5.26), "total": gib(8), "free": 0},
         ),
     ],

@@ -1,4 +1,4 @@
-"""A long run stays as small as a short one (benchmarks/long_run.py is the long one)."""
+"""A long run stays as small as a short one (benchmarks/recording/long_run.py is the long one)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.long_run import train
+from benchmarks.recording.long_run import train
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.phases import PhaseLog
 from memprof.recording.recorder import DeviceInfo

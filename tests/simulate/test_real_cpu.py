@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_step import TRAINING, births, compare, peaks, run_real
+from benchmarks.simulator.real_step import TRAINING, births, compare, peaks, run_real
 
 pytestmark = [pytest.mark.trl, pytest.mark.slow, pytest.mark.usefixtures("only_new_tensors")]
 # The fake mode takes the norm of several tensors apart into one a tensor, of the same size.

@@ -1,4 +1,4 @@
-"""Every way a run can end badly: what is left on disk, what is said, how it ends. docs/run.md has the table."""
+"""Every way a run can end badly: what is left on disk, what is said, how it ends. docs/oom.md has the table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A hand-written GRPO loop with its own model and its own cache: no transformers, no TRL."""
+"""Train by a hand-written GRPO loop with its own model and its own cache: no transformers, no TRL."""
 
 from __future__ import annotations
 

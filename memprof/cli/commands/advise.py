@@ -26,7 +26,7 @@ __all__ = ["command"]
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate in N processes; default: one a core."
 )
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
-@output_options(page="Write the run's HTML page to FILE.html.")
+@output_options("advise", page="Write the run's HTML page to FILE.html.")
 @device_option
 @redact_option
 def command(

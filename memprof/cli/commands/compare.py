@@ -33,7 +33,7 @@ class _Column:
 
 @click.command(name="compare")
 @click.argument("inputs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="A B...")
-@output_options(page="Write the HTML page to FILE.html.")
+@output_options("compare", page="Write the HTML page to FILE.html.")
 @click.option("--label", "labels", multiple=True, metavar="TEXT", help="Name a run; give it once for each, in order.")
 @click.option("--capacity", metavar="SIZE", help="Say which runs fit a device's memory, such as 24GB.")
 @click.option(

@@ -12,6 +12,7 @@ from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
 from memprof.cli.options import device_option, redact_option, rules_option
 from memprof.errors import UsageError
+from memprof.reports.renderers import Answer
 
 __all__ = ["command"]
 
@@ -32,7 +33,7 @@ _DEFAULT_TOP = 20
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"List the N largest; default: {_DEFAULT_TOP}.")
 @click.option("--all", "everything", is_flag=True, help="List every one.")
 @device_option
-@output_options()
+@output_options("explain")
 @rules_option
 @redact_option
 def command(
@@ -71,7 +72,6 @@ def _address(text: str | None) -> int | None:
 
 def _emit(found: list[dict[str, Any]], at: str, output: Output) -> None:
     from memprof.reports.document.tables import single_allocations
-    from memprof.reports.renderers import Answer
     from memprof.units import format_bytes
 
     many = f"{len(found)} allocation{'' if len(found) == 1 else 's'}"

@@ -9,6 +9,7 @@ import click
 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.errors import InputError
+from memprof.reports.renderers import Answer
 
 __all__ = ["command"]
 
@@ -18,7 +19,7 @@ _MOST_BYTES = 256 * 2**20
 
 @click.command(name="oom")
 @click.argument("log", type=click.Path(path_type=Path, allow_dash=True), metavar="LOG|-")
-@output_options()
+@output_options("oom")
 def command(log: Path, output: Output) -> None:
     """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
     the trouble is, and what to try, in order.
@@ -28,7 +29,6 @@ def command(log: Path, output: Output) -> None:
     and what Ray, Slurm, Kubernetes, launchers and the kernel say when they kill a process. No torch, no GPU needed.
     """
     from memprof.oom import explain_log
-    from memprof.reports.renderers import Answer
 
     answer = explain_log(_read(log))
     if not answer["failures"]:

@@ -12,10 +12,10 @@ from memprof.cli.progress import progress
 from memprof.cli.simulating import need_torch
 from memprof.cli.simulation_options import given_settings, run_options, settings_of, value_of
 from memprof.errors import UsageError
+from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.plan.planner import Plan
-    from memprof.reports.renderers import Answer
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ __all__ = ["command"]
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate in N processes; default: one a core."
 )
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
-@output_options(page="Write the HTML page, with the rows drawn, to FILE.html.")
+@output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
 def command(
     config_file: Path | None,
     gpu: str,
@@ -96,7 +96,6 @@ def _most_gpus(varied: tuple[str, list[Any]] | None) -> dict[str, Any]:
 def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_grpo import as_python, as_yaml
     from memprof.reports.document.plan import build_plan
-    from memprof.reports.renderers import Answer
 
     best = plan.best
     data = {**plan.to_dict(), "code": as_python(best.settings) if best is not None else None}

@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 @click.command(name="report")
 @click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT...")
-@output_options(page="Write the HTML page to FILE.html.")
+@output_options("report", page="Write the HTML page to FILE.html.")
 @device_option
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N",

@@ -31,7 +31,7 @@ __all__ = ["command"]
     show_default=True,
     help="Follow the code paths of this device.",
 )
-@output_options(page="Write a snapshot (.pickle) or a page (.html).")
+@output_options("simulate", page="Write a snapshot (.pickle) or a page (.html).")
 @click.option(
     "--completion-lengths",
     metavar="FILE|MEAN:SD|N,N,...",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memprof.cli.emit import Output, emit, output_options
+from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters
@@ -24,7 +25,7 @@ __all__ = ["command"]
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
     help="Look again after this long.",
 )  # fmt: skip
-@output_options(styles=("text", "json"), json_file=False)
+@output_options("watch", json_file=False)
 def command(folder: Path, once: bool, interval: float, output: Output) -> None:
     """Show the newest counters of the run in DIR: memory now and at its highest, by rank, phase and category.
 
@@ -34,8 +35,6 @@ def command(folder: Path, once: bool, interval: float, output: Output) -> None:
     if output.style == "text" and not once and sys.stdout.isatty():
         _live(folder, interval)
         return
-    from memprof.reports.renderers import Answer
-
     rows = [{**r.about, "newest": r.newest, "peak": r.categories, "ended": r.ended} for r in ranks]
     emit(Answer("watch", {"schema": "memprof.watch/1", "ranks": rows}, lambda: ranks), output)
 

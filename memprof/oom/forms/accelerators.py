@@ -30,6 +30,7 @@ FORMS: tuple[Form, ...] = (
         r"{int:allowed} bytes",
         backend="MPS",
     ),
+    form("hpu.alloc", "driver", "the Habana bridge", r"allocation failed for size::{int:requested}", backend="HPU"),
     form(
         "npu.driver",
         "driver",

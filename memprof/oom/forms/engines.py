@@ -77,6 +77,7 @@ FORMS: tuple[Form, ...] = (
         backend="CUDA",
         absorbs=("device",),
     ),
+    form("vllm.sleep", "engine", "vLLM", r"memory usage increased after sleeping"),
     form(
         "vllm.swap_space",
         "host",

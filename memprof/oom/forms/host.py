@@ -160,6 +160,14 @@ FORMS: tuple[Form, ...] = (
         r"request (?:of|is) {word:request})?",
     ),
     form(
+        "container.limit",
+        "killed",
+        "the container",
+        r"container killed (?:by yarn for exceeding|due to) memory|memory limit exceeded \({size:limit}"
+        r"|notebook tried to allocate more memory than is available",
+        event="container",
+    ),
+    form(
         "container.137",
         "killed",
         "the container",
@@ -248,6 +256,7 @@ FORMS: tuple[Form, ...] = (
         r"?<?/?torch_",
         event="shm",
     ),
+    form("shm.sigbus", "host", "the launcher", r"signal 7 \(sigbus\)|exitcode: ?-7(?!\d)", event="shm"),
     form(
         "shm.full",
         "host",
@@ -310,6 +319,16 @@ WEAK_FORMS: tuple[Form, ...] = (
         event="launcher",
         weak=True,
     ),
+    form("shell.bus_error", "host", "the shell", r"bus error \(core dumped\)", event="shm", weak=True),
+    form(
+        "shell.killed_job",
+        "killed",
+        "the shell",
+        r"\[\d{1,3}\] ?[+-]? ?\d{2,9} killed ",
+        line_start=True,
+        event="launcher",
+        weak=True,
+    ),
     form("shell.killed_zsh", "killed", "the shell", r"zsh: killed", line_start=True, event="launcher", weak=True),
     form(
         "jupyter.died",
@@ -318,5 +337,5 @@ WEAK_FORMS: tuple[Form, ...] = (
         r"the kernel (?:appears to have died|crashed while executing)|kernel died,? restarting",
         weak=True,
     ),
-    form("shell.killed_alone", "killed", "the shell", r"killed", whole_line=True, event="launcher", weak=True),
+    form("shell.killed_alone", "killed", "the shell", r"killed(?:: ?9)?", whole_line=True, event="launcher", weak=True),
 )

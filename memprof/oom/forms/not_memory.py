@@ -19,6 +19,9 @@ FORMS: tuple[Form, ...] = (
     form("disk_full", "not_memory", "the file system", r"no space left on device|disk quota exceeded"),
     form("open_files", "not_memory", "the operating system", r"too many open files|received 0 items of ancdata"),
     form("segfault", "not_memory", "the operating system", r"segmentation fault|sigsegv|signal 11"),
+    form(
+        "context_length", "not_memory", "the server", r"maximum context length is|longer than the maximum model length"
+    ),
     form("nccl_timeout", "not_memory", "NCCL", r"watchdog caught collective operation timeout"),
 )
 
@@ -33,5 +36,6 @@ SENTENCES: dict[str, str] = {
     "disk_full": "a disk is full, not memory",
     "open_files": "the process has too many open files, not too little memory (ulimit -n)",
     "segfault": "the process crashed on a bad address, which is a bug and not a lack of memory",
+    "context_length": "a request is longer than the model's context: a limit of tokens, not a lack of memory",
     "nccl_timeout": "a collective timed out: one rank waits for another, which may have failed for another reason",
 }

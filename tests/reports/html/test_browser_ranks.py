@@ -58,7 +58,7 @@ def test_what_is_read_is_what_the_json_holds(browser: Any, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_1024_ranks_open_in_two_seconds(browser: Any, tmp_path: Path) -> None:
-    from benchmarks.ranks import LOAD_MS, _loaded
+    from benchmarks.reading.ranks import LOAD_MS, _loaded
 
     path = page_of(tmp_path, 1024)
     assert path.stat().st_size < 2_500_000

@@ -1,0 +1,18 @@
+"""Compare what advice predicts with what happens when it is followed."""
+
+from __future__ import annotations
+
+from benchmarks.subcommands import group_of
+
+main = group_of(
+    "benchmarks.advice",
+    __doc__,
+    {
+        "real": ("real", "Train on the CPU, follow the advice, train again."),
+        "simulated": ("simulated", "Compare estimates with simulations at full size."),
+        "combination": ("combination", "Make a full fine-tune of Qwen2.5-7B fit 24 GB."),
+    },
+)
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

@@ -1,0 +1,1 @@
+"""Fill the documentation with measured figures: ``python -m benchmarks.docs COMMAND``."""

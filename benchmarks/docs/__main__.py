@@ -1,0 +1,18 @@
+"""Fill the documentation's tables from the results, and draw its pictures."""
+
+from __future__ import annotations
+
+from benchmarks.subcommands import group_of
+
+main = group_of(
+    "benchmarks.docs",
+    __doc__,
+    {
+        "tables": ("tables", "Fill the documentation's tables from the results; --check compares."),
+        "report-picture": ("report_picture", "Take the README's picture from a page of the demo."),
+        "memory-pictures": ("memory_pictures", "Draw the pictures and figures of docs/grpo-memory.md."),
+    },
+)
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

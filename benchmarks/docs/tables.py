@@ -1,0 +1,235 @@
+"""Put tables of measured figures into the documentation, between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+
+    python -m benchmarks.docs tables [--check]
+
+The figures are those of ``benchmarks/results/cpu/*.json``, the forms of ``docs/oom.md`` those of the tests;
+``--check`` (and a test) only compares. Nothing is simulated here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from benchmarks.lean import tables as lean_tables
+from benchmarks.oom import forms_table
+from benchmarks.tabling import ROOT, read, table
+from memprof.units import GIB
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
+
+PAGES = (
+    ROOT / "README.md",
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom")
+    ),
+    ROOT / "examples" / "README.md",
+)
+_PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _claim(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = read("claims")["claims"][name]["found"]
+    return found
+
+
+def qlora() -> str:
+    """Show GB by size."""
+    head = ("model", "billions of parameters", "QLoRA, GB", "per billion", "LoRA, GB", "LoRA ÷ QLoRA")
+    return table(head, [
+        (f"Qwen2.5-{size}", row["parameters"] / 1e9, row["qlora_gb"], row["qlora_gb_per_billion"], row["lora_gb"],
+         row["lora_to_qlora"])
+        for size, row in _claim("qlora_is_gb_per_billion").items()
+    ])  # fmt: skip
+
+
+def sharing() -> str:
+    """Show GiB with two policies and with one base."""
+    head = ("Qwen2.5-1.5B, bf16, GiB", "models", "gradients and optimizer", "needed")
+    rows = _claim("sharing_a_base").items()
+    return table(head, [(name, row["models_gib"], row["trained_gib"], row["needed_gib"]) for name, row in rows])
+
+
+def adam() -> str:
+    """Show bytes a parameter."""
+    return table(("Qwen2.5-0.5B", "bytes of optimizer state a parameter"), list(_claim("eight_bit_adam").items()))
+
+
+def accumulation() -> str:
+    """Show peaks by accumulation steps."""
+    head = ("Qwen2.5-0.5B, full, bf16; accumulation steps", "gradients, own peak, GiB", "peak, GiB", "peak is in")
+    rows = _claim("accumulation").items()
+    return table(head, [(n, row["gradients_gib"], row["peak_gib"], row["phase"]) for n, row in rows])
+
+
+def five_gb() -> str:
+    """Show GB needed by completion length."""
+    rows = _claim("one_and_a_half_billion_in_5_gb").items()
+    head = ("prompt + completion", "GB needed", "peak is in", "largest")
+    return table(head, [(n, r["needed_gb"], r["phase"], CATEGORY_LABELS[Category(r["largest"])]) for n, r in rows])
+
+
+def row_510() -> str:
+    """Show the published table's rows as they were executed."""
+    found = _claim("table_of_510_gb")
+    groups = [g for g in Group if any(g in run["own_peaks_gib"] for run in found["executed"].values())]
+    head = ("own peaks, GiB", *(GROUP_LABELS[g] for g in groups))
+    return table(head, [(name, *(run["own_peaks_gib"].get(g, 0.0) for g in groups))
+                        for name, run in found["executed"].items()])  # fmt: skip
+
+
+def forty_nine() -> str:
+    """Show what the 49 GB are."""
+    runs = _claim("forty_nine_gb_for_0_6b")
+    rows = []
+    for name, row in runs.items():
+        parts = ", ".join(
+            f"{CATEGORY_LABELS[Category(c)].lower()} {gib:.2f}" for c, gib in row["at_the_peak_gib"].items()
+        )
+        rows.append((name, row["needed_gib"], row["phase"], parts))
+    return table(("Qwen3-0.6B", "GiB needed", "peak is in", "at the peak, GiB"), rows)
+
+
+def slower() -> str:
+    """Show what checkpointing costs."""
+    found = _claim("checkpointing_costs")
+    rows = [("floating-point operations", found["flops_ratio"]), ("time on a CPU", found["time_ratio_cpu_median"])]
+    return table(("forward and backward of a small Llama", "checkpointed ÷ not"), rows)
+
+
+def offload() -> str:
+    """Show what a link has to carry."""
+    rows = _claim("offload_costs").items()
+    head = ("model", "bytes moved a token and layer", "GB/s needed at 400 TFLOP/s")
+    return table(head, [(n, r["bytes_per_token_and_layer"], r["gb_per_s_to_hide_at_400_tflops"]) for n, r in rows])
+
+
+def memory_own() -> str:
+    """Show every category of the two runs of docs/grpo-memory.md."""
+    runs = read("memory_pictures")["runs"]
+    order = [c for c in Category if any(run["own_peaks"].get(c, 0) > 5e6 for run in runs.values())]
+    rows: list[list[object]] = []
+    for category in order:
+        figures = [run[key].get(category, 0) / GIB for run in runs.values() for key in ("peak_categories", "own_peaks")]
+        rows.append([CATEGORY_LABELS[category], *figures])
+    rows.append(["Total", *(v for run in runs.values() for v in (run["peak_bytes"] / GIB, ""))])
+    return table(("GiB", "full: at the peak", "own peak", "LoRA: at the peak", "own peak"), rows)
+
+
+def fit() -> str:
+    """Show the rows of ``examples/fit_7b_on_one_gpu.py --full --completions 4``."""
+    rows = read("fit_7b")
+    by = {row["step"]: row["device_peak_bytes"] / GIB for row in rows}
+    return table(("Qwen2.5-7B, 4 × (256 + 786) tokens", "GiB needed", "fits 24 GB", "peak is in"), [
+        (row["step"], by[row["step"]], "yes" if row["fits"] else "no", row["peak_phase"]) for row in rows
+    ])  # fmt: skip
+
+
+def generations() -> str:
+    """Show the rows of ``examples/num_generations.py``."""
+    rows = read("num_generations")
+    counts = sorted({row["num_generations"] for row in rows})
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    by = {(row["way"], row["num_generations"]): row["device_peak_bytes"] / GIB for row in rows}
+    return table(("Qwen2.5-0.5B, full, bf16; GiB needed by completions a prompt", *map(str, counts)),
+                 [(way, *(by.get((way, n), "–") for n in counts)) for way in ways])  # fmt: skip
+
+
+_PATHS = {
+    "trl": "TRL's chunks",
+    "liger": "Liger",
+    "plain": "plain logits",
+    "in_backward": "without `grad_fn`",
+    "in_forward": "with `grad_fn`",
+}
+
+
+def fused_loss() -> str:
+    found = read("fused_loss")
+    rows = []
+    for head, (title, gradient) in {
+        "frozen_head": ("frozen head: ", "hidden_gradient"),
+        "trainable_head": ("trainable head: ", "head_gradient"),
+    }.items():
+        for path, name in _PATHS.items():
+            row = found[head][path]
+            if "error" in row:
+                rows.append([title + name, row["error"], *["–"] * 4])
+                continue
+            errors = found["bf16_error"][path]
+            logps = "–" if errors["logps"] is None else f"{errors['logps']:.1e}"
+            sums = [f"{row['products']:.0f}", f"{row['peak_bytes'] / 1e6:.1f} MB", row["seconds_over_trl"]]
+            rows.append([title + name, *sums, logps, f"{errors[gradient]:.1e}"])
+    head_line = ["", "products", "peak beside the inputs", "CPU time over TRL's", "log-probabilities' error",
+                 "gradient's error"]  # fmt: skip
+    return table(head_line, rows)
+
+
+def advice(part: str) -> str:
+    """Show what ``benchmarks.advice`` found: each run's changes, and how far off their predictions were."""
+    found = read("advice")[part]
+    rows = []
+    for name in dict.fromkeys(row["run"] for row in sorted(found["rows"], key=lambda row: (row["run"], row["rank"]))):
+        of = [row for row in found["rows"] if row["run"] == name]
+        worst = max(of, key=lambda row: abs(row["error"] or 0.0))
+        saved = sorted(row["saved_bytes"] / (2**20 if part == "real" else GIB) for row in of)
+        rows.append((name, len(of), f"{saved[0]:.2f} to {saved[-1]:.2f}", f"{100 * worst['error']:+.{_DIGITS[part]}f}",
+                     f"`{worst['id']}`"))  # fmt: skip
+    run, unit = ("run, trained on a CPU", "MiB") if part == "real" else ("run, simulated", "GiB")
+    head = (run, "changes", f"saved at the peak, {unit}", "largest error, %", "of the change")
+    whole = found["summary"]
+    digits = _DIGITS[part] + 1
+    words = (
+        f"{whole['changes']} changes of {len(rows)} runs: median error "
+        f"{100 * whole['median_error']:.{digits}f} %, largest {100 * whole['largest_error']:.{digits}f} % "
+        f"({100 * whole['largest_error_of_peak']:.{digits}f} % of the peak), wrong in sign among the first three "
+        f"of a run: {whole['wrong_sign_in_first_three']}."
+    )
+    return f"{table(head, rows)}\n{words}\n"
+
+
+_DIGITS = {"real": 4, "simulated": 1}
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "qlora": qlora,
+    "sharing": sharing,
+    "adam": adam,
+    "accumulation": accumulation,
+    "five-gb": five_gb,
+    "row-510": row_510,
+    "forty-nine": forty_nine,
+    "slower": slower,
+    "offload": offload,
+    "memory-own": memory_own,
+    "fit": fit,
+    "generations": generations,
+    "fused-loss": fused_loss,
+    "advice-real": lambda: advice("real"),
+    "advice-simulated": lambda: advice("simulated"),
+    **lean_tables.TABLES,
+    **forms_table.TABLES,
+}
+
+
+def filled(text: str) -> str:
+    """Make the tables of a page's text anew."""
+    return _PLACE.sub(lambda m: f"{m.group(1)}\n{TABLES[m.group(2)]()}\n{m.group(3)}", text)
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a table differs.")
+def main(check: bool) -> None:
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
+    sys.exit(1 if check and stale else 0)

@@ -1,0 +1,1 @@
+"""Measure the lean trainer beside TRL's: ``python -m benchmarks.lean COMMAND``."""

@@ -1,0 +1,24 @@
+"""Measure the lean trainer beside TRL's: memory, FLOPs, time and the training itself."""
+
+from __future__ import annotations
+
+from benchmarks.subcommands import group_of
+
+main = group_of(
+    "benchmarks.lean",
+    __doc__,
+    {
+        "memory": ("memory", "Simulate memory, host memory and FLOPs of both trainers."),
+        "flops": ("flops", "Count the FLOPs of a simulated training step."),
+        "techniques": ("techniques", "Simulate each technique alone and without the others."),
+        "longest": ("longest", "Search the longest sequences that fit 24 GB and 80 GB."),
+        "blocks": ("blocks", "Time checkpointing kinds, tiled MLP and a shared prompt on a CPU."),
+        "track": ("track", "Train both on the same completions; compare losses, rewards, norms."),
+        "speed": ("speed", "Time forward and backward of one micro-batch; trace its peak."),
+        "fused-loss": ("fused_loss", "Compare fused log-probabilities with TRL's, Liger's and plain logits."),
+        "tables": ("tables", "Print the tables of the results that are kept."),
+    },
+)
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

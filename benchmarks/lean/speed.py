@@ -1,0 +1,119 @@
+"""Time one micro-batch of SmolLM2-135M on GSM8K with the lean trainer and with TRL's.
+
+    python -m benchmarks.lean speed [--pairs 7] [--json FILE]
+
+Forward and backward of one micro-batch (what both do at equal settings; no generation, no optimizer) are timed in
+interleaved pairs; memprof's tensor trace records the peak of live tensors of each. TRL is given the same rows in all
+cases. Cases that the file has and that are not asked for stay.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.lean.real_model import JSON, OUT, TINY, build, prepared
+from benchmarks.measure import interleaved, ratio, write_result
+
+SPEED_CASES: dict[str, dict[str, Any]] = {
+    "full, answers of unequal length": {"lora": False, "even": False},
+    "full, answers of equal length": {"lora": False, "even": True},
+    "lora, answers of unequal length": {"lora": True, "even": False},
+    "full, prompt four times the answers, shared": {
+        "lora": False, "even": True, "prompt": 256, "lean": {"prefix_sharing": True},
+    },
+}  # fmt: skip
+
+
+def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0) -> dict[str, Any]:
+    """Make one prompt's group as TRL pads it: answers of 24 to 64 tokens, or all of 64 (``even``).
+
+    The prompt is a question, or ``prompt_tokens`` of as many questions as they take.
+    """
+    import torch
+
+    source = torch.Generator().manual_seed(1)
+    prompt = []
+    for question in questions:
+        prompt += tokenizer.apply_chat_template(question.as_row()["prompt"], add_generation_prompt=True)["input_ids"]
+        if len(prompt) >= prompt_tokens:
+            break
+    prompt = prompt[:prompt_tokens] if prompt_tokens else prompt
+    width = 64
+    lengths = [width if even else width * (row + 3) // (rows + 2) for row in range(rows)]
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(100, len(tokenizer), (rows, width), generator=source)
+    return {
+        "prompt_ids": torch.tensor(prompt).expand(rows, -1).contiguous(),
+        "prompt_mask": torch.ones(rows, len(prompt), dtype=torch.long),
+        "completion_ids": torch.where(mask.bool(), ids, tokenizer.pad_token_id),
+        "completion_mask": mask,
+        "advantages": torch.randn(rows, generator=source),
+        "num_items_in_batch": mask.sum(),
+        "ref_per_token_logps": -3 * torch.rand(rows, width, generator=source) * mask,
+    }
+
+
+def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Measure seconds and peaks of one micro-batch's forward and backward."""
+    lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
+    trainers = {kind: build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
+                for kind in ("trl", "lean")}  # fmt: skip
+    inputs = micro_batch(trainers["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
+
+    def step(trainer: Any) -> dict[str, float]:
+        trainer.model.train()
+        start, cpu = time.perf_counter(), time.process_time()
+        trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
+        found = {"wall": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+        trainer.model.zero_grad()
+        return found
+
+    for trainer in trainers.values():
+        trainer.ref_model = None
+        trainer.current_gradient_accumulation_steps = 1
+        if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        step(trainer)
+    timed = interleaved({kind: lambda t=trainer: step(t) for kind, trainer in trainers.items()}, pairs)
+    return {
+        "settings": settings,
+        "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": 64},
+        "wall_ratio": ratio(timed, "lean", "trl", "wall"),
+        "cpu_ratio": ratio(timed, "lean", "trl", "cpu"),
+        "seconds": timed,
+        "peak_bytes": {kind: peak(lambda t=trainer: step(t), trainer, folder) for kind, trainer in trainers.items()},
+    }
+
+
+def peak(step: Any, trainer: Any, folder: Path) -> dict[str, int]:
+    """Measure live bytes at the peak of a traced step, by category, without what was there before it."""
+    from memprof import analyze, record
+
+    path = folder / "traced.pickle"
+    with record(str(path), model=trainer.model, device="cpu"):
+        step()
+    found = analyze(str(path)).to_dict()["peak"]
+    return {"total": found["requested_bytes"], **{k: v for k, v in found["categories"].items() if v}}
+
+
+@click.command(help=__doc__)
+@click.option("--pairs", default=7)
+@click.option("--only", "names", multiple=True, type=click.Choice(list(SPEED_CASES)), metavar="CASE")
+@OUT
+@JSON
+@TINY
+def main(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, tiny: bool) -> None:
+    model, questions, note = prepared(out, tiny)
+    kept = json_path is not None and json_path.is_file()
+    found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}
+    for name in names or SPEED_CASES:
+        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, SPEED_CASES[name])}
+        gc.collect()
+        ordered = {case: found[case] for case in SPEED_CASES if case in found}
+        write_result({"model": note, "cases": ordered}, json_path)

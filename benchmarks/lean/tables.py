@@ -1,0 +1,177 @@
+"""Make the lean trainer's tables from the results: sizes in GiB, FLOPs of one step's training in PFLOP.
+
+    python -m benchmarks.lean tables [NAME ...]
+
+``benchmarks.docs.tables`` puts them into the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from benchmarks.lean.memory import training_bytes
+from benchmarks.tabling import read, table
+from memprof.units import GIB
+
+__all__ = ["TABLES"]
+
+_PETA = 1e15
+
+
+def _gib(size: int | None) -> object:
+    return "–" if size is None else size / GIB
+
+
+def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
+    return {name: row for name, row in read("lean_memory")["cases"].items() if pick(name)}
+
+
+def memory() -> str:
+    """Show every simulated case; FLOPs of those that have them."""
+    head = ("run", "training", "generation", "whole", "host", "PFLOP")
+    return table(head, [
+        (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
+         _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–")
+        for name, row in _memory(lambda name: True).items()
+    ])  # fmt: skip
+
+
+_SHORT = {
+    "8B LoRA, 8 x 20480, TRL's defaults": "TRL's trainer, its defaults",
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": "TRL's trainer, tuned by hand",
+    "8B LoRA, 8 x 20480, lean": "the lean trainer",
+}
+
+
+def short() -> str:
+    """Show one run, with TRL's trainer and the lean one."""
+    rows = _memory(lambda name: name in _SHORT)
+    return table(("", "training", "generation", "whole step"), [
+        (label, _gib(training_bytes(rows[name])), _gib(rows[name]["phases"].get("generate")),
+         _gib(rows[name]["allocated_bytes"]))
+        for name, label in _SHORT.items()
+    ])  # fmt: skip
+
+
+def _technique(rows: Mapping[str, Any], name: str, base: str) -> list[str]:
+    found = rows.get(name)
+    if found is None:
+        return ["", "", ""]
+    start = rows[base]
+    sizes = [(found[key] - start[key]) / GIB for key in ("training_bytes", "whole_bytes")]
+    flops = (found["flops"] - start["flops"]) / _PETA
+    return [*(_signed(size) for size in sizes), _signed(flops)]
+
+
+def _signed(value: float) -> str:
+    return "0" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
+
+
+def techniques(group: str) -> str:
+    """Show what each brought: alone over TRL's row, and what the lean trainer has more without it."""
+    rows = read("lean_techniques")["groups"][group]
+    head = ("", "alone: training", "whole", "PFLOP", "last: training", "whole", "PFLOP")
+    lines: list[list[object]] = []
+    for label, left, right in (("start", "TRL", "lean"), ("every switch off", "our step, nothing on", "")):
+        cells: list[object] = [label]
+        for name in (left, right):
+            row = rows.get(name)
+            cells += ["", "", ""] if row is None else [
+                row["training_bytes"] / GIB, row["whole_bytes"] / GIB, row["flops"] / _PETA]  # fmt: skip
+        lines.append(cells)
+    names = dict.fromkeys(name.partition(": ")[2] for name in rows if ": " in name)
+    for name in names:
+        alone, last = f"alone: {name}", f"last: {name}"
+        # The base's dtype and bits are rows of their own: what is there with it, less what is there without.
+        if name == "bf16 base":
+            left, right = _turned(_technique(rows, alone, "TRL")), _technique(rows, last, "lean")
+        elif name == "NF4 base":
+            left, right = _technique(rows, alone, "TRL"), _turned(_technique(rows, last, "lean"))
+        else:
+            left, right = _technique(rows, alone, "TRL"), _technique(rows, last, "lean")
+        lines.append([name, *left, *right])
+    return table(head, lines)
+
+
+def _turned(cells: list[str]) -> list[str]:
+    swapped = {"+": "−", "−": "+"}
+    return [swapped.get(cell[:1], cell[:1]) + cell[1:] for cell in cells]
+
+
+def longest() -> str:
+    """Show tokens that fit, by card, base and trainer; what is known of longer ones, and where they run out."""
+    rows = read("lean_longest")["rows"]
+    lines = []
+    for name in dict.fromkeys(key.rpartition(", ")[0] for key in rows):
+        cells: list[object] = [name]
+        for kind in ("training alone", "with generation"):
+            row = rows.get(f"{name}, {kind}")
+            cells += ["–", "–"] if row is None else _length(row)
+        lines.append(cells)
+    return table(("", "training alone", "ends in", "with generation", "ends in"), lines)
+
+
+def _length(row: Mapping[str, Any]) -> list[object]:
+    best = max((one["length"] for one in row["tried"] if one["fits"]), default=0)
+    end = min((one for one in row["tried"] if not one["fits"]), key=lambda one: int(one["length"]), default=None)
+    if end is None:
+        return [f"≥ {best:,}", "–"]
+    beyond = "" if end["length"] - best <= row["grain"] else f" (not {end['length']:,})"
+    return [f"{best:,}{beyond}" if best else f"< {end['length']:,}", end["phase"]]
+
+
+def speed() -> str:
+    """Show medians of interleaved pairs, and live bytes at the traced peak."""
+    found = read("lean_speed")
+    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL, wall", "CPU time", "peak, MB: TRL", "lean")
+    return table(head, [
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"], row["cpu_ratio"],
+         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in ("trl", "lean")))
+        for name, row in found["cases"].items()
+    ])  # fmt: skip
+
+
+def track() -> str:
+    """Show the first and last step of both runs, and the largest difference of any, relative to the largest value."""
+    found = read("lean_track")
+    one, other = found["trl"]["steps"], found["lean"]["steps"]
+    lines = [
+        (name, *(f"{steps[at][key]:.5g}" for at in (0, -2) for steps in (one, other)),
+         f"{found['largest_difference'][key]:.1e}")
+        for name, key in (("loss", "loss"), ("reward", "reward"), ("gradient norm", "grad_norm"), ("KL", "kl"))
+    ]  # fmt: skip
+    last = len(one) - 1
+    head = ("", "step 1: TRL", "lean", f"step {last}: TRL", "lean", "largest difference of any step, relative")
+    return table(head, lines)
+
+
+def blocks() -> str:
+    """Show three layers of SmolLM2's shape on a CPU: each technique over doing nothing."""
+    return table(("one sequence", "FLOPs", "peak, MB", "CPU time"), [
+        (name, row["flops"], f"{row['peak_bytes'] / 1e6:.1f}", row["cpu_seconds"])
+        for name, row in read("lean_blocks")["one_sequence"].items()
+        if not name.startswith("offloaded")  # the host is the same memory here
+    ])  # fmt: skip
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "lean-memory": memory,
+    "lean-short": short,
+    "lean-blocks": blocks,
+    "lean-techniques": lambda: techniques("8B"),
+    "lean-techniques-prompt": lambda: techniques("7B long prompt"),
+    "lean-techniques-reference": lambda: techniques("1.5B reference"),
+    "lean-longest": longest,
+    "lean-speed": speed,
+    "lean-track": track,
+}
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, type=click.Choice(list(TABLES)), metavar="[NAME]...")
+def main(names: tuple[str, ...]) -> None:
+    for name in names or TABLES:
+        print(f"{name}\n\n{TABLES[name]()}")

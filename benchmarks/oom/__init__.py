@@ -1,0 +1,1 @@
+"""Score ``memprof oom`` on real texts, and table the forms it reads."""

@@ -1,0 +1,38 @@
+"""The table of forms in ``docs/oom.md``, from the tests' examples: what is shown there is what the tests hold."""
+
+from __future__ import annotations
+
+from benchmarks.tabling import table
+from memprof.oom import explain_log
+from memprof.oom.forms import FORMS
+from memprof.oom.forms.not_memory import SENTENCES
+from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
+
+__all__ = ["TABLES"]
+
+_WIDTH = 72
+
+
+def _cell(text: str, width: int = _WIDTH) -> str:
+    words = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+    return f"`{words}`" if len(words) <= width else f"`{words[: width - 2].rstrip()} …`"
+
+
+def forms() -> str:
+    """Every form with its example, its kind and the first thing to try."""
+    rows = []
+    for form in FORMS:
+        (failure,) = explain_log(EXAMPLES[form.id].text)["failures"]
+        first = failure["try"][0]["action"].replace("|", "\\|").replace("<", "&lt;")
+        rows.append((form.program, _cell(failure["message"]), f"`{form.kind}`", first))
+    head = ("whose", "a text that is read", "kind", "first to try")
+    return table(head, rows).replace("--:", "---")
+
+
+def not_memory() -> str:
+    """What sounds like memory and is not."""
+    rows = [(_cell(text), SENTENCES[name].split(":")[0]) for name, text in NOT_MEMORY_EXAMPLES.items()]
+    return table(("a text", "what it is"), rows).replace("--:", "---")
+
+
+TABLES = {"oom-forms": forms, "oom-not-memory": not_memory}

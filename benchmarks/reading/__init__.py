@@ -1,0 +1,1 @@
+"""Measure what reading a recording costs: ``python -m benchmarks.reading COMMAND``."""

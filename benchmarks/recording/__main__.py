@@ -1,0 +1,21 @@
+"""Measure what recording costs, and check that it changes nothing and records what formulas say."""
+
+from __future__ import annotations
+
+from benchmarks.subcommands import group_of
+
+main = group_of(
+    "benchmarks.recording",
+    __doc__,
+    {
+        "overhead": ("overhead", "Time the demo's step unwatched, watched and recorded."),
+        "counting": ("counting", "Time the counters beside a step; fail above 1 %."),
+        "long-run": ("long_run", "Count 10,000 steps; fail if memprof's memory grows."),
+        "sampler": ("sampler", "Time a look at the device; count the rows kept in an hour."),
+        "bit-equal": ("bit_equal", "Compare training with and without the callback, bit for bit."),
+        "check-demo": ("check_demo", "Hold the files of make demo to closed forms."),
+    },
+)
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

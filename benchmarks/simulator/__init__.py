@@ -1,0 +1,1 @@
+"""Compare predictions with what runs really need: ``python -m benchmarks.simulator COMMAND``."""

@@ -1,0 +1,23 @@
+"""Compare predictions with real runs, with formulas, with other estimators and with what people claim."""
+
+from __future__ import annotations
+
+from benchmarks.subcommands import group_of
+
+main = group_of(
+    "benchmarks.simulator",
+    __doc__,
+    {
+        "gpu": ("comparisons:gpu", "Simulate what other people captured on GPUs."),
+        "cpu": ("comparisons:cpu", "Record small TRL runs on this CPU and simulate them."),
+        "table": ("comparisons:print_table", "Print the table of docs/accuracy.md; update the expected error."),
+        "real-step": ("real_step", "Compare a real TRL step on the CPU with its simulation, in order."),
+        "decisions": ("decisions", "Count fits-or-not verdicts that are right and wrong."),
+        "rivals": ("rivals", "Ask other estimators about the same configurations."),
+        "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),
+        "claims": ("claims", "Check claims about GRPO's memory, for docs/faq.md."),
+    },
+)
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

@@ -1,0 +1,1 @@
+"""Run the callback under several versions of TRL: ``python -m benchmarks.versions``."""

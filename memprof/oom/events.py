@@ -1,0 +1,67 @@
+"""From matches to failures: the signs of one event joined, what caused an engine's message folded into it."""
+
+from __future__ import annotations
+
+from memprof.oom.forms import FORMS
+from memprof.oom.hits import Hit
+
+__all__ = ["events_of"]
+
+_NEAR = 40  # lines between two signs of one event
+_CHAIN = 400  # lines a chained traceback may be long
+_LOOK_BACK = 60  # events
+_ORDER = {form.id: i for i, form in enumerate(FORMS)}
+_LONGEST = 3000  # characters of a message that is told in several parts
+
+
+def events_of(hits: list[Hit]) -> list[Hit]:
+    """Return one hit for each event: near signs of one thing joined, what caused an engine's message folded into it."""
+    events: list[Hit] = []
+    for hit in hits:
+        if hit.form.kind != "device" and (near := _sign_of(hit, events[-_LOOK_BACK:])) is not None:
+            _fold(near, hit)
+            continue
+        for before in reversed(events[-_LOOK_BACK:] if hit.form.absorbs else []):
+            if hit.line - before.last_line <= _CHAIN and before.form.kind in hit.form.absorbs:
+                _fold(hit, before, words=False)
+                events.remove(before)
+                break
+        events.append(hit)
+    return _without_consequences(events)
+
+
+def _sign_of(hit: Hit, events: list[Hit]) -> Hit | None:
+    """Return the last of ``events`` that ``hit`` is another sign of."""
+    for event in reversed(events):
+        if event.form.event != hit.form.event or hit.line - event.last_line > _NEAR:
+            continue
+        mine, theirs = hit.values.get("pid"), event.values.get("pid")
+        if hit.form.event == "launcher" and hit.values.get("rank") not in (None, event.values.get("rank")):
+            continue
+        if mine is None or theirs is None or mine == theirs:
+            return event
+    return None
+
+
+def _fold(into: Hit, other: Hit, *, words: bool = True) -> None:
+    """Add to ``into`` what only ``other`` says; the more telling form of two leads."""
+    if words and _ORDER[other.form.id] < _ORDER[into.form.id]:
+        into.form, into.backend = other.form, other.backend or into.backend
+    into.values = {**other.values, **into.values}
+    into.processes = into.processes or other.processes
+    if words and into.stop < other.stop < into.start + _LONGEST:
+        into.stop, into.last_line = other.stop, other.last_line
+
+
+def _without_consequences(events: list[Hit]) -> list[Hit]:
+    """Return the events without a driver's bare *out of memory* that repeats a fuller one beside it."""
+    kept = []
+    for i, hit in enumerate(events):
+        if hit.form.event != "driver" or hit.values:
+            kept.append(hit)
+            continue
+        beside = [e for e in events[max(0, i - 3) : i + 4] if e is not hit and abs(e.line - hit.line) <= 3]
+        fuller = any(e.form.kind in ("engine", "library") or e.values.get("requested") for e in beside)
+        if not fuller:
+            kept.append(hit)
+    return kept

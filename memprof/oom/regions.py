@@ -1,0 +1,175 @@
+"""Where in a log to look: the lines around every word that may concern memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+__all__ = ["regions"]
+
+# A region of the log is read closely where one of these stands; they are searched for in lower case, one by one, which
+# is ten times as fast as one expression of all of them. Words that ordinary log lines hold (memory, kv cache usage) are
+# not among them.
+_TRIGGERS = (
+    "out of mem",
+    "outofmem",
+    "out_of_mem",
+    "out_of_resource",
+    "out_of_device",
+    "outofresource",
+    "out of resource",
+    "oom_kill",
+    "oom-kill",
+    "oom kill",
+    "oomkill",
+    "oom when",
+    "to allocate",
+    "by pytorch",
+    "total capac",
+    "alloc_failed",
+    "status_not_init",
+    "cudamalloc",
+    "memoryerror",
+    "memoryallocation",
+    "memory_error",
+    "cache blocks",
+    "kv cache is",
+    "in kv cache",
+    "gpu memory util",
+    "memory profiling",
+    "mem-fraction-static",
+    "enough memory",
+    "enough gpu",
+    "memory_saver",
+    "cumem_alloc",
+    "expandable segments",
+    "shared memory",
+    "/dev/shm",
+    "bus error",
+    "paging file",
+    " 1455",
+    "allocate memory",
+    "calloc",
+    "buffer size",
+    "insufficient memory",
+    "memory capacity",
+    "killed",
+    "kill process",
+    "sigkill",
+    "signal 9",
+    "9/kill",
+    "137",
+    "-9",
+    "oom_reaper",
+    "low on memory",
+    "memory pressure",
+    "memory usage threshold",
+    "memory low",
+    "object store",
+    "objectstore",
+    "pod memory",
+    "worker exit",
+    "low on resource",
+    "session crashed",
+    "abruptly",
+    "memlimit",
+    "memory limit",
+    "exceeded limit",
+    "swap space",
+    "bad_alloc",
+    "hostalloc",
+    "mallochost",
+    "memlock",
+    "pinning memory",
+    "cudnn algorithm",
+    "engine to execute",
+    "el0004",
+    "207001",
+    "swapping",
+    "shared data",
+    "illegal memory",
+    "device-side",
+    "no space left",
+    "quota exceeded",
+    "open files",
+    "ancdata",
+    "segmentation fault",
+    "collective operation",
+    "kernel appears to have died",
+    "resources requested",
+    "req_slots",
+    "unbalanced",
+    "after sleeping",
+    "failed for size",
+    "sigbus",
+    "exitcode",
+    "exceeding memory",
+    "due to memory",
+    "than is available",
+    "context length",
+    "model length",
+    "graph failed",
+    "dummy requests",
+    "of the memory on node",
+)
+_SMALL = 150_000  # characters that are read closely whatever they hold: a broken line can hide every trigger
+_BEFORE, _AFTER = 40_000, 8_000
+# A log that speaks of memory everywhere: its head and tail are read, and a note says so.
+_MOST = 800_000
+
+
+def regions(text: str, notes: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield (number of its first line, whole lines) around every place that may concern memory."""
+    if len(text) <= _SMALL:
+        yield 1, text
+        return
+    spans: list[tuple[int, int]] = []
+    for at in _places(text.lower()):
+        lo = text.rfind("\n", 0, max(0, at - _BEFORE)) + 1
+        hi = text.find("\n", min(len(text), at + _AFTER))
+        hi = len(text) if hi < 0 else hi
+        if spans and lo <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(hi, spans[-1][1]))
+        else:
+            spans.append((lo, hi))
+    kept = _within(spans, notes, text)
+    line, at = 1, 0
+    for lo, hi in kept:
+        line += text.count("\n", at, lo)
+        at = lo
+        yield line, text[lo:hi]
+
+
+def _places(lowered: str) -> list[int]:
+    """Return where a trigger stands, in order, not more than one in a quarter of what is read after it."""
+    places = []
+    for word in _TRIGGERS:
+        at = lowered.find(word)
+        while at >= 0:
+            places.append(at)
+            at = lowered.find(word, at + _AFTER // 4)
+    return sorted(places)
+
+
+def _within(spans: list[tuple[int, int]], notes: list[str], text: str) -> list[tuple[int, int]]:
+    """Return ``spans``, or only their first and last parts where they are too much to read closely."""
+    if sum(hi - lo for lo, hi in spans) <= _MOST:
+        return spans
+    head, tail = _first(spans, _MOST // 2), _first([(-hi, -lo) for lo, hi in reversed(spans)], _MOST // 2)
+    kept = head + [(-hi, -lo) for lo, hi in reversed(tail)]
+    kept = [(text.rfind("\n", 0, lo) + 1, hi) for lo, hi in kept]
+    skipped = sum(hi - lo for lo, hi in spans) - sum(hi - lo for lo, hi in kept)
+    notes.append(
+        f"This log speaks of memory almost everywhere; its first and last {_MOST / 2e6:.1f} MB were read closely "
+        f"and {max(0, skipped) / 1e6:.1f} MB between them were not: cut out the part you mean to be sure."
+    )
+    return kept
+
+
+def _first(spans: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    kept = []
+    for lo, hi in spans:
+        if most <= 0:
+            break
+        kept.append((lo, min(hi, lo + most)))
+        most -= kept[-1][1] - lo
+    return kept

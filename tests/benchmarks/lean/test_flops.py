@@ -1,0 +1,98 @@
+"""FLOPs counted in simulations against closed forms, and what the memory of the lean trainer's pages rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from benchmarks.lean.flops import total, training_flops
+from benchmarks.lean.memory import simulated, tokens
+
+_HIDDEN, _WIDE, _LAYERS, _VOCABULARY, _HEADS, _WIDTH, _KV = 64, 160, 3, 512, 4, 16, 2
+_PROMPT, _ANSWER, _GROUP = 32, 96, 8
+_LINEAR = _HIDDEN * _HEADS * _WIDTH * 2 + _HIDDEN * _KV * _WIDTH * 2 + 3 * _HIDDEN * _WIDE
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("model")
+    config = {
+        "model_type": "llama",
+        "vocab_size": _VOCABULARY,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _WIDE,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _KV,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+def case(model: str, **more: Any) -> dict[str, Any]:
+    lengths = {"prompt_length": _PROMPT, "completion_length": _ANSWER}
+    return {"model": model, "dtype": "bfloat16", **lengths, "gradient_checkpointing": "none", **more}
+
+
+def attention(queries: int, keys: int, causal: bool) -> float:
+    """Forward: two products; a causal kernel computes the triangle."""
+    whole = 2 * 2 * _HEADS * _WIDTH * queries * keys
+    return whole * (keys + 1) / (2 * keys) if causal else whole
+
+
+def closed(passes: float, attentions: float, heads: int) -> float:
+    """Of a step with every prompt computed for itself."""
+    length = _PROMPT + _ANSWER
+    layers = 2 * _LINEAR * length * passes + attention(length, length, True) * attentions
+    return _GROUP * (_LAYERS * layers + 2 * _HIDDEN * _VOCABULARY * _ANSWER * heads)
+
+
+def test_pieces_that_are_not_executed_are_counted(model: str) -> None:
+    once = {"checkpointing": "none", "tiled_mlp": 0, "loss_chunk_tokens": 16}
+    # Eight pieces, of which two are executed.
+    found = training_flops(case(model, recipe="lean"), {**once, "max_tokens_per_piece": _PROMPT + _ANSWER})
+    # Backward: two products a layer, five for attention's two; the head's gradient comes from its one forward.
+    assert total(found) == closed(3, 3.5, 3)
+
+
+def test_a_checkpointed_layer_is_computed_again(model: str) -> None:
+    found = total(training_flops(case(model, recipe="trl", gradient_checkpointing="full")))
+    # The head is projected twice. Recomputation stops at the last tensor it is asked for, the down-projection's input.
+    saved = 2 * _HIDDEN * _WIDE * _GROUP * _LAYERS * (_PROMPT + _ANSWER)
+    assert found == closed(4, 4.5, 4) - saved
+
+
+def test_a_shared_prompt_is_computed_once(model: str) -> None:
+    settings = case(model, recipe="lean", prefix_sharing=True)
+    found = training_flops(settings, {"checkpointing": "none", "tiled_mlp": 0, "max_tokens_per_piece": _ANSWER})
+    count, rest = tokens(settings), _ANSWER - 1  # the last token of an answer predicts nothing
+    assert count == _PROMPT + _GROUP * rest
+    over = attention(_PROMPT, _PROMPT, True) + _GROUP * (
+        attention(rest, rest, True) + attention(rest, _PROMPT, False)
+    )  # fmt: skip
+    head = 2 * _HIDDEN * _VOCABULARY * _ANSWER * _GROUP * 3
+    assert total(found) == pytest.approx(_LAYERS * (3 * 2 * _LINEAR * count + 3.5 * over) + head, rel=1e-9)
+
+
+def test_micro_batches_passed_over_change_no_peak(model: str) -> None:
+    from memprof import analyze
+    from memprof.config.settings import Settings
+    from memprof.simulate.run import simulate_settings
+    from memprof.snapshot.reader import snapshot_from_raw
+
+    tuned = case(model, lora_r=4, per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=4)
+    whole = analyze(snapshot_from_raw(simulate_settings(Settings(**tuned), stacks=False))).to_dict()
+    peaks: dict[str, int] = {}
+    for phase in whole["phases"]:
+        peaks[phase["phase"]] = max(peaks.get(phase["phase"], 0), phase["peak_bytes"])
+    for warmed_up in (False, True):
+        few = simulated(tuned, warmed_up=warmed_up)
+        assert few["reserved_bytes"] == whole["device_peak"]["reserved_bytes"]
+        # Without the first step its completions are not there when the second's are generated: ids and masks.
+        assert few["phases"] == pytest.approx(peaks, abs=16_384, rel=0)
