@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
     "analysis": ("say everything about a run as plain data", ("attribution", "timeline", "snapshot")),
     "compat": ("name, check and patch what is private in other packages", ()),
-    "config": ("hold a run's settings, model shapes, GPUs, optimizers", ("compat",)),
+    "config": ("hold a run's settings, model shapes, GPUs, optimizers", ()),
     "oom": ("explain out-of-memory texts", ("attribution",)),
     "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
     "plan": ("search what fits, by simulations in other processes", ("config",)),

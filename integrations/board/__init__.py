@@ -1,1 +1,1 @@
-"""The Memory tab of TensorBoard."""
+"""Show recordings in TensorBoard's Memory tab."""

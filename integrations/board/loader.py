@@ -1,4 +1,4 @@
-"""What TensorBoard imports when it starts: next to nothing, because an error here would end it for everyone."""
+"""Load the tab when TensorBoard starts: next to nothing, because an error here would end it for everyone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MemoryTabLoader(TBLoader):  # type: ignore[misc, unused-ignore]
     """Loads the tab, or leaves it out."""
 
     def load(self, context: Any) -> Any:
-        """The plugin, or None where it cannot be had."""
+        """Return the plugin, or None where it cannot be had."""
         try:
             from memprof.integrations.board.plugin import MemoryTab
 

@@ -45,11 +45,11 @@ class Pages:
         self._kept: OrderedDict[tuple[object, ...], Page] = OrderedDict()
 
     def report(self, recording: Recording) -> Page:
-        """The report page of one recording."""
+        """Return the report page of one recording."""
         return self._page([recording])
 
     def comparison(self, first: Recording, second: Recording) -> Page:
-        """Two recordings side by side."""
+        """Return two recordings side by side."""
         return self._page([first, second])
 
     def _page(self, recordings: list[Recording]) -> Page:
@@ -66,7 +66,7 @@ class Pages:
 
 
 def script_hashes(text: str) -> list[str]:
-    """SHA-256 of every inline script that runs, as a content security policy names them."""
+    """Return SHA-256 of every inline script that runs, as a content security policy names them."""
     return [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _SCRIPT.findall(text)]
 
 

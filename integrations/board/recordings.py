@@ -34,7 +34,7 @@ class Recording:
 
     @property
     def changed(self) -> float:
-        """When its snapshot was written (Unix seconds)."""
+        """Return when its snapshot was written (Unix seconds)."""
         return _changed(self.pickle)
 
 
@@ -52,7 +52,7 @@ class Recordings:
         self._believed_until = float("-inf")
 
     def all(self) -> list[Recording]:
-        """Every recording, by run, step and rank."""
+        """Return every recording, by run, step and rank."""
         with self._lock:
             begun = time.monotonic()
             if begun > self._believed_until:
@@ -65,7 +65,7 @@ class Recordings:
             return [self._found[key] for key in sorted(self._found)]
 
     def get(self, run: str, step: int, rank: int) -> Recording | None:
-        """One recording; None if there is none of that name."""
+        """Return one recording; None if there is none of that name."""
         self.all()
         return self._found.get((run, step, rank))
 
@@ -92,7 +92,7 @@ class Recordings:
 
 
 def _run_name(prefix: str, root: Path, inside: Path) -> str:
-    """The folder a run's own folder lies in, as TensorBoard names runs: relative to the log directory."""
+    """Return the folder a run's own folder lies in, as TensorBoard names runs: relative to the log directory."""
     parts = inside.parts[:-1] if inside.name == "_memprof" else inside.parts
     name = "/".join((*((prefix,) if prefix else ()), *parts))
     return name or root.name or "."

@@ -105,7 +105,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     # -- what transformers calls -------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
+        """Start the ring inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
         if switched_off():
             return
         try:
@@ -187,7 +187,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return self._run if self._run is not None and state is self._state else None
 
     def _finish(self, report: bool = True) -> None:
-        """After training, however it ended: reports, one table, and what a run out of memory has to say."""
+        """Report after training, however it ended: reports, one table, and what a run out of memory has to say."""
         run, self._run, self._state = self._run, None, None
         if run is None:
             return
@@ -224,7 +224,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             warnings.warn(f"memprof failed and stopped watching ({error!r}); training goes on.", stacklevel=3)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the table, and a link to the page."""
+        """Show in a notebook the table, and a link to the page."""
         if not self.result.snapshots:
             return "<p>memprof: nothing recorded yet.</p>"
         link = ""

@@ -67,7 +67,7 @@ class Gathering:
         return bool(done)
 
     def told(self, seconds: float) -> dict[int, list[Any]]:
-        """What the other ranks have told within ``seconds``, by rank; those of whom nothing came are left out."""
+        """Return what the other ranks have told within ``seconds``, by rank, of those who told anything."""
         if self._store is None or self.rank != 0:
             return {}
         found: dict[int, list[Any]] = {}
@@ -99,7 +99,7 @@ class Gathering:
         return f"{self._prefix}/{kind}/{rank}"
 
     def _bounded(self, call: Callable[[], _T], seconds: float | None = None) -> _T | None:
-        """The call's result; None where it failed or took longer. Files are there in any case."""
+        """Return the call's result; None where it failed or took longer. Files are there in any case."""
         results: list[_T] = []
 
         def run() -> None:
@@ -115,7 +115,7 @@ class Gathering:
 
 
 def _default_store() -> Any:
-    """The store of the default process group, None where there is none."""
+    """Return the store of the default process group, None where there is none."""
     try:
         import torch.distributed as dist
 
@@ -127,7 +127,7 @@ def _default_store() -> Any:
 
 
 def _lives(said: str) -> bool:
-    """Whether the process that said it was here is there still; of another machine's nobody knows here."""
+    """Tell whether the process that said it was here is there still; of another machine's nobody knows here."""
     pid, _, node = said.partition(" ")
     if node != platform.node() or not pid.isdigit():
         return True

@@ -1,4 +1,4 @@
-"""Finding the trainer a callback belongs to: transformers does not hand it over."""
+"""Find the trainer a callback belongs to: transformers does not hand it over."""
 
 from __future__ import annotations
 

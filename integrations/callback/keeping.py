@@ -58,7 +58,7 @@ class Kept:
         self._random = _RandomState()
 
     def restore(self) -> None:
-        """Everything as it was."""
+        """Put everything back as it was."""
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         with torch.no_grad():
@@ -117,14 +117,14 @@ def _take(value: Any, depth: int = 0) -> Any:
 
 
 def _worth_keeping(tensor: torch.Tensor, depth: int) -> bool:
-    """Whether a tensor found in some object may be state: optimizer slots are (depth 1), whole models are not."""
+    """Tell whether a tensor found in some object may be state: optimizer slots are (depth 1), whole models are not."""
     if tensor.is_meta or tensor.layout is not torch.strided or isinstance(tensor, torch.nn.Parameter):
         return False
     return depth == 1 or tensor.numel() * tensor.element_size() <= _SMALL_TENSOR
 
 
 def _put(taken: Any) -> Any:
-    """The same object with its old content."""
+    """Return the same object with its old content."""
     if not isinstance(taken, _Taken):
         return taken
     thing, content = taken.thing, taken.content
@@ -156,7 +156,7 @@ def _restore_attributes(owner: Any, values: dict[str, Any], left_out: frozenset[
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor."""
+    """Return this rank's part of a sharded tensor."""
     to_local = getattr(tensor, "to_local", None)
     part: torch.Tensor = to_local() if to_local is not None else tensor
     return part.detach()

@@ -1,4 +1,4 @@
-"""What a user can ask of the callback."""
+"""Check what a user asks of the callback."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Result:
 
     @property
     def highest(self) -> Path | None:
-        """The snapshot to show of those that were analysed: one that ends out of memory, else the highest peak."""
+        """Return the analysed snapshot to show: one that ends out of memory, else the one with the highest peak."""
         return max(self.reports, key=lambda p: (self._tells_of_oom(p), _peak(self.reports[p])), default=None)
 
     def _tells_of_oom(self, path: Path) -> bool:
@@ -129,7 +129,7 @@ def say(text: str, stream: str = "stdout") -> None:
 
 
 def say_oom(result: Result) -> None:
-    """Ten lines on stderr where the newest recording ended out of memory."""
+    """Print ten lines on stderr where the newest recording ended out of memory."""
     from memprof.oom.message import oom_lines
 
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)

@@ -1,4 +1,4 @@
-"""When a distributed training ends: the other ranks' figures put beside rank 0's, in its page, table and JSON."""
+"""Put the other ranks' figures, when a distributed training ends, beside rank 0's, in its page, table and JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Summaries = dict[int, dict[int, dict[str, Any]]]  # by rank, by step
 
 
 def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
-    """A summary of each of this rank's recordings."""
+    """Return a summary of each of this rank's recordings."""
     from memprof.analysis.ranks import rank_summary
 
     return [rank_summary(report, rank, path.name) for path, report in result.reports.items()]
@@ -71,7 +71,7 @@ def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
 
 
 def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> Summaries:
-    """Every summary at hand: rank 0's own, those told, and of the other ranks what their files in reach say."""
+    """Return every summary at hand: rank 0's own, those told, and of the other ranks what their files in reach say."""
     from memprof.analysis.ranks import check_summary
     from memprof.analysis.ranks.files import find_recordings
 
@@ -99,7 +99,7 @@ def _known(result: Result, folder: Path, gathering: Gathering, told: Mapping[int
 
 
 def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
-    """A rank's summary from what it wrote in this training; None where that is older, or damaged."""
+    """Return a rank's summary from what it wrote in this training; None where that is older, or damaged."""
     from memprof.analysis.ranks import rank_summary
 
     try:
@@ -110,7 +110,7 @@ def _from_file(path: Path, rank: int, since: float) -> dict[str, Any] | None:
 
 
 def _report_of(path: Path) -> dict[str, Any] | None:
-    """The report of a recording: its JSON, or the snapshot analysed; None where neither can be had."""
+    """Return the report of a recording: its JSON, or the snapshot analysed; None where neither can be had."""
     from memprof.analysis.report_files import read_memprof_json
 
     try:
@@ -133,7 +133,7 @@ def _add(found: Summaries, summary: dict[str, Any]) -> None:
 
 
 def _step(known: Summaries) -> int:
-    """The step most ranks recorded; of several the one with the highest peak of any rank."""
+    """Return the step most ranks recorded; of several the one with the highest peak of any rank."""
     steps = {step for by_step in known.values() for step in by_step}
 
     def weight(step: int) -> tuple[int, int, int]:
@@ -144,7 +144,7 @@ def _step(known: Summaries) -> int:
 
 
 def _of_step(by_step: Mapping[int, dict[str, Any]], step: int) -> dict[str, Any] | None:
-    """A rank's summary of the step; of the step it ran out of memory in, where that came later."""
+    """Return a rank's summary of the step; of the step it ran out of memory in, where that came later."""
     later = [by_step[s] for s in sorted(by_step) if s > step and by_step[s]["oom"] is not None]
     return later[-1] if later else by_step.get(step)
 
@@ -157,7 +157,7 @@ def _stands_out(chosen: Mapping[int, dict[str, Any]], shown: int, own: int) -> b
 
 
 def _document_of(path: Path) -> Any:
-    """The document of a snapshot, None where it cannot be reached from here or not be shown."""
+    """Return the document of a snapshot, None where it cannot be reached from here or not be shown."""
     try:
         from memprof.reports.document.build import document_of
 

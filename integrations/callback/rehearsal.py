@@ -49,7 +49,7 @@ def refusal(trainer: Any) -> str | None:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what a rehearsal is there to find."""
+    """Tell whether this is what a rehearsal is there to find."""
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
@@ -89,7 +89,7 @@ class Rehearsal:
 
     @property
     def sentence(self) -> str:
-        """What was rehearsed, in words."""
+        """Return what was rehearsed, in words."""
         trainer = self._trainer
         lengths = f"{self.worst.tokens}"
         if (completion := getattr(trainer, "max_completion_length", None)) is not None:
@@ -120,13 +120,13 @@ class Rehearsal:
             self._step_ended()
 
     def restore(self) -> None:
-        """Everything as it was before; on CUDA the allocator's cache is given back too."""
+        """Put everything back; on CUDA the allocator's cache is given back too."""
         self._kept.restore()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _make_optimizer_state(self) -> None:
-        """A step with gradients of zero: later steps have the state from their beginning."""
+        """Step once with gradients of zero: later steps have the state from their beginning."""
         if self._optimizer.state:
             return
         for group in self._optimizer.param_groups:
@@ -149,7 +149,7 @@ def _worst_batch(trainer: Any, dataloader: Any) -> Worst:
 
 
 def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:
-    """The example with the most tokens, and how many: of all, or of the first thousand of a stream."""
+    """Return the example with the most tokens, and how many: of all, or of the first thousand of a stream."""
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         examples: Iterator[Any] = (dataset[i] for i in range(len(dataset)))
     else:
@@ -168,7 +168,7 @@ def _longest(trainer: Any, dataset: Any) -> tuple[Mapping[str, Any], int]:
 
 
 def _characters(example: Any) -> int:
-    """A measure by which longer examples come first, without a tokenizer."""
+    """Return a measure by which longer examples come first, without a tokenizer."""
     if not isinstance(example, Mapping):
         return 0
     if "input_ids" in example:
@@ -195,7 +195,7 @@ def _tokens(trainer: Any, example: Any) -> int:
 
 @contextlib.contextmanager
 def _full_length(trainer: Any) -> Iterator[None]:
-    """Generation goes on to the last token it may."""
+    """Let generation go on to the last token it may."""
     longest = getattr(trainer, "max_completion_length", None)
     settings = getattr(trainer, "generation_config", None)
     if longest is not None and settings is not None:
@@ -227,5 +227,5 @@ def _quiet_rewards(trainer: Any) -> Iterator[None]:
 
 
 def _stand_in(completions: list[Any], **_: Any) -> list[float]:
-    """Rewards that differ, so that advantages are not zero."""
+    """Return rewards that differ, so that advantages are not zero."""
     return [float(i % 2) for i in range(len(completions))]

@@ -1,4 +1,4 @@
-"""One ``train()`` under the callback: when recordings begin and end, and what they leave."""
+"""Follow one ``train()``: when recordings begin and end, and what they leave."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TrainingRun:
     # -- events of the trainer ---------------------------------------------------------------------------------
 
     def step_begin(self) -> None:
-        """An optimizer step begins."""
+        """Note that an optimizer step begins."""
         trainer = self._trainer()
         if trainer is None or self._ended:
             return
@@ -112,7 +112,7 @@ class TrainingRun:
             self._session.set_step(step)
 
     def step_end(self) -> None:
-        """The optimizer has stepped."""
+        """Note that the optimizer has stepped."""
         self._phases.end_step()
         session = self._session
         if self._tracking is not None and not self._ended:
@@ -182,7 +182,7 @@ class TrainingRun:
             self._stop_session()
 
     def end(self) -> None:
-        """Training ended; write what is recorded and put everything back."""
+        """End: write what is recorded and put everything back."""
         if self._ended:
             return
         self._ended = True
@@ -197,7 +197,7 @@ class TrainingRun:
                 self._tracking.end(self._failed_by_error)
 
     def fail(self, error: BaseException) -> None:
-        """Memprof itself went wrong: undo everything, say so, let the training go on."""
+        """Undo everything after a mistake of memprof's own, say so, let the training go on."""
         if self._failed:
             return
         self._ended = self._failed = True
@@ -214,7 +214,7 @@ class TrainingRun:
         self._on_failure(error)
 
     def _error(self, error: BaseException) -> None:
-        """An exception leaves the trainer: the last chance to write."""
+        """Write when an exception leaves the trainer: it is the last chance."""
         if self._rehearsing:
             return  # whoever rehearses decides
         self._failed_by_error = True
@@ -234,7 +234,7 @@ class TrainingRun:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Around writing and reporting at the end: a signal to end waits for it."""
+        """Guard writing and reporting at the end: a signal to end waits for it."""
         try:
             with self._terminations.finishing():
                 yield
@@ -242,7 +242,7 @@ class TrainingRun:
             self._terminations.stop()
 
     def _terminated(self) -> None:
-        """The process is about to die by a signal. Nothing is stopped: this may be another thread than the run's."""
+        """Write before the process dies by a signal. Nothing is stopped: this may be another thread than the run's."""
         session, self._ended, self._failed_by_error = self._session, True, True
         if session is not None and (self._always or self._from_step is not None):
             self._write(session, self._from_step or self._step)
@@ -252,12 +252,12 @@ class TrainingRun:
 
     @property
     def failed(self) -> bool:
-        """Whether an exception, a signal or a mistake of memprof's own ended it."""
+        """Tell whether an exception, a signal or a mistake of memprof's own ended it."""
         return self._failed_by_error or self._failed
 
     @property
     def over(self) -> bool:
-        """Whether this run has ended."""
+        """Tell whether this run has ended."""
         return self._ended
 
     # -- recordings --------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class TrainingRun:
         session.notes += self._cannot
 
     def _out_of_memory(self) -> None:
-        """The allocator is about to raise: written at once (nothing may run afterwards), once a step."""
+        """Write when the allocator is about to raise, at once (nothing may run afterwards) and once a step."""
         if self._session is None or self._oom_step == self._step:
             return
         self._oom_step = self._step
@@ -331,7 +331,7 @@ class TrainingRun:
         return Tracking(trainer, self._seams, self.folder, about, on_device, self._before_summary)
 
     def _before_summary(self) -> None:
-        """The trainer writes its closing summary: the last moment at which its trackers listen."""
+        """Log before the trainer's closing summary: the last moment at which its trackers listen."""
         if self._from_step is not None:
             self._finish_recording()
         self.attach(self.result.page)

@@ -1,4 +1,4 @@
-"""Which optimizer steps are recorded."""
+"""Choose which optimizer steps are recorded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Cycle:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps one generation serves."""
+        """Return optimizer steps one generation serves."""
         return max(1, math.ceil(self.micro_steps / self.accumulation))
 
     def generates(self, first_micro: int) -> bool:
-        """Whether an optimizer step whose first micro-batch has this number generates."""
+        """Tell whether an optimizer step whose first micro-batch has this number generates."""
         ahead = -first_micro % self.micro_steps
         return ahead < self.accumulation
 
@@ -63,12 +63,12 @@ class Schedule:
         self._done = False
 
     def restart(self) -> None:
-        """A new ``train()`` begins."""
+        """Begin anew, for a new ``train()``."""
         self._until = 0
         self._done = False
 
     def begins(self, step: int, first_step: int, last_step: int, micro: int, cycle: Cycle) -> bool:
-        """Whether a new recording begins with ``step``.
+        """Tell whether a new recording begins with ``step``.
 
         Args:
             step: the optimizer step that begins, from 1.
@@ -90,7 +90,7 @@ class Schedule:
         return True
 
     def goes_on(self, step: int) -> bool:
-        """Whether the recording that began earlier includes ``step``."""
+        """Tell whether the recording that began earlier includes ``step``."""
         return step < self._until
 
     @staticmethod

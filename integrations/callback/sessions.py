@@ -1,4 +1,4 @@
-"""Sessions as a trainer needs them: which recorder, who is who, how it generates."""
+"""Make sessions as a trainer needs them: which recorder, who is who, how it generates."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _RING = 200_000
 
 
 def uses_cuda(trainer: Any, options: Options) -> bool:
-    """Whether this trainer's memory is recorded by CUDA's history."""
+    """Tell whether this trainer's memory is recorded by CUDA's history."""
     return options.kind == Kind.CUDA.value or (options.kind == "auto" and trainer.args.device.type == "cuda")
 
 
 def runs_always(trainer: Any, options: Options) -> bool:
-    """Whether one session runs all along, instead of one for each recording."""
+    """Tell whether one session runs all along, instead of one for each recording."""
     return uses_cuda(trainer, options) or options.capacity is not None
 
 
 def new_session(trainer: Any, options: Options, on_failure: Callable[[BaseException], None] | None = None) -> Session:
-    """A session for a trainer's device, not started."""
+    """Return a session for a trainer's device, not started."""
     ring = _RING if runs_always(trainer, options) and not uses_cuda(trainer, options) else None
     recorder = make_recorder(
         trainer.args.device,
@@ -55,7 +55,7 @@ def new_session(trainer: Any, options: Options, on_failure: Callable[[BaseExcept
 
 
 def load_session(trainer: Any, options: Options) -> Session:
-    """A CUDA session that begins while the trainer is being built, in phase ``load``."""
+    """Return a CUDA session that begins while the trainer is being built, in phase ``load``."""
     session = new_session(trainer, options)
     session.add_model(trainer.model, "policy")
     session.start()
@@ -80,7 +80,7 @@ def introduce(session: Session, trainer: Any, options: Options) -> None:
 
 
 def cycle_of(trainer: Any) -> tuple[Cycle, int]:
-    """How the trainer generates, and the number of the micro-batch that comes next."""
+    """Return how the trainer generates, and the number of the micro-batch that comes next."""
     args = trainer.args
     accumulation = int(args.gradient_accumulation_steps)
     per_generation = getattr(args, "steps_per_generation", None)

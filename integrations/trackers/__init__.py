@@ -1,1 +1,1 @@
-"""Memory in the trackers a trainer reports to."""
+"""Log memory in the trackers a trainer reports to."""

@@ -92,7 +92,7 @@ def _is_reporter(callback: Any) -> bool:
 
 
 def _mlflow_run() -> str | None:
-    """The active MLflow run, which transformers' callback ends before others hear of the end."""
+    """Return the active MLflow run, which transformers' callback ends before others hear of the end."""
     mlflow = sys.modules.get("mlflow")
     active = mlflow.active_run() if mlflow is not None and hasattr(mlflow, "active_run") else None
     return None if active is None else str(active.info.run_id)

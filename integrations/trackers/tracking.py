@@ -1,4 +1,4 @@
-"""Memory beside loss and reward: what every step counts, in the trainer's own logs and in the counters file.
+"""Log memory beside loss and reward: what every step counts, in the trainer's own logs and in the counters file.
 
 Costs counters only: reads of the allocator's statistics and of ``/proc``, and one short line a step in
 ``_memprof/counters.rank-N.jsonl``. The values go into the very dict the trainer logs, before any reporter sees it, so
@@ -76,7 +76,7 @@ class Tracking:
     # -- events of the run -------------------------------------------------------------------------------------
 
     def follow(self, session: Session) -> None:
-        """A session that ran before the first step: what it counted so far belongs to no step."""
+        """Follow a session that ran before the first step: what it counted so far belongs to no step."""
         self._phases_of(session)
         session.peaks_since_last()
 
@@ -87,7 +87,7 @@ class Tracking:
                 self._phases[phase] = max(peak, self._phases.get(phase, 0))
 
     def step_end(self, step: int, session: Session | None, recorded: bool) -> None:
-        """The optimizer has stepped: count, and write the line."""
+        """Count what the step needed, and write the line."""
         self.collect(session)
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "recorded": recorded}
         row |= _host(self._on_device)
@@ -102,7 +102,7 @@ class Tracking:
         self._append(row)
 
     def reported(self, trainer: Any, report: Mapping[str, Any]) -> None:
-        """A recording has been analysed: its categories and groups, at its peak."""
+        """Log a recording that has been analysed: its categories and groups, at its peak."""
         peak = report["peak"]
         row = {"step": peak["step"], "phase": peak["phase"], "peak_allocated": peak["allocated_bytes"]}
         kept = {"categories": _known(peak["categories"]), "groups": _known(peak["groups"])}
@@ -113,7 +113,7 @@ class Tracking:
             self._quietly(self.reporters.log, trainer, _scalars(values))
 
     def end(self, error: bool = False) -> None:
-        """Training is over."""
+        """Write the closing line: training is over."""
         self._append({"ended": time.time(), "step": int(self._trainer_state.global_step), "error": error})
         self._file = None
 
@@ -129,7 +129,7 @@ class Tracking:
             logs.update(self._values())
 
     def _values(self) -> dict[str, float]:
-        """What is logged now: peaks since the log before, states of the last step."""
+        """Return what is logged now: peaks since the log before, states of the last step."""
         values: dict[str, int] = {**self._since_log}
         values |= {f"phase/{phase}": peak for phase, peak in self._phases_since_log.items()}
         self._since_log, self._phases_since_log = {}, {}
@@ -152,7 +152,7 @@ class Tracking:
         return found
 
     def _other_ranks(self, name: str) -> dict[int, int]:
-        """The highest (or newest) of each other rank since the log before, of those whose files are in reach."""
+        """Return the highest (or newest) of each other rank since the log before, of those whose files are in reach."""
         found = {}
         for rank in range(self._world):
             path = self._folder / f"counters.rank-{rank}.jsonl"
@@ -214,7 +214,7 @@ class Tracking:
             self._quietly(self.reporters.attach, page)
 
     def _quietly(self, call: Callable[..., None], *arguments: Any) -> None:
-        """A tracker's own trouble is not the run's."""
+        """Call a tracker, whose own trouble is not the run's."""
         try:
             call(*arguments)
         except Exception as error:
@@ -236,7 +236,7 @@ def _host(on_device: bool) -> dict[str, int | None]:
 
 
 def _rss_peak() -> int | None:
-    """The highest resident bytes of this process so far."""
+    """Return the highest resident bytes of this process so far."""
     try:
         import resource
     except ImportError:

@@ -135,7 +135,7 @@ class LeanGRPOTrainer(GRPOTrainer):
             whole: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return whole
         if not torch.is_grad_enabled():
-            plain: torch.Tensor = self._compute_loss(model, inputs)  # its log-probabilities come in pieces
+            plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
         step = self.step_context()
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients)
@@ -228,8 +228,8 @@ class LeanGRPOTrainer(GRPOTrainer):
         """Tell whether the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced."""
         own, logps = type(self), LeanGRPOTrainer._get_per_token_logps_and_entropies
         return (
-            own._compute_loss is GRPOTrainer._compute_loss
-            and "_compute_loss" not in vars(self)
+            getattr(own, trl.LOSS.name) is trl.LOSS.get()
+            and trl.LOSS.name not in vars(self)
             and own._get_per_token_logps_and_entropies is logps
         )
 

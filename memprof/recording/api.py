@@ -180,5 +180,5 @@ def device_of(model: Any) -> torch.device | None:
 
 
 def switched_off() -> bool:
-    """Whether ``MEMPROF=0`` is set."""
+    """Tell whether ``MEMPROF=0`` is set."""
     return os.environ.get("MEMPROF", "").strip().lower() in ("0", "off", "false", "no")

@@ -1,4 +1,4 @@
-"""Stacks, captured cheaply when something is allocated and made readable in bulk when the recording ends.
+"""Capture stacks cheaply when something is allocated, and make them readable in bulk when the recording ends.
 
 ``torch.utils._traceback.CapturedTraceback`` captures a stack in one or two microseconds, but its own formatting
 costs a hundred times what symbolising all of them at once does; hence the two layers here.
@@ -40,7 +40,7 @@ class StackWriter:
         self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
 
     def write(self, captured: list[Any]) -> list[list[dict[str, Any]]]:
-        """Frames of each captured stack (``[]`` for None), in the order given."""
+        """Return frames of each captured stack (``[]`` for None), in the order given."""
         symbolize = SYMBOLIZE.get()
         out: list[list[dict[str, Any]]] = [[] for _ in captured]
         places = [i for i, tb in enumerate(captured) if tb is not None]

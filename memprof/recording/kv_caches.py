@@ -1,4 +1,4 @@
-"""Keys and values of generation, owned by watching transformers' cache classes while something is recorded."""
+"""Claim the keys and values of generation by watching transformers' cache classes while something is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns which memory, known because a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
+"""Know who owns which memory, because a live tensor *is* a parameter, a gradient, a moment, a cache or an input.
 
 A claim says: at this time the storage at this address was that. It holds for the allocation's whole life, before
 and after, so it is enough to look once while the tensor lives: gradients are read after backward, optimizer state
@@ -78,17 +78,17 @@ class OwnerBook:
     # -- what to watch -----------------------------------------------------------------------------------------
 
     def add_model(self, model: nn.Module, role: str) -> None:
-        """A model whose parameters and buffers are to be known by ``role``."""
+        """Add a model whose parameters and buffers are to be known by ``role``."""
         if not any(ref() is model for ref, _ in self._models):
             self._models.append((weakref.ref(model), role))
 
     def add_wrapper(self, module: Any) -> None:
-        """What an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
+        """Add what an engine wrapped the policy in (DistributedDataParallel, FSDP): it may hold buffers of its own."""
         if hasattr(module, "modules") and not any(ref() is module for ref in self._wrappers):
             self._wrappers.append(weakref.ref(module))
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """An optimizer whose state is to be known; wrappers (accelerate's) are looked through."""
+        """Add an optimizer whose state is to be known; wrappers (accelerate's) are looked through."""
         inner = unwrap_optimizer(optimizer)
         if inner is not None:
             self._optimizers.add(inner)
@@ -99,13 +99,13 @@ class OwnerBook:
 
     @property
     def models(self) -> list[tuple[Any, str]]:
-        """The models that still exist, with their roles."""
+        """Return the models that still exist, with their roles."""
         return [(m, role) for ref, role in self._models if (m := ref()) is not None]
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def claim_models(self) -> None:
-        """Parameters and buffers of every model."""
+        """Claim parameters and buffers of every model."""
         for model, role in self.models:
             adapted = getattr(model, "peft_config", None) is not None
             for name, tensor in _named_tensors(model):
@@ -143,7 +143,7 @@ class OwnerBook:
             )
 
     def _claim_quietly(self, tensor: Any, category: Category, detail: str, name: str) -> None:
-        """Inside the autograd engine: nothing of ours may be raised there."""
+        """Claim inside the autograd engine: nothing of ours may be raised there."""
         try:
             if tensor is not None:
                 self.claim(tensor, category, detail, name)
@@ -151,12 +151,12 @@ class OwnerBook:
             return
 
     def bucket_bytes(self) -> list[int]:
-        """Sizes of the gradient buckets of whatever wraps the models, or is one of them."""
+        """Return sizes of the gradient buckets of whatever wraps the models, or is one of them."""
         wrappers = [*self._alive(self._wrappers), *(m for m, _ in self.models)]
         return [n for wrapper in wrappers for n in bucket_bytes(wrapper)]
 
     def elsewhere(self) -> dict[str, int]:
-        """Bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
+        """Return bytes of parameters, gradients and optimizer state that lie on another device than the watched one."""
         found: dict[str, int] = {}
         seen: set[int] = set()
         for tensor, category in self._held():
@@ -183,7 +183,7 @@ class OwnerBook:
                         yield tensor, Category.OPTIMIZER_STATE
 
     def remarks(self) -> list[str]:
-        """What is odd about what the models hold."""
+        """Return what is odd about what the models hold."""
         said = []
         for model, role in self.models:
             own, held = shards_and_storages(model)
@@ -205,7 +205,7 @@ class OwnerBook:
         return [thing for ref in refs if (thing := ref()) is not None]
 
     def claim_gradients(self) -> None:
-        """What is in ``.grad`` now."""
+        """Claim what is in ``.grad`` now."""
         for model, role in self.models:
             if role != "policy" and role != "value":
                 continue
@@ -214,12 +214,12 @@ class OwnerBook:
                     self.claim(grad, Category.GRADIENTS, None, name)
 
     def claim_optimizers(self) -> None:
-        """State of every optimizer known."""
+        """Claim the state of every optimizer known."""
         for optimizer in list(self._optimizers):
             self.claim_optimizer(optimizer)
 
     def claim_optimizer(self, optimizer: Any) -> None:
-        """State of one optimizer: moments, master weights, block-wise 8-bit state, step counters."""
+        """Claim the state of one optimizer: moments, master weights, block-wise 8-bit state, step counters."""
         state = getattr(optimizer, "state", None)
         if not isinstance(state, Mapping):
             return
@@ -229,7 +229,7 @@ class OwnerBook:
                     self.claim(tensor, Category.OPTIMIZER_STATE, None, name)
 
     def claim_inputs(self, batch: Any, name: str = "batch") -> None:
-        """Tensors of a batch or rollout buffer."""
+        """Claim tensors of a batch or rollout buffer."""
         for path, tensor in _nested(batch, name):
             if not tensor.requires_grad:
                 self.claim(tensor, Category.INPUTS, None, path)
@@ -245,12 +245,12 @@ class OwnerBook:
             self._rows.append((address, self._now(), category.value, detail, name))
 
     def owns(self, storage: Any) -> bool:
-        """Whether this storage has been claimed."""
+        """Tell whether this storage has been claimed."""
         known = self._claimed.get(storage_key(storage))
         return known is not None and known() is storage
 
     def rows(self, since_us: int = 0) -> list[list[Any]]:
-        """Owner rows not older than ``since_us``, oldest first."""
+        """Return owner rows not older than ``since_us``, oldest first."""
         return [list(row) for row in self._rows if row[1] >= since_us]
 
     def renew(self) -> None:
@@ -259,7 +259,7 @@ class OwnerBook:
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """The ``torch.optim.Optimizer`` inside accelerate's and similar wrappers (None if there is none)."""
+    """Return the ``torch.optim.Optimizer`` inside accelerate's and similar wrappers (None if there is none)."""
     from torch.optim import Optimizer
 
     for _ in range(_DEPTH):
@@ -287,7 +287,7 @@ def _category(name: str, tensor: Any, role: str, adapted: bool) -> Category:
 
 
 def _quantisation_state(tensor: Any) -> Iterator[Any]:
-    """Scales and code books that bitsandbytes keeps beside a packed weight, as attributes of it."""
+    """Yield scales and code books that bitsandbytes keeps beside a packed weight, as attributes of it."""
     for attribute in ("quant_state", "SCB", "CB"):
         held = getattr(tensor, "__dict__", {}).get(attribute)
         if held is not None:
@@ -303,7 +303,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _nested(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Tensors in dicts, lists and small objects, with where they were found."""
+    """Yield tensors in dicts, lists and small objects, with where they were found."""
     if _is_tensor(value):
         yield path, value
     elif depth >= _DEPTH:

@@ -44,7 +44,7 @@ class PhaseMark:
     detail: str | None
 
     def to_plain(self) -> dict[str, Any]:
-        """As it is written in a snapshot."""
+        """Return it as it is written in a snapshot."""
         return dict(vars(self))
 
 
@@ -106,16 +106,16 @@ class PhaseLog:
 
     @property
     def current(self) -> PhaseMark | None:
-        """The innermost open span."""
+        """Return the innermost open span."""
         return self._open[-1] if self._open else None
 
     @property
     def depth(self) -> int:
-        """How many spans are open."""
+        """Return how many spans are open."""
         return len(self._open)
 
     def to_plain(self, start_us: int, stop_us: int) -> list[dict[str, Any]]:
-        """Spans that touch ``[start_us, stop_us]``, with ``other`` where nothing was marked between two of them."""
+        """Return spans that touch ``[start_us, stop_us]``, with ``other`` between marked ones."""
         rows = [m for m in self._spans if m.start_us <= stop_us and (m.end_us is None or m.end_us >= start_us)]
         covered = start_us
         gaps = []

@@ -1,4 +1,4 @@
-"""What a recorder is: the one interface behind which CUDA's history and the tensor trace stand."""
+"""Define what a recorder is: the one interface behind which CUDA's history and the tensor trace stand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Recorder(Protocol):
     def stop(self) -> None: ...
 
     def now_us(self) -> int:
-        """A time on the clock of the trace's events."""
+        """Return a time on the clock of the trace's events."""
         ...
 
     def set_tags(self, tags: Tags) -> None: ...
@@ -85,9 +85,9 @@ class Recorder(Protocol):
     def device(self) -> DeviceInfo: ...
 
     def watches(self, device_type: str) -> bool:
-        """Whether storages on devices of this type are what the trace is about."""
+        """Tell whether storages on devices of this type are what the trace is about."""
         ...
 
     def oom(self) -> dict[str, Any] | None:
-        """The last allocation that failed: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``."""
+        """Return the last failed allocation: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``."""
         ...

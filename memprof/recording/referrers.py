@@ -20,7 +20,7 @@ _MOST = 5  # holders named for one tensor
 
 
 def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool], top: int, at_least: int) -> list[Any]:
-    """The ``top`` largest live tensors of at least that many bytes, one a storage, that ``skip`` lets through."""
+    """Return the ``top`` largest live tensors of at least so many bytes, one a storage, that ``skip`` lets by."""
     import torch
 
     found: dict[int, Any] = {}
@@ -38,7 +38,7 @@ def largest_tensors(skip: Callable[[Any], bool], watches: Callable[[str], bool],
 
 
 def holders_of(thing: Any, *ours: object) -> list[str]:
-    """Where ``thing`` is held: ``MyCallback.history[3]``, ``train.cache['last']`` ...; ``ours`` do not count."""
+    """Return where ``thing`` is held: ``MyCallback.history[3]``, ``train.cache['last']`` ...; ``ours`` do not count."""
     found: list[str] = []
     _collect(thing, {id(container) for container in ours}, "", 0, found)
     return sorted(set(found))[:_MOST]

@@ -1,4 +1,4 @@
-"""One recording: a recorder, the phases, the owners and the facts that go into the ``"memprof"`` key."""
+"""Hold one recording together: a recorder, the phases, the owners and the facts that go into the ``"memprof"`` key."""
 
 from __future__ import annotations
 
@@ -146,11 +146,11 @@ class Session:
         self.recorder.stop()
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
-        """Who is told from now on when memprof itself fails."""
+        """Set who is told from now on when memprof itself fails."""
         self._on_failure = tell
 
     def on_oom(self, tell: Callable[[], None]) -> None:
-        """Who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
+        """Set who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
         if hasattr(self.recorder, "on_oom"):
             self.recorder.on_oom = tell
 
@@ -159,11 +159,11 @@ class Session:
         self._guarded(self._look_again)
 
     def peak_of_step(self) -> int:
-        """Highest allocated bytes of any phase of the current step."""
+        """Return highest allocated bytes of any phase of the current step."""
         return max((c["allocated_peak"] or 0 for c in self._counters if c["step"] == self._step), default=0)
 
     def counters_after(self, count: int) -> tuple[list[dict[str, Any]], int]:
-        """What phases counted after the first ``count`` of them, newest first, and how many there are now."""
+        """Return what phases counted after the first ``count`` of them, newest first, and how many there are now."""
         return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
 
     def peaks_since_last(self) -> WindowPeaks | None:
@@ -178,12 +178,12 @@ class Session:
         return peaks
 
     def allocator_state(self) -> dict[str, int]:
-        """The allocator's counters now, by name; nothing where there is no allocator to ask."""
+        """Return the allocator's counters now, by name; nothing where there is no allocator to ask."""
         state: Callable[[], dict[str, int]] | None = getattr(self.recorder, "state", None)
         return {} if state is None or not self._started else state()
 
     def non_torch_bytes(self) -> int | None:
-        """Bytes the process holds on the device beside what torch reserves, by the last sample (None without NVML)."""
+        """Return the process's device bytes beside what torch reserves, at the last sample; None without NVML."""
         if not self._samples or not self._counters:
             return None
         held, reserved = self._samples[-1][2], self._counters[-1]["reserved_end"]
@@ -192,7 +192,7 @@ class Session:
     # -- phases ------------------------------------------------------------------------------------------------
 
     def set_step(self, step: int | None) -> None:
-        """The optimizer step that runs from now on."""
+        """Set the optimizer step that runs from now on."""
         now = self.recorder.now_us()
         if self._steps and self._steps[-1][2] is None:
             self._steps[-1][2] = now
@@ -202,16 +202,16 @@ class Session:
         self._tag()
 
     def add_tokens(self, count: int) -> None:
-        """The current step trains on that many more tokens, padding included: memory follows what is there."""
+        """Count tokens the current step trains on, padding included: memory follows what is there."""
         if self._steps:
             self._steps[-1][3] = (self._steps[-1][3] or 0) + count
 
     def add_batch(self, sequences: int, prompt: int, completion: int) -> None:
-        """The shape of a micro-batch the current step trains on: tokens a sequence, padding included."""
+        """Note the shape of a micro-batch the current step trains on: tokens a sequence, padding included."""
         self._batches.append([self._step, sequences, prompt, completion])
 
     def add_lengths(self, lengths: list[tuple[int, int]]) -> None:
-        """Tokens of prompt and completion of sequences the current step has generated, without padding."""
+        """Note the tokens of prompt and completion of sequences the current step has generated, without padding."""
         self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
@@ -279,7 +279,7 @@ class Session:
             self._ask_holders()
 
     def _ask_holders(self) -> None:
-        """Who holds the largest tensors that nobody owns."""
+        """Ask who holds the largest tensors that nobody owns."""
         now = self.recorder.now_us()
         tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
         self._holders = []
@@ -311,7 +311,7 @@ class Session:
         self._samples.append(self._look())
 
     def _look(self) -> list[int | None]:
-        """A sample; on CUDA also what the driver says, on whatever thread asks."""
+        """Return a sample; on CUDA also what the driver says, on whatever thread asks."""
         now = self.recorder.now_us()
         return [now, rss_bytes(), None, None] if self._outside is None else self._outside.row(now, self._reserved())
 
@@ -320,7 +320,7 @@ class Session:
         return state.get("reserved")
 
     def _watch_device(self) -> None:
-        """On CUDA: ask the driver too, and between phases."""
+        """Ask the driver on CUDA too, and between phases."""
         if self.recorder.kind is Kind.CUDA and self._outside is None:
             self._outside = Outside(self.recorder.device().index)
             self._sampler = Sampler(self._look, self._samples.append)
@@ -337,7 +337,7 @@ class Session:
         self.seconds += time.perf_counter() - started
 
     def fail(self, error: BaseException) -> None:
-        """Memprof itself went wrong: one warning, and the recording looks no further."""
+        """Give up after a mistake of memprof's own: one warning, and the recording looks no further."""
         if self.failure is not None:
             return
         self.failure = error
@@ -413,7 +413,7 @@ class Session:
         return target
 
     def _node(self) -> str | None:
-        """Which machine this is, where there may be several."""
+        """Return which machine this is, where there may be several."""
         several = self.world_size > 1 and self.recorder.kind is not Kind.SIMULATED
         return node_name(self._redact) if several else None
 
@@ -439,7 +439,7 @@ class Session:
 
 
 def _plain(value: Any) -> Any:
-    """Plain data only: what a foreign unpickler may read back."""
+    """Return plain data only: what a foreign unpickler may read back."""
     if value is None or isinstance(value, (bool, int, float, str)):
         # Subclasses (enums, numpy scalars) would need a global to be unpickled.
         for kind in (bool, int, float, str):

@@ -1,4 +1,4 @@
-"""What the engines of sharded training hold, known by the objects they keep it in.
+"""Find what the engines of sharded training hold by the objects they keep it in.
 
 FSDP2, FSDP1, DistributedDataParallel and DeepSpeed's ZeRO: their shards and flat buffers are parameters, gradients or
 optimizer state like any other, what they gather and reduce through is staging. Read only; nothing is called that
@@ -52,7 +52,7 @@ _DEPTH = 4
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether this rank holds only its part of a parameter."""
+    """Tell whether this rank holds only its part of a parameter."""
     placements = getattr(tensor, "placements", None)
     if placements is not None:
         return any(getattr(p, "is_shard", bool)() for p in placements)
@@ -60,7 +60,7 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def has_engine(model: nn.Module) -> bool:
-    """Whether FSDP or ZeRO-3 holds (a part of) this model."""
+    """Tell whether FSDP or ZeRO-3 holds (a part of) this model."""
     modules = list(model.modules())
     fsdp = any(names.HANDLE.of(m) is not None or names.FSDP_STATE.of(m) is not None for m in modules)
     return fsdp or any(hasattr(p, "ds_tensor") for p in model.parameters())
@@ -82,7 +82,7 @@ def shards_and_storages(model: nn.Module) -> tuple[int, int]:
 
 
 def engine_tensors(model: nn.Module) -> Found:
-    """What FSDP1 and ZeRO-3 keep beside a model's own parameters, and what FSDP has gathered at this moment."""
+    """Yield what FSDP1 and ZeRO-3 keep beside a model's own parameters, and what FSDP has gathered at this moment."""
     for module in model.modules():
         flat = _flat_of(module)
         if flat is not None:
@@ -97,7 +97,7 @@ def engine_tensors(model: nn.Module) -> Found:
 
 
 def _flat_parameter(flat: Any) -> Found:
-    """FSDP1: one flat parameter, its shard, and what it is gathered into."""
+    """Yield FSDP1: one flat parameter, its shard, and what it is gathered into."""
     name = _flat_name(flat)
     shard = names.LOCAL_SHARD.of(flat)
     whole = names.WHOLE_PADDED.of(flat)
@@ -125,7 +125,7 @@ def _flat_name(flat: Any) -> str:
 
 
 def unsharded_parameters(model: nn.Module) -> Iterator[tuple[Any, str]]:
-    """FSDP's whole parameters, once there are any; their gradients are whole too until they are reduced."""
+    """Yield FSDP's whole parameters, once there are any; their gradients are whole too until they are reduced."""
     for module in model.modules():
         flat = _flat_of(module)
         if flat is not None and flat.requires_grad and is_sharded(flat):
@@ -155,7 +155,7 @@ def _name(shard: Any) -> str:
 
 
 def zero_tensors(optimizer: Any) -> Found:
-    """What an optimizer of DeepSpeed's ZeRO keeps: flat parameters, partitions, master weights, buckets."""
+    """Yield what an optimizer of DeepSpeed's ZeRO keeps: flat parameters, partitions, master weights, buckets."""
     for attribute, (category, detail) in _ZERO.items():
         for tensor in _tensors(getattr(optimizer, attribute, None)):
             yield tensor, category, detail, attribute.rpartition("__")[2] or attribute

@@ -1,4 +1,4 @@
-"""Tensors' storages: which are behind a tensor, and what tells one from another."""
+"""Find tensors' storages: which are behind a tensor, and what tells one from another."""
 
 from __future__ import annotations
 

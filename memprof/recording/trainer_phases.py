@@ -88,12 +88,12 @@ class TrainerPhases:
                 seams.wrap(getattr(trainer, generator, None), "generate", generating, self._leaving)
 
     def end_step(self) -> None:
-        """The optimizer has stepped and gradients are cleared."""
+        """Note that the optimizer has stepped and gradients are cleared."""
         mark, self._optimizer_step = self._optimizer_step, None
         self._leaving(mark)
 
     def forget(self) -> None:
-        """The recording ended with whatever was open in it."""
+        """Forget the recording, which ended with whatever was open in it."""
         self._optimizer_step = None
         self.current = None
 
@@ -163,7 +163,7 @@ class TrainerPhases:
 
 
 def _tokens_in(batch: Any) -> int:
-    """Tokens of a micro-batch as it lies in memory, padding included; from shapes, so that no device is waited for."""
+    """Return a micro-batch's tokens, padding included; from shapes, so that no device is waited for."""
     if not isinstance(batch, Mapping):
         return 0
     names = ("input_ids",) if "input_ids" in batch else ("prompt_ids", "completion_ids")
@@ -172,7 +172,7 @@ def _tokens_in(batch: Any) -> int:
 
 
 def _shape_of(batch: Any) -> tuple[int, int, int] | None:
-    """Sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
+    """Return sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
     if not isinstance(batch, Mapping):
         return None
     shapes: list[Any] = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
@@ -182,7 +182,7 @@ def _shape_of(batch: Any) -> tuple[int, int, int] | None:
 
 
 def _lengths_of(generated: Any) -> list[tuple[int, int]]:
-    """Prompt and completion tokens of each sequence, where TRL hands them over as lists of ids; else nothing."""
+    """Return prompt and completion tokens of each sequence, where TRL hands them over as lists of ids; else nothing."""
     if not isinstance(generated, tuple) or len(generated) < 2:
         return []
     prompts, completions = generated[:2]
@@ -207,7 +207,7 @@ def _lengths_masked(batch: Any) -> list[tuple[int, int]]:
 
 
 def _adapters_off(model: Any) -> bool:
-    """Whether a PEFT model runs as its base, or as the frozen copy TRL keeps under the name ``ref``."""
+    """Tell whether a PEFT model runs as its base, or as the frozen copy TRL keeps under the name ``ref``."""
     if model is None or not hasattr(model, "modules"):
         return False
     for module in model.modules():

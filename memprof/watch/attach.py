@@ -116,7 +116,7 @@ def attach(
 
 
 def attached(role: str | None = None) -> Attachment | None:
-    """What this process has attached: of ``role``, or the first."""
+    """Return what this process has attached: of ``role``, or the first."""
     if role is not None:
         return _attached.get(role)
     return next(iter(_attached.values()), None)
@@ -160,7 +160,7 @@ class Attachment:
             self._leave(mark)
 
     def step(self, number: int) -> None:
-        """The training step that runs from now on."""
+        """Set the training step that runs from now on."""
         self._step = number
         if self._session is not None:
             self._session.set_step(number)
@@ -206,7 +206,7 @@ class Attachment:
         return path
 
     def report(self, path: Path | None = None) -> dict[str, Any] | None:
-        """The report of a snapshot (the newest), its JSON written beside it; None where there is none."""
+        """Return the report of a snapshot (the newest), its JSON written beside it; None where there is none."""
         path = path or (self.snapshots[-1] if self.snapshots else None)
         if path is None:
             return None
@@ -277,7 +277,7 @@ class Attachment:
         return True
 
     def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """A method that trains begins: what it does is told apart until it ends."""
+        """Enter a method that trains: what it does is told apart until it ends."""
         from memprof.watch.training_method import TrainingPhases
 
         if self._session is None:
@@ -303,7 +303,7 @@ class Attachment:
         self._leave(mark)
 
     def _failed(self, error: BaseException) -> None:
-        """An exception leaves the worker's code."""
+        """Write if the exception that leaves the worker's code says that memory ran out."""
         import torch
 
         if self._session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
@@ -314,7 +314,7 @@ class Attachment:
         self.report(path)
 
     def _is_asked(self) -> bool:
-        """Whether the driver has asked since the last time."""
+        """Tell whether the driver has asked since the last time."""
         try:
             when = (self.folder.parent / REQUEST).stat().st_mtime
         except OSError:

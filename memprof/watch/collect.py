@@ -1,4 +1,4 @@
-"""What a driver asks of the workers it started: dump now, and one page of all of them."""
+"""Ask of the workers it started: dump now, and one page of all of them."""
 
 from __future__ import annotations
 

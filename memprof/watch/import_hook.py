@@ -1,4 +1,4 @@
-"""Being told when a module has been imported, whoever imports it and whenever."""
+"""Be told when a module has been imported, whoever imports it and whenever."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Watcher(MetaPathFinder):
 
 
 def _call(hook: Hook, module: ModuleType) -> None:
-    """Our own mistake must not make somebody's import fail."""
+    """Call a hook whose mistake must not make somebody's import fail."""
     try:
         hook(module)
     except MemprofError as error:

@@ -301,11 +301,11 @@ class PlainLoop:
         self._report()
 
     def _elsewhere(self) -> bool:
-        """Other threads' work (data loading, servers) is seen by the recorder and marks no phase."""
+        """Tell whether another thread works: the recorder sees it (data loading, servers), and it marks no phase."""
         return self._over or threading.get_ident() != self._thread
 
     def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Our own mistake ends the watching, never the run. What is compiled is not looked into."""
+        """Wrap a step: memprof's mistake ends the watching, not the run; compiled code is not looked into."""
         is_compiling = torch_names.IS_COMPILING.get()
 
         def guarded(*arguments: Any) -> Any:
@@ -331,7 +331,10 @@ class PlainLoop:
                 session.stop()
             except Exception as further:
                 error.__context__ = further
-        print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
+        if isinstance(error, MemprofError):
+            print(f"memprof does not watch this loop, which goes on: {error}", file=sys.stderr)
+        else:
+            print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:

@@ -1,4 +1,4 @@
-"""What ``memprof run`` sets up before a script's first line, and finishes after its last."""
+"""Set up what ``memprof run`` needs before a script's first line, and finish after its last."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Attachment:
         self._trained = False
 
     def begin(self) -> None:
-        """Nothing heavy is imported here."""
+        """Wait for imports; nothing heavy is imported here."""
         from memprof.integrations.callback import output
 
         output.LATER = []
@@ -50,7 +50,7 @@ class Attachment:
         when_imported("transformers.generation.utils", self._generation)
 
     def end(self, error: BaseException | None) -> None:
-        """The script is over; ``error`` ended it, or None."""
+        """Report when the script is over; ``error`` ended it, or None."""
         if self._loop is not None:
             self._loop.end()
         from memprof.integrations.callback.output import say_later
@@ -74,7 +74,7 @@ class Attachment:
             self._loop.watch_generation(module.GenerationMixin)
 
     def _training(self) -> None:
-        """A trainer begins: its callback sees more than a loop's hooks do."""
+        """Leave a trainer to its callback: it sees more than a loop's hooks do."""
         self._trained = True
         if self._loop is not None:
             self._loop.end()

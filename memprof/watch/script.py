@@ -107,7 +107,7 @@ class Script:
         return found
 
     def _find(self, find: Callable[..., Any], *arguments: Any) -> Any:
-        """As Python itself refuses a module that cannot be run."""
+        """Find what to run, or refuse as Python itself refuses a module that cannot be run."""
         try:
             return find(*arguments)
         except ImportError as error:
@@ -119,7 +119,7 @@ class Script:
 
 
 def shown_traceback(error: BaseException, seen: set[int] | None = None) -> TracebackType | None:
-    """The traceback without memprof's frames; so are those of the exceptions it came from."""
+    """Return the traceback without memprof's frames; so are those of the exceptions it came from."""
     seen = seen if seen is not None else set()
     seen.add(id(error))
     for other in (error.__cause__, error.__context__):

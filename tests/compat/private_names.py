@@ -59,6 +59,8 @@ def private_names(tree: ast.AST, ours: Set[str], here: Set[str], declared: Set[s
     """
 
     def foreign(name: str) -> bool:
+        if name.startswith(f"_{own}"):
+            return False  # what it puts on other packages' objects
         return is_private(name) and (name not in ours or (name in declared and name not in here))
 
     for node in ast.walk(tree):

@@ -41,7 +41,7 @@ class CudaBackend(Protocol):
         """Return the allocator's state and its history."""
 
     def segments(self) -> list[dict[str, Any]]:
-        """The allocator's state without the history: cheap."""
+        """Return the allocator's state without the history: cheap."""
         ...
 
     def stats(self, device: int) -> dict[str, Any]: ...

@@ -189,7 +189,7 @@ class CudaHistory:
         return stats
 
     def state(self) -> dict[str, int]:
-        """The allocator's bytes now; ``cached`` is whole free segments, ``inactive_split`` free parts of used ones."""
+        """Return the allocator's bytes; ``cached``: whole free segments, ``inactive_split``: free parts of others."""
         stats = self._backend.stats(self.index)
         allocated, reserved = _of(stats, "allocated_bytes", "current"), _of(stats, "reserved_bytes", "current")
         split = _of(stats, "inactive_split_bytes", "current")
@@ -199,7 +199,7 @@ class CudaHistory:
     # -- thinning ----------------------------------------------------------------------------------------------
 
     def on_token(self, new_tokens: int) -> bool:
-        """A forward with a cache begins: ``new_tokens`` is 1 in decoding, more in a prefill. Whether it is recorded."""
+        """Tell whether to record the forward that begins; ``new_tokens`` is 1 in decoding, more in a prefill."""
         if not self._thin or self._tags.phase != Phase.GENERATE.value:
             return True
         if new_tokens > 1:
@@ -260,7 +260,7 @@ class CudaHistory:
         return _of(self._backend.stats(self.index), name, "current")
 
     def failed(self, device: int, requested: int, device_free: int) -> None:
-        """The allocator is about to raise; called on whatever thread asked for memory."""
+        """Note that the allocator is about to raise; called on whatever thread asked for memory."""
         if device != self.index:
             return
         frames = StackWriter().write([self._capture() if self._capture else None])[0]

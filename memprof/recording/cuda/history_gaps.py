@@ -1,4 +1,4 @@
-"""Gaps in a thinned history, closed by what is seen to have changed across them."""
+"""Close the gaps in a thinned history by what is seen to have changed across them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
 
 
 def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap]) -> list[dict[str, Any]]:
-    """The trace with each gap's events at the gap's end; ``gaps`` in order of time."""
+    """Return the trace with each gap's events at the gap's end; ``gaps`` in order of time."""
     out: list[dict[str, Any]] = []
     position = 0
     for gap in gaps:

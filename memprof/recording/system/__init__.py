@@ -1,1 +1,1 @@
-"""What surrounds torch while it records: the process, the device as NVML sees it, signals."""
+"""Look at what surrounds torch while it records: the process, the device as NVML sees it, signals."""

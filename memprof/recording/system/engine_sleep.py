@@ -52,7 +52,7 @@ class Residency:
         del self.rows[:-20_000]
 
     def unmapped_bytes(self) -> int:
-        """Bytes torch counts whose pages the engine in this process has given back."""
+        """Return bytes torch counts whose pages the engine in this process has given back."""
         module = sys.modules.get("vllm.device_allocator.cumem")
         pool = getattr(getattr(module, "CuMemAllocator", None), "instance", None)
         if pool is None:

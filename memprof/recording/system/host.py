@@ -1,4 +1,4 @@
-"""Facts about the machine and the process, from what is there: /proc, psutil, the installed packages."""
+"""Collect facts about the machine and the process from what is there: /proc, psutil, the installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torch
 
 
 def rss_bytes() -> int:
-    """Resident bytes of this process (0 where nothing tells)."""
+    """Return resident bytes of this process (0 where nothing tells)."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +39,7 @@ def rss_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of memprof, Python, torch and the libraries a GRPO run is made of, as far as they are installed."""
+    """Return versions of memprof, Python, torch and the libraries of a GRPO run that are installed."""
     found = {"memprof": __version__, "python": platform.python_version()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -57,13 +57,13 @@ def versions() -> dict[str, str]:
 
 
 def node_name(redact: bool = False) -> str:
-    """What tells this machine from the others of a run: its name, or its number where names are left out."""
+    """Return what tells this machine from the others of a run: its name, or its number where names are left out."""
     number = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or os.environ.get("SLURM_NODEID") or "0"
     return f"node-{number}" if redact else platform.node() or f"node-{number}"
 
 
 def device_name(device_type: str, index: int) -> str:
-    """What the device calls itself."""
+    """Return what the device calls itself."""
     if device_type == "cuda":
         import torch
 
@@ -74,7 +74,7 @@ def device_name(device_type: str, index: int) -> str:
 
 
 def device_total(device_type: str, index: int) -> int | None:
-    """Bytes of memory the device has; for a CPU, the machine's."""
+    """Return bytes of memory the device has; for a CPU, the machine's."""
     if device_type == "cuda":
         import torch
 
@@ -88,7 +88,7 @@ def device_total(device_type: str, index: int) -> int | None:
 
 
 def host_section() -> dict[str, Any]:
-    """The ``host`` part of a snapshot. torch counts pinned blocks rounded up, so what was asked for is not known."""
+    """Return the ``host`` part of a snapshot; torch counts pinned blocks rounded up, whatever was asked for."""
     return {
         "pinned_bytes": pinned_bytes(),
         "pinned_requested_bytes": None,
@@ -98,7 +98,7 @@ def host_section() -> dict[str, Any]:
 
 
 def pinned_bytes() -> int | None:
-    """Pinned host bytes torch's allocator holds, in use or cached; None where torch does not count them."""
+    """Return pinned host bytes torch's allocator holds, in use or cached; None where torch does not count them."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None

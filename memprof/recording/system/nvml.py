@@ -64,7 +64,7 @@ class DeviceMeter:
                 self.reason = f"NVML refuses ({error}): what is held outside torch is not known"
 
     def _find(self, uuid: str, visible: str | None) -> Any:
-        """The handle; the last name's error where none is known."""
+        """Return the handle; the last name's error where none is known."""
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         slices = [part.strip() for part in (visible or "").split(",") if part.strip().startswith("MIG-")]
         names = [*(slices if len(slices) == 1 else []), f"GPU-{bare}", f"MIG-{bare}"]
@@ -76,7 +76,7 @@ class DeviceMeter:
         return self._library.nvmlDeviceGetHandleByUUID(names[-1])
 
     def read(self) -> Reading | None:
-        """The device now; None where nothing can be read (after a failure nothing is asked again)."""
+        """Return the device now; None where nothing can be read (after a failure nothing is asked again)."""
         if self._handle is None:
             return None
         try:

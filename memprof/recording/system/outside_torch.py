@@ -1,4 +1,4 @@
-"""What a recording notes about its device beside torch's own allocator."""
+"""Note what lies on a recording's device beside what torch's own allocator holds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outside:
         self._fullest: Reading | None = None
 
     def row(self, now_us: int, reserved: int | None) -> list[int | None]:
-        """One sample: ``[time_us, rss, own, pinned, used, others, reserved]``."""
+        """Return one sample: ``[time_us, rss, own, pinned, used, others, reserved]``."""
         reading = self._meter.read()
         if reading is not None:
             if self._first is None:
@@ -52,7 +52,7 @@ class Outside:
         return [now_us, rss_bytes(), own, pinned_bytes(), used, others, reserved]
 
     def to_plain(self) -> dict[str, Any]:
-        """The ``outside`` part of a snapshot."""
+        """Return the ``outside`` part of a snapshot."""
         first, fullest = self._first, self._fullest
         return {
             "reason": self._meter.reason or None,
@@ -94,7 +94,7 @@ class _NoLibrary:
 
 
 def _process_groups() -> int:
-    """How many NCCL communicators torch has groups for; each holds device buffers of its own."""
+    """Return how many NCCL communicators torch has groups for; each holds device buffers of its own."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -95,7 +95,7 @@ class Terminations:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """What is written inside is finished; a signal that came meanwhile is obeyed at the end. The second is not."""
+        """Finish what is written inside; a signal that came meanwhile is obeyed at the end. The second is not."""
         self._finishing = True
         try:
             yield
@@ -117,7 +117,7 @@ class Terminations:
         threading.Thread(target=self._wait, args=(read,), name="memprof-signals", daemon=True).start()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        """On the main thread, between two steps of the program."""
+        """Handle a signal on the main thread, between two steps of the program."""
         self._begun.set()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._finishing:
@@ -127,7 +127,7 @@ class Terminations:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait(self, read: int) -> None:
-        """On the listening thread: a byte is a signal's number."""
+        """Handle a signal on the listening thread: a byte is a signal's number."""
         while data := _read(read):
             if signal.SIGTERM not in data or os.getpid() != self._owner:
                 continue
@@ -153,7 +153,7 @@ class Terminations:
 
 @functools.cache
 def _leave_children_alone() -> None:
-    """A forked child shares the pipe, and its signals are not ours."""
+    """Forget the pipe in a forked child: it shares it, and its signals are not ours."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
 
@@ -163,7 +163,7 @@ def _main_thread() -> bool:
 
 
 def _stuck() -> bool:
-    """Whether the main thread stands still inside one call."""
+    """Tell whether the main thread stands still inside one call."""
     main = threading.main_thread().ident
     seen = set()
     for _ in range(_LOOKS):

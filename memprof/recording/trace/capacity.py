@@ -1,4 +1,4 @@
-"""The error a device that is full ends with, in torch's own type and words."""
+"""Make the error a full device ends with, in torch's own type and words."""
 
 from __future__ import annotations
 

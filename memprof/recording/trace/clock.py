@@ -25,7 +25,7 @@ class Clock:
         self._last = 0
 
     def tick(self) -> int:
-        """The time in microseconds, later than every earlier call's."""
+        """Return the time in microseconds, later than every earlier call's."""
         now = (self._base + time.perf_counter_ns()) // 1000
         if now <= self._last:
             now = self._last + 1

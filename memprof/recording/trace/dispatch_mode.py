@@ -1,4 +1,4 @@
-"""The dispatch mode of the tensor trace, and how it is taken off torch's stack wherever it then stands."""
+"""See every operation by a dispatch mode, and take it off torch's stack wherever it then stands."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ keep_compiler_off(Watching.__torch_dispatch__.__code__)
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Tensors with a storage among ``values`` and one or two levels of lists in them."""
+    """Return tensors with a storage among ``values`` and one or two levels of lists in them."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

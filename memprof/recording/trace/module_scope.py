@@ -1,4 +1,4 @@
-"""Which module's forward is running, on each thread, from global forward hooks that exist only while recording."""
+"""Know which module's forward is running on each thread, from global forward hooks that exist only while recording."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class ModuleScope:
 
     @property
     def innermost(self) -> Running | None:
-        """The innermost module whose forward runs on this thread."""
+        """Return the innermost module whose forward runs on this thread."""
         stack = self._threads.stack
         return stack[-1] if stack else None
 
     def enter(self, module: nn.Module) -> None:
-        """A module whose forward began just before the hooks were there."""
+        """Enter a module whose forward began just before the hooks were there."""
         self._enter(module, None)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""A tensor trace's records, written as torch writes a CUDA memory snapshot."""
+"""Write a tensor trace's records as torch writes a CUDA memory snapshot."""
 
 from __future__ import annotations
 

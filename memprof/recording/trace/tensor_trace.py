@@ -152,7 +152,7 @@ class TensorTrace:
 
     @property
     def index(self) -> int:
-        """The device's number; 0 where the device has none."""
+        """Return the device's number; 0 where the device has none."""
         return self._device.index or 0
 
     # -- windows -----------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class TensorTrace:
                 self._check_resized(watch, storage, tensor, func)
 
     def _changes(self, func: Any) -> bool:
-        """Whether an operation may give a storage another size."""
+        """Tell whether an operation may give a storage another size."""
         answer = self._mutable.get(func)
         if answer is None:
             schema = OPERATOR_SCHEMA.of(func)
@@ -243,7 +243,7 @@ class TensorTrace:
                 self.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
 
     def too_much(self, out: Any) -> int:
-        """Bytes of the result that does not fit the capacity; 0 where everything does."""
+        """Return bytes of the result that does not fit the capacity; 0 where everything does."""
         if self._capacity is None:
             return 0
         wanted, seen = self._allocated, set()
@@ -265,7 +265,7 @@ class TensorTrace:
         return out_of_memory(self._device.type, self.index, capacity, held, requested)
 
     def _ours(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage lies on the device that is watched."""
+        """Tell whether a storage lies on the device that is watched."""
         device = storage.device
         return device.type == self._device.type and self._device.index in (None, device.index)
 
@@ -372,7 +372,7 @@ class TensorTrace:
             self._born(storage, (storage.nbytes(),), torch.uint8, None)
 
     def broke(self, error: Exception) -> None:
-        """Our own mistake: say so once, stop accounting, let the run go on."""
+        """Say once that memprof made a mistake, stop accounting, let the run go on."""
         if self.failure is None:
             self.failure = error
             self.notes.append(f"the tensor trace failed and stopped early: {error!r}")
@@ -383,7 +383,7 @@ keep_compiler_off(TensorTrace._died.__code__)
 
 
 def _visible_tensors() -> list[torch.Tensor]:
-    """Every tensor that a Python object stands for. ``type()``, not ``isinstance``: lazy proxies must stay asleep."""
+    """Return the tensors Python objects stand for. ``type()``, not ``isinstance``: lazy proxies must stay asleep."""
     found = []
     for thing in gc.get_objects():
         kind = type(thing)
