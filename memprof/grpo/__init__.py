@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memprof.grpo.moved import keep_old_names
+
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
     from memprof.grpo.trainer import LeanGRPOTrainer
@@ -16,6 +18,8 @@ __all__ = ["LeanGRPOConfig", "LeanGRPOTrainer"]
 
 _HOME = {"LeanGRPOConfig": "memprof.grpo.config", "LeanGRPOTrainer": "memprof.grpo.trainer"}
 _INSTALLED_BY = {"torch", "transformers", "trl", "accelerate", "datasets"}
+
+keep_old_names()
 
 
 def __getattr__(name: str) -> Any:
