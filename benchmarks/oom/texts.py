@@ -1,6 +1,6 @@
-"""Scores ``memprof oom`` on a folder of real texts: ``NN.txt``, and what an expert says of each in ``INDEX.json``.
+"""Score ``memprof oom`` on a folder of real texts: ``NN.txt``, and what an expert says of each in ``INDEX.json``.
 
-    python -m benchmarks.oom.texts FOLDER [--answers]
+    python -m benchmarks.oom texts FOLDER [--answers]
 
 An entry's ``expect`` may hold ``recognised``, ``count``, ``kind``, ``cause``, ``phase``, ``backend``, ``rank``,
 ``logits``, ``requested`` (GiB) and ``requested_b`` (bytes); ``a|b`` allows either. ``--answers`` prints every answer
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from memprof.reports.terminal.oom import render_failures
 
-from memprof.oom import explain_log, render_text
+from memprof.oom import explain_log
 from memprof.units import GIB
 
 Answer = dict[str, Any]
@@ -66,7 +67,7 @@ def main(folder: Path, answers: bool) -> None:
         if answers:
             said = json.dumps({k: v for k, v in entry["expect"].items() if k != "say"})
             print(f"{'=' * 79}\n{entry['n']:02d} expected: {said}\nexpert: {entry['expect'].get('say', '-')}\n")
-            print(render_text(answer) if answer["failures"] else f"no failure. {' '.join(answer['notes'])}\n")
+            print(render_failures(answer) if answer["failures"] else f"no failure. {' '.join(answer['notes'])}\n")
         for name, ok in checked(entry["expect"], answer["failures"]):
             asked[name] += 1
             right[name] += ok
@@ -77,7 +78,3 @@ def main(folder: Path, answers: bool) -> None:
         print(f"{name:<12} {right[name]:>3} of {asked[name]}")
     print(f"{time.perf_counter() - started:.2f} s for all")
     print("\n".join(wrong))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+import click
 import torch
 
 __all__ = ["Context", "Frame", "context_of", "public_frames"]
@@ -16,6 +17,8 @@ Raw = tuple[tuple[CodeType, int], ...]
 
 _HERE = str(Path(__file__).parents[1])
 _SCRIPTS = str(Path(__file__).parents[1] / "scripts")
+# What runs a case from the command line stands outside the script.
+_COMMAND = str(Path(click.__file__).parent)
 _SITE = sysconfig.get_paths()["purelib"]
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _MODULE = str(Path(torch.nn.modules.module.__file__))
@@ -26,7 +29,7 @@ _SCORING = ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss
 
 
 def _ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(_HERE) and not code.co_filename.startswith(_SCRIPTS)
+    return code.co_filename.startswith((_HERE, _COMMAND)) and not code.co_filename.startswith(_SCRIPTS)
 
 
 def _path(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +191,18 @@ def test_heap_rules() -> None:
     heap.free(large)
     assert heap.malloc(17 * MIB) == large  # merged with the free rest behind it
     assert [e[0] for e in events] == ["segment_alloc", "segment_alloc"]
+
+
+def test_the_command_leaves_no_frame_of_its_own(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from benchmarks.truth.__main__ import main
+
+    asked = ["generate", "--out", str(tmp_path), "--case", "c5b_nano_static_adamw", "--layers", "1"]
+    told = CliRunner().invoke(main, asked)
+    assert told.exit_code == 0, told.exception
+    with (tmp_path / "c5b_nano_static_adamw.normal.pickle").open("rb") as file:
+        entries = pickle.load(file)["device_traces"][0]
+    files = {str(frame["filename"]) for entry in entries for frame in entry["frames"]}
+    assert any(file.startswith("/workspace/nano_grpo.py") for file in files)
+    assert not [file for file in files if "click" in file]
