@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks.oom_texts import checked
+
 from memprof.oom import explain_log, render_text
 
 
