@@ -88,7 +88,7 @@ def _liger(hidden: Any, weight: Any, targets: Any) -> None:
 
 
 def _plain(hidden: Any, weight: Any, targets: Any) -> Any:
-    from memprof.simulate.trainer.full_logits import selected_logprobs
+    from memprof.simulate.trainer.recipes import selected_logprobs
 
     rows = sequences(targets.shape[0])
     logits = torch.nn.functional.linear(hidden, weight).view(rows, -1, weight.shape[0])

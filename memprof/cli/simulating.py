@@ -145,7 +145,7 @@ class ScriptRun(SettingsRun):
     def _simulated(self, changes: dict[str, Any]) -> Outcome:
         from memprof.advice import estimated_advice
         from memprof.simulate.fit import judge
-        from memprof.simulate.trainer.script import simulate_script
+        from memprof.simulate.script.script import simulate_script
 
         def once(capacity: int | None) -> dict[str, Any]:
             return simulate_script(

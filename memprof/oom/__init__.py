@@ -2,6 +2,6 @@
 
 from memprof.oom.explain import explain_log
 from memprof.oom.failure import Failure
-from memprof.oom.find import find_failures
+from memprof.oom.reading.find import find_failures
 
 __all__ = ["Failure", "explain_log", "find_failures"]

@@ -7,9 +7,9 @@ from typing import Any
 from memprof.oom.advice import answer
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
 from memprof.oom.failure import Failure
-from memprof.oom.find import Reading, read_log
 from memprof.oom.forms.not_memory import SENTENCES
 from memprof.oom.frameworks import names_for
+from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from memprof.oom.sizes import SIZE
+from memprof.oom.reading.sizes import SIZE
 
 __all__ = ["Form", "form"]
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Advice, Advised, Combination
-from memprof.reports.document.text import gib, plain
-from memprof.reports.document.words import phase_label
+from memprof.reports.document.text import gib, phase_label, plain
 
 __all__ = ["advised"]
 

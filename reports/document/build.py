@@ -22,9 +22,20 @@ from memprof.reports.document.tables import (
     phase_rows,
     shown_stack,
 )
-from memprof.reports.document.text import gib, plain, sentence_list, signed_gib, size, thousands
+from memprof.reports.document.text import (
+    HISTORY_WORDS,
+    KIND_WORDS,
+    category_label,
+    gib,
+    phase_label,
+    plain,
+    sentence_list,
+    signed_gib,
+    size,
+    thousands,
+    where_words,
+)
 from memprof.reports.document.timeline import timeline_of
-from memprof.reports.document.words import HISTORY_WORDS, KIND_WORDS, category_label, phase_label, where_words
 
 from memprof._version import __version__
 

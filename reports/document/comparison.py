@@ -11,8 +11,17 @@ from typing import Any
 from memprof.reports.document.build import Document, build_document
 from memprof.reports.document.model import Fact, Part
 from memprof.reports.document.tables import call_site, shown_stack
-from memprof.reports.document.text import gib, plain, signed_gib, size
-from memprof.reports.document.words import CATEGORY_WORDS, GROUP_WORDS, category_label, group_label, phase_label
+from memprof.reports.document.text import (
+    CATEGORY_WORDS,
+    GROUP_WORDS,
+    category_label,
+    gib,
+    group_label,
+    phase_label,
+    plain,
+    signed_gib,
+    size,
+)
 
 from memprof._version import __version__
 

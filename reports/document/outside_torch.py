@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Fact, SwitchRow
-from memprof.reports.document.text import plain, sentence_list, size
-from memprof.reports.document.words import phase_label
+from memprof.reports.document.text import phase_label, plain, sentence_list, size
 
 __all__ = ["outside_facts", "switch_rows"]
 

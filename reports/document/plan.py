@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.model import Part
-from memprof.reports.document.text import gib, plain
-from memprof.reports.document.words import STACK_ORDER, category_label, phase_label
+from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain
 
 from memprof.units import format_gib
 

@@ -8,8 +8,7 @@ from math import ceil
 from typing import Any
 
 from memprof.reports.document.model import Cell, NodeRow, PhaseSpread, RankRow, Ranks
-from memprof.reports.document.text import plain, sentence_list, size
-from memprof.reports.document.words import STACK_ORDER, category_label, phase_label
+from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, plain, sentence_list, size
 
 __all__ = ["ranks_of"]
 

@@ -8,8 +8,7 @@ from typing import Any
 from memprof.reports.document.model import Fact, Part, Summary
 from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import gib, percent
-from memprof.reports.document.words import where_words
+from memprof.reports.document.text import gib, percent, where_words
 
 __all__ = ["summary_of"]
 

@@ -9,16 +9,21 @@ from itertools import groupby
 from typing import Any
 
 from memprof.reports.document.model import Allocation, EvidenceShare, Node, Part, PhaseRow, Row
-from memprof.reports.document.text import duration, plain, sentence_list, short_path, size, thousands
-from memprof.reports.document.words import (
+from memprof.reports.document.text import (
     CATEGORY_WORDS,
     EVIDENCE_WORDS,
     GROUP_WORDS,
     STACK_ORDER,
     category_label,
+    duration,
     group_label,
     humanise,
     phase_label,
+    plain,
+    sentence_list,
+    short_path,
+    size,
+    thousands,
 )
 
 from memprof.frame_paths import text_path

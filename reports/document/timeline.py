@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Span, Timeline
-from memprof.reports.document.text import plain
-from memprof.reports.document.words import STACK_ORDER, phase_label, phase_short
+from memprof.reports.document.text import STACK_ORDER, phase_label, phase_short, plain
 
 __all__ = ["timeline_of"]
 

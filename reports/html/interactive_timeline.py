@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from memprof.reports.document.model import Allocation, Document, Timeline
-from memprof.reports.document.words import category_label
+from memprof.reports.document.text import category_label
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES, slug
 
 from memprof.units import GIB

@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memprof.reports.document.text import gib, percent, plain
-from memprof.reports.document.words import category_label, phase_label
+from memprof.reports.document.text import category_label, gib, percent, phase_label, plain
 from memprof.reports.palette import DARK, FALLBACK
 from memprof.reports.terminal.elements import LETTERS
 from memprof.reports.terminal.screen import console_of, text_of

@@ -9,9 +9,9 @@ from memprof.reports.markdown.oom import render_failures as render_markdown
 from memprof.reports.terminal.oom import render_failures as render_text
 
 from memprof.oom import explain_log, find_failures
-from memprof.oom.find import read_log
 from memprof.oom.forms import FORMS, NOT_MEMORY
 from memprof.oom.forms.not_memory import SENTENCES
+from memprof.oom.reading.find import read_log
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 

@@ -48,7 +48,7 @@ def _cases() -> Iterator[Any]:
 
 def _enter(feature: str, settings_for: Callable[..., Any], folder: Path) -> None:
     from memprof.simulate.run import simulate, simulate_settings
-    from memprof.simulate.trainer.script import simulate_script
+    from memprof.simulate.script.script import simulate_script
 
     if feature == "simulate.world":
         simulate(lambda session: pytest.fail("the simulation began"))
@@ -115,11 +115,11 @@ def test_what_stands_in_takes_what_the_package_passes(settings_for: Callable[...
     """Inside a simulation every feature can be entered again: a script may build the lean trainer, which checks too."""
     from memprof.compat import require
     from memprof.simulate.run import simulate
+    from memprof.simulate.script.run import ScriptRun
+    from memprof.simulate.script.world import script_world
     from memprof.simulate.trainer.checkpointing import offloading_to_host
     from memprof.simulate.trainer.kv_caches import modelled_quanto
     from memprof.simulate.trainer.models import load_config
-    from memprof.simulate.trainer.script_run import ScriptRun
-    from memprof.simulate.trainer.script_world import script_world
     from memprof.simulate.trainer.trl_on_fakes import trl_on_fakes
 
     settings = settings_for(recipe="lean")

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 
 from memprof.oom.form import Form, form
-from memprof.oom.sizes import SIZE
+from memprof.oom.reading.sizes import SIZE
 
 __all__ = ["FIELDS", "FORMS", "INDEX", "PROCESS"]
 

@@ -7,16 +7,23 @@ from typing import Any
 
 import torch
 
+from memprof.compat import optional_packages as optional_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
-from memprof.simulate.trainer.full_logits import log_softmax_rows, logps_from_full_logits
-from memprof.simulate.trainer.liger_loss import liger_loss
 
-__all__ = ["apply_recipe", "apply_trl_0_14", "classes_of", "config_of"]
-
+__all__ = [
+    "apply_recipe",
+    "apply_trl_0_14",
+    "classes_of",
+    "config_of",
+    "liger_loss",
+    "log_softmax_rows",
+    "logps_from_full_logits",
+    "selected_logprobs",
+]
 
 def classes_of(settings: Settings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
@@ -97,3 +104,96 @@ def _logps_and_entropies(
 def _logps(model: Any, input_ids: Any, keep: int) -> Any:
     logits = model(input_ids=input_ids, logits_to_keep=keep + 1).logits
     return log_softmax_rows(logits[:, :-1, :], input_ids[:, -keep:])
+
+
+_ENTROPY_ROWS = 128
+
+
+def logps_from_full_logits(
+    self: Any,
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **_: Any,
+) -> tuple[Any, Any, Any]:
+    """Compute log-probabilities from ``[batch, tokens, vocabulary]`` logits, in the place of TRL's own method."""
+    batch_size = batch_size or input_ids.size(0)
+    logps, entropies = [], []
+    for start in range(0, input_ids.size(0), batch_size):
+        ids = input_ids[start : start + batch_size]
+        mask = attention_mask[start : start + batch_size]
+        logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1).logits
+        logits = logits[:, :-1, :]
+        logits = logits[:, -logits_to_keep:]
+        logits = logits / self.temperature
+        logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
+        if compute_entropy:
+            with torch.no_grad():
+                entropies.append(_entropy(logits))
+    return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
+
+
+def selected_logprobs(logits: Any, targets: Any) -> Any:
+    """Compute log-probabilities ``[B, T]`` of the targets from ``[B, T, V]`` logits, as TRL's 0.2x releases did.
+
+    Row by row, so that one row's temporaries exist at a time.
+    """
+    if logits.dtype in (torch.float32, torch.float64):
+        chosen = torch.gather(logits, dim=-1, index=targets.unsqueeze(-1)).squeeze(-1)
+        return chosen - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+    return log_softmax_rows(logits, targets)
+
+
+def _entropy(logits: Any) -> Any:
+    flat = logits.reshape(-1, logits.shape[-1])
+    parts = []
+    for chunk in flat.split(_ENTROPY_ROWS):
+        logp = torch.log_softmax(chunk, dim=-1)
+        parts.append(-(torch.exp(logp) * logp).sum(-1))
+    return torch.cat(parts).reshape(logits.shape[:-1])
+
+
+def log_softmax_rows(logits: Any, targets: Any) -> Any:
+    """Compute log-probabilities ``[B, T]`` of targets from ``[B, T, V]`` logits, row by row with ``log_softmax``."""
+    rows = []
+    for row, target in zip(logits, targets, strict=True):
+        logp = row.log_softmax(dim=-1)
+        rows.append(logp.gather(dim=-1, index=target.unsqueeze(-1)).squeeze(-1))
+    return torch.stack(rows)
+
+
+def liger_loss(self: Any, model: Any, inputs: dict[str, Any]) -> Any:
+    """Call Liger's fused linear GRPO loss as its users do, with the completion's hidden states and the head."""
+    loss = optional_names.LIGER_LOSS.get()(
+        beta=self.beta,
+        compiled=False,
+        use_ref_model=self.beta != 0.0,
+        loss_type=self.loss_type,
+        max_completion_length=self.max_completion_length,
+        temperature=self.temperature,
+    )
+    inner = self.accelerator.unwrap_model(model)
+    while hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    keep = inputs["completion_ids"].size(1)
+    with self.accelerator.autocast():
+        hidden = inner.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = hidden[:, :-1, :][:, -keep:, :]
+        head = inner.get_output_embeddings()
+        value, _ = loss(
+            _input=hidden,
+            lin_weight=head.weight,
+            selected_token_ids=inputs["completion_ids"],
+            attention_mask=inputs["completion_mask"],
+            advantages=inputs["advantages"],
+            bias=head.bias,
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+            ref_per_token_logps=inputs.get("ref_per_token_logps"),
+        )
+    return value / self.current_gradient_accumulation_steps

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Timeline
-from memprof.reports.document.words import STACK_ORDER
+from memprof.reports.document.text import STACK_ORDER
 from memprof.reports.html.interactive_timeline import axis_of, peak_hold, thinned, timeline_figure
 from memprof.reports.html.static_timeline import nice_step, timeline_svg
 from memprof.reports.palette import DARK, LIGHT, PATTERNS, PHASES

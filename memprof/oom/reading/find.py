@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from memprof.oom.events import events_of
 from memprof.oom.failure import Failure
 from memprof.oom.form import Form
 from memprof.oom.forms import NOT_MEMORY
-from memprof.oom.frames import frames_around
-from memprof.oom.hits import Hit, hits_in
-from memprof.oom.regions import regions
-from memprof.oom.unbend import Stream, streams_of
+from memprof.oom.reading.events import events_of
+from memprof.oom.reading.frames import frames_around
+from memprof.oom.reading.hits import Hit, hits_in
+from memprof.oom.reading.regions import regions
+from memprof.oom.reading.unbend import Stream, streams_of
 
 __all__ = ["Reading", "find_failures", "read_log"]
 

@@ -79,7 +79,7 @@ def test_the_scripts_lean_trainer_is_the_recipes(
     from memprof.config.gpus import find_gpu
     from memprof.grpo.techniques import apply as defaults
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.trainer.script import simulate_script
+    from memprof.simulate.script.script import simulate_script
 
     monkeypatch.setattr(defaults, "OFFLOAD_FROM_BYTES", 0)  # the defaults of long completions
     monkeypatch.setattr(defaults, "TILE_TOKENS", 64)
@@ -106,7 +106,7 @@ def test_what_is_not_kept_is_said_and_nothing_is_searched(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memprof.grpo import trainer
-    from memprof.simulate.trainer.script import simulate_script
+    from memprof.simulate.script.script import simulate_script
 
     def search(*_: Any) -> None:
         raise AssertionError("a search began")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from memprof.oom.failure import Frame
-from memprof.oom.unbend import Line
+from memprof.oom.reading.unbend import Line
 
 __all__ = ["frames_around"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.oom.advice_device import Remedy, device_remedies
-from memprof.oom.advice_engines import ENGINES
-from memprof.oom.advice_host import HOST
-from memprof.oom.advice_libraries import LIBRARIES
+from memprof.oom.advice.device import Remedy, device_remedies
+from memprof.oom.advice.engines import ENGINES
+from memprof.oom.advice.host import HOST
+from memprof.oom.advice.libraries import LIBRARIES
 from memprof.oom.arithmetic import Parts, Verdict, verdict
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import Names

@@ -18,7 +18,7 @@ from memprof.errors import InputError
 from memprof.simulate.run import simulate, simulate_settings
 
 if TYPE_CHECKING:
-    from memprof.simulate.trainer.script_run import ScriptRun
+    from memprof.simulate.script.run import ScriptRun
 
 __all__ = ["simulate_script"]
 
@@ -53,7 +53,7 @@ def simulate_script(
     import trl  # noqa: F401
 
     from memprof.grpo import LeanGRPOTrainer  # noqa: F401
-    from memprof.simulate.trainer.script_run import NotExecutable, ScriptRun
+    from memprof.simulate.script.run import NotExecutable, ScriptRun
 
     found = ScriptRun(script, arguments, changes, device)
     found.notes += missing("script")

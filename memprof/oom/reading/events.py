@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memprof.oom.forms import FORMS
-from memprof.oom.hits import Hit
-from memprof.oom.unbend import Stream
+from memprof.oom.reading.hits import Hit
+from memprof.oom.reading.unbend import Stream
 
 __all__ = ["events_of"]
 

@@ -16,10 +16,10 @@ from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError
+from memprof.simulate.script.built_trainer import ScriptTrainer, Trained
+from memprof.simulate.script.world import script_world
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
-from memprof.simulate.trainer.script_trainer import ScriptTrainer, Trained
-from memprof.simulate.trainer.script_world import script_world
 from memprof.simulate.trainer.training import selected_of
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
 

@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from memprof.oom.fields import messages_in
 from memprof.oom.form import Form
 from memprof.oom.forms import DEVICE_FORMS, FORMS
-from memprof.oom.sizes import bytes_of
-from memprof.oom.unbend import Stream
+from memprof.oom.reading.fields import messages_in
+from memprof.oom.reading.sizes import bytes_of
+from memprof.oom.reading.unbend import Stream
 
 __all__ = ["Hit", "hits_in"]
 

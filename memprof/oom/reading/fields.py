@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
 from memprof.oom.forms.torch_allocator import FIELDS, FORMS, INDEX, PROCESS
-from memprof.oom.sizes import bytes_of
+from memprof.oom.reading.sizes import bytes_of
 
 __all__ = ["Message", "messages_in"]
 

@@ -20,8 +20,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
 from memprof.errors import InputError
-from memprof.simulate.trainer.models import load_config
-from memprof.simulate.trainer.nf4_layers import quantize_nf4
+from memprof.simulate.trainer.models import load_config, quantize_nf4
 
 __all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
 

@@ -97,7 +97,7 @@ def test_the_scripts_own_trainer_needs_what_its_settings_need(
     changes: dict[str, Any],
 ) -> None:
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.trainer.script import simulate_script
+    from memprof.simulate.script.script import simulate_script
 
     raw = simulate_script(script, ["--model", str(model), *arguments], {}, stacks=False)
     told = " ".join(raw["memprof"]["notes"])

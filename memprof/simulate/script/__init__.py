@@ -1,0 +1,1 @@
+"""Simulate an existing training script: run it up to its ``trainer.train()``, and simulate that instead."""
