@@ -1,1 +1,1 @@
-"""."""
+"""Attach memprof to what people already run: trainers, trackers, TensorBoard."""

@@ -1,1 +1,1 @@
-"""Pages, tables and files made from a report; nothing here computes what the report does not hold or determine."""
+"""Pages, tables and files made from answers: one document, one renderer for each format."""
