@@ -27,7 +27,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,9 +106,10 @@ def _path_of_text(file: str) -> FramePath:
     return frame_path(file)
 
 
+@lru_cache(maxsize=1)
 def package_names() -> frozenset[str]:
     """First parts that only a rooted path may match: the packages whose structure is known."""
-    return frozenset(_structures())
+    return frozenset({*_table()["packages"], OWN, INDUCTOR})
 
 
 def _own(path: str, own: Sequence[OwnFolder]) -> FramePath | None:
@@ -130,8 +131,7 @@ def _in_package(path: str) -> FramePath | None:
     """The path from the last folder on that bears a package's name and is followed by files of that package."""
     parts = path.split("/")
     for i in range(len(parts) - 2, -1, -1):
-        structure = _structures().get(parts[i])
-        if structure is not None and structure.match("/".join(parts[i + 1 :])):
+        if parts[i] in package_names() and _structure(parts[i]).match("/".join(parts[i + 1 :])):
             return FramePath("/".join(parts[i:]), True)
     return None
 
@@ -142,14 +142,13 @@ def _by_inductor(path: str) -> FramePath | None:
     return FramePath("/".join([INDUCTOR, *path.split("/")[-2:]]), True)
 
 
-@lru_cache(maxsize=1)
-def _structures() -> dict[str, re.Pattern[str]]:
-    """For each known package what matches its files, by their path below its folder."""
-    table = _read_table()
-    structures = {name: _one_of(entries.split()) for name, entries in table["packages"].items()}
-    structures[OWN] = _one_of(sorted(set(_own_files(table[OWN]))))
-    structures[INDUCTOR] = re.compile("(?!)")
-    return structures
+@cache
+def _structure(name: str) -> re.Pattern[str]:
+    """Match a known package's files by their path below its folder; compiled for the packages that occur."""
+    if name == INDUCTOR:
+        return re.compile("(?!)")
+    table = _table()
+    return _one_of(sorted(set(_own_files(table[OWN]))) if name == OWN else table["packages"][name].split())
 
 
 def _one_of(entries: Sequence[str]) -> re.Pattern[str]:
@@ -174,7 +173,9 @@ def _own_files(rooms: dict[str, str]) -> Iterator[str]:
                 yield inner
 
 
-def _read_table() -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    """Read ``packages.toml``."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
