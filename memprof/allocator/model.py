@@ -1,8 +1,8 @@
-"""A model of PyTorch's CUDA caching allocator, in plain Python.
+"""Model PyTorch's CUDA caching allocator in plain Python.
 
-It serves two ends: replaying a recorded trace (which segments would the allocator have asked the
-device for, and how large was each block?) and driving a simulation, where it hands out addresses
-and tells what the device would have seen.
+The model has two uses. It replays a recorded trace, to find the segments the allocator asked the device for
+and the size of each block. And it drives a simulation, where it hands out addresses and reports the segments
+the device would see.
 
 The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.settings`),
 small and large pools per stream and private pool, best fit, splitting, merging, garbage collection,
@@ -30,7 +30,7 @@ __all__ = ["CachingAllocator", "OutOfMemory"]
 
 
 class OutOfMemory(DoesNotFit):
-    """The device has no room left; ``requested`` is what was asked for, ``free`` what the device had."""
+    """Report that the device is full, with the ``requested`` bytes and the device's ``free`` bytes."""
 
     def __init__(self, requested: int, free: int) -> None:
         super().__init__(f"out of memory: {requested} bytes asked for, {free} bytes free on the device.")
@@ -39,7 +39,7 @@ class OutOfMemory(DoesNotFit):
 
 
 class _Block:
-    """A stretch of a segment: in use, free, or (expandable segments) not mapped to memory."""
+    """Hold a stretch of a segment: in use, free, or (in expandable segments) not mapped to memory."""
 
     __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
 
@@ -51,13 +51,13 @@ class _Block:
         self.segment = segment
         self.free = True
         self.mapped = True
-        self.born = 0  # the pool's count of searches when the block became free
+        self.born = 0  # the pool's number of searches when the block became free
         self.prev: _Block | None = None
         self.next: _Block | None = None
 
 
 class _Segment:
-    """Memory from the device, or the address range of an expandable segment."""
+    """Hold a segment: memory from the device, or the address range of an expandable segment."""
 
     __slots__ = ("address", "expandable", "first", "page", "size")
 
@@ -70,7 +70,7 @@ class _Segment:
 
 
 class _Pool:
-    """Free blocks of one size class on one stream, best fit first."""
+    """Hold the free blocks of one size class on one stream, smallest first."""
 
     __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
 
@@ -88,14 +88,14 @@ EventCallback = Callable[[str, int, int, int, int], None]
 
 @dataclass
 class CachingAllocator:
-    """The allocator of one device.
+    """Model the allocator of one device.
 
-    ``capacity`` is what the device has for this process (None: no limit). ``on_event`` is called
-    with ``(action, address, bytes, stream, pool)`` for every event torch's history would hold, by
-    torch's action names; an ``oom`` event's address is the device's free bytes.
+    ``capacity`` is the device's bytes for this process (None: no limit). ``on_event`` is called
+    with ``(action, address, bytes, stream, pool)`` for every event that torch's history would hold,
+    under torch's action names; the address of an ``oom`` event is the device's free bytes.
 
-    ``reserved``, ``active`` (blocks), ``allocated`` (blocks not asked to be freed) and ``requested``
-    are running totals, each with its ``max_``.
+    ``reserved``, ``active`` (blocks), ``allocated`` (blocks whose free was not requested) and ``requested``
+    are running totals in bytes; each has a highest value ``max_...``.
     """
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -125,12 +125,13 @@ class CachingAllocator:
     # ------------------------------------------------------------------ what a program does
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """A block for ``size`` bytes: its address and its own size.
+        """Allocate a block for ``size`` bytes; return its address and its own bytes.
 
-        Zero bytes take nothing, as in torch: address 0.
+        Zero bytes take no block, as in torch: the result is ``(0, 0)``.
 
         Raises:
-            OutOfMemory: the device is full, after everything cached was given back.
+            OutOfMemory: the device is full even after all cached memory was given back.
+            UsageError: ``size`` is negative.
         """
         if size < 0:
             raise UsageError(f"a block cannot have {size} bytes.")
@@ -145,7 +146,7 @@ class CachingAllocator:
         return block.address, block.size
 
     def free(self, address: int) -> None:
-        """Free a block at once: nothing else uses it.
+        """Free a block that nothing else uses, at once.
 
         Raises:
             UsageError: no block in use has this address.
@@ -154,9 +155,12 @@ class CachingAllocator:
         self.complete_free(address)
 
     def request_free(self, address: int) -> None:
-        """The program lets go of a block; it can be used again after :meth:`complete_free`.
+        """Request to free a block; the allocator can use it again after :meth:`complete_free`.
 
-        The two differ for blocks that another stream still reads (``record_stream``).
+        The two calls are apart for blocks that another stream still reads (``record_stream``).
+
+        Raises:
+            UsageError: no block in use has this address.
         """
         block = self._live.get(address)
         if block is None or address in self._pending:
@@ -166,7 +170,11 @@ class CachingAllocator:
         self._emit("free_requested", address, block.requested, block.pool)
 
     def complete_free(self, address: int) -> None:
-        """A block asked to be freed is free."""
+        """Free a block after :meth:`request_free`.
+
+        Raises:
+            UsageError: no free was requested for this address.
+        """
         if address not in self._pending:
             raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
         self._pending.discard(address)
@@ -178,13 +186,13 @@ class CachingAllocator:
         self._release_to_pool(block)
 
     def empty_cache(self) -> None:
-        """Give back every segment, and every page of an expandable one, that nothing uses."""
+        """Give every unused segment, and every unused page of an expandable one, back to the device."""
         self._release_cached()
 
     # ------------------------------------------------------------------ the final state
 
     def segments(self) -> list[dict[str, Any]]:
-        """Segments and blocks as torch's snapshot has them, by address; block frames are empty."""
+        """Return segments and blocks as in torch's snapshot, by address; block frames are empty."""
         out: list[dict[str, Any]] = []
         for segment in sorted(self._segments.values(), key=lambda s: s.address):
             run: list[_Block] = []
@@ -241,14 +249,14 @@ class CachingAllocator:
         return home
 
     def _best_fit(self, home: _Pool, need: int) -> _Block | None:
-        """The smallest free block that is large enough, or none: only that one block is considered."""
+        """Return the smallest free block that is large enough, or None where its splitting limit forbids it."""
         free = home.free
         index = bisect_left(free, (need, 0))
         if index == len(free):
             return None
         block = self._free[free[index][1]]
         if block.segment.expandable:
-            # What such a block can grow to counts: prefer one that leaves the open end alone.
+            # Prefer the block with the least room to grow, which leaves the open end of the segment alone.
             while index + 1 < len(free) and (block.prev is not None or block.next is not None):
                 other = self._free[free[index + 1][1]]
                 if _room(other) >= _room(block):
@@ -264,7 +272,7 @@ class CachingAllocator:
         return block
 
     def _take(self, block: _Block, need: int, size: int) -> None:
-        """Mark a block that has left its pool as used, giving back what can be split off."""
+        """Mark a block that has left its pool as used, and put the rest that can be split off into the pool."""
         rest = block.size - need
         if self._splits(block, need, rest):
             self._insert(self._cut(block, block.address + need))
@@ -320,7 +328,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ memory from the device
 
     def _grow(self, home: _Pool, need: int, size: int) -> _Block:
-        """A free block from new memory, after giving back cached memory where the device is full."""
+        """Return a free block of new memory; where the device is full, give cached memory back first."""
         if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
         block = self._device_alloc(home, need)
@@ -357,9 +365,9 @@ class CachingAllocator:
         self.max_reserved = max(self.max_reserved, self.reserved)
 
     def _address_for(self, size: int) -> int:
-        """Where the device puts a segment: a range of that size it got back, else fresh addresses.
+        """Choose a segment's address: a returned range of that size, else fresh addresses.
 
-        The driver's own choice cannot be known; it decides ties between free blocks only.
+        The driver's own choice cannot be known; it only decides ties between free blocks.
         """
         returned = self._retired.get(size)
         if returned:
@@ -376,7 +384,7 @@ class CachingAllocator:
         self._emit("segment_free", block.address, block.size, block.pool)
 
     def _release_available(self, home: _Pool, need: int) -> bool:
-        """With a split limit: give back one large enough oversize block, else the largest until enough."""
+        """With a split limit, give back one oversize block that is large enough, else the largest until it is."""
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
             return False
@@ -436,7 +444,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ expandable segments
 
     def _expand(self, home: _Pool, need: int) -> _Block | None:
-        """Map pages so that a free block of ``need`` bytes exists; it is returned out of its pool."""
+        """Map pages until a free block of ``need`` bytes exists; take it out of its pool and return it."""
         block = self._expandable_candidate(home, need)
         mapped = block if block.mapped else self._map(block, need)
         while mapped is not None and mapped.size < need:
@@ -448,7 +456,7 @@ class CachingAllocator:
         return mapped
 
     def _expandable_candidate(self, home: _Pool, need: int) -> _Block:
-        """The lowest unmapped block, with the free one before it, that has room; else a new range."""
+        """Return the lowest unmapped block that has room, with the free one before it; else a new range."""
         for address in home.unmapped:
             block = self._unmapped[address]
             if block.prev is not None and block.prev.free:
@@ -476,7 +484,7 @@ class CachingAllocator:
         del self._unmapped[block.address]
 
     def _map(self, block: _Block, size: int) -> _Block | None:
-        """Back the beginning of an unmapped block with whole pages; the free block it becomes part of."""
+        """Map whole pages at the start of an unmapped block; return the free block they become part of."""
         page = block.segment.page
         mapped = min(-(-size // page) * page, block.size)
         if mapped > self._device_free():
@@ -515,7 +523,7 @@ class CachingAllocator:
             self._add_unmapped(block)
 
     def _cut(self, block: _Block, at: int) -> _Block:
-        """Divide a block that is in no pool; its second part, in no pool either, is returned."""
+        """Divide a block that is in no pool and return its second part, which is in no pool either."""
         tail = _Block(at, block.address + block.size - at, block.pool, block.segment)
         tail.prev, tail.next = block, block.next
         if block.next is not None:
@@ -529,13 +537,13 @@ class CachingAllocator:
 
 
 def _room(block: _Block) -> int:
-    """What a block of an expandable segment can become without moving: itself and the unmapped rest."""
+    """Return the bytes a block of an expandable segment can grow to: its own and the unmapped block after it."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 
 
 def _free_run(block: _Block, need: int) -> bool:
-    """Whether a block and the free or unmapped ones behind it hold ``need`` bytes."""
+    """Tell whether a block and the free or unmapped blocks after it hold ``need`` bytes."""
     total, at = 0, block
     while total < need:
         total += at.size
