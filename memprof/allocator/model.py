@@ -249,7 +249,7 @@ class CachingAllocator:
         return home
 
     def _best_fit(self, home: _Pool, need: int) -> _Block | None:
-        """Return the smallest free block that is large enough, or None where its splitting limit forbids it."""
+        """Return the smallest free block that is large enough; None without one, or where split limits forbid it."""
         free = home.free
         index = bisect_left(free, (need, 0))
         if index == len(free):
