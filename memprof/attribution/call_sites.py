@@ -21,8 +21,8 @@ RUN = -3  # a model runs for an unknown purpose; its call site decides the phase
 _OTHER, _FORWARD, _BACKWARD = Phase.OTHER.code, Phase.FORWARD.code, Phase.BACKWARD.code
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
-_DECODES = 5  # decoding: more calls in a row without a backward, on inputs shorter than the longest by this factor
-_PREFILL = 4
+_DECODES = 5  # decoding runs the model at least so many times in a row without a backward
+_PREFILL = 4  # and its longest input (the prompt's) is at least so many times the median one
 _PARAMETER_BYTES = 4096  # smaller blocks do not show a second copy of a model
 
 Codes = NDArray[np.int64]

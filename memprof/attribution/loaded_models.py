@@ -64,7 +64,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
-    """Drop the loader's scratch: rows freed before the third next tensor of any model is born."""
+    """Decide the loader's scratch (freed before the third next tensor is born) and return the other rows."""
     t = facts.timeline
     births = np.sort(t.alloc_event[rows])
     age = np.searchsorted(births, t.free_event[rows]) - np.searchsorted(births, t.alloc_event[rows])

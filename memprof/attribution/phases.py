@@ -29,7 +29,7 @@ _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forw
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
 _SILENT = -1  # no Python frame: the allocations around it decide
-_STRAY = 4  # up to so many allocations without frames in the middle of a forward are no backward
+_STRAY = 4  # fewer allocations without frames than this, in the middle of a forward, are no backward
 
 
 def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags) -> PhaseTrack:

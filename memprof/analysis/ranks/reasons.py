@@ -1,4 +1,4 @@
-"""Why a rank usually holds more of a category than the others do."""
+"""Name the usual reason why a rank holds more of a category than the others do."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _OUTSIDE = (
 
 
 def usual_reason(category: str, rank: int, own: Mapping[str, Any], median_tokens: int | None) -> str:
-    """What usually makes a rank hold more of ``category`` (or of ``"non_torch"``) than the median rank.
+    """Return the usual reason why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank.
 
-    Tokens are named where they were counted and bear the explanation out.
+    Where tokens were counted, the sentence tells whether they explain the difference.
     """
     tokens = own.get("tokens")
     if _REASONS.get(category) == _LONGER and isinstance(tokens, int) and median_tokens:
