@@ -1,1 +1,1 @@
-"""The Memory tab of TensorBoard."""
+"""Show memprof's reports in TensorBoard's Memory tab."""

@@ -1,4 +1,4 @@
-"""What TensorBoard imports when it starts: next to nothing, because an error here would end it for everyone."""
+"""Load the tab. TensorBoard imports this module when it starts, so an error here would end TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 try:
     from tensorboard.plugins.base_plugin import TBLoader
-except Exception:  # another version's layout, or no TensorBoard at all
+except Exception:  # TensorBoard is missing, or of a version with another layout
     TBLoader = object  # type: ignore[assignment, misc, unused-ignore]
 
 __all__ = ["MemoryTabLoader"]
 
 
 class MemoryTabLoader(TBLoader):  # type: ignore[misc, unused-ignore]
-    """Loads the tab, or leaves it out."""
+    """Load the tab, or leave it out."""
 
     def load(self, context: Any) -> Any:
-        """The plugin, or None where it cannot be had."""
+        """Return the plugin; print the error and return None where it cannot be loaded."""
         try:
             from memprof.integrations.board.plugin import MemoryTab
 

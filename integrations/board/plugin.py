@@ -1,4 +1,4 @@
-"""The tab's server side: what there is, and pages of it."""
+"""Serve the tab: the list of recordings, their report pages and comparisons."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["MemoryTab"]
 
 
 def _app(answer: Any) -> Any:
-    """A WSGI application of a method that answers one request."""
+    """Make a WSGI application of a method that answers one request."""
     return wrappers.Request.application(answer)
 
 
 class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
-    """TensorBoard's plugin ``memprof``; it reads memprof's own files below the log directory and nothing else."""
+    """Implement TensorBoard's plugin ``memprof``, which reads only memprof's own files below the log directory."""
 
     plugin_name = "memprof"
 
@@ -34,7 +34,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         self._pages = Pages()
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """Addresses below ``data/plugin/memprof``."""
+        """Return the handler of each address below ``data/plugin/memprof``."""
         return {
             "/static/index.js": self._script,
             "/recordings": self._list,
@@ -43,14 +43,14 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         }
 
     def is_active(self) -> bool:
-        """Whether there is anything to show."""
+        """Tell whether there is any recording to show."""
         try:
             return bool(self._recordings.all())
         except Exception:
             return False
 
     def frontend_metadata(self) -> Any:
-        """How TensorBoard shows the tab."""
+        """Return the name of the tab and the address of its script."""
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
     @_app
@@ -96,7 +96,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
 
 
 def _places(context: Any) -> list[tuple[str, Path]]:
-    """The folders TensorBoard was started on: ``--logdir``, or each of ``--logdir_spec`` with its name."""
+    """Return the folders TensorBoard was started on: ``--logdir``, or each of ``--logdir_spec`` with its name."""
     spec = getattr(context.flags, "logdir_spec", "") or "" if context.flags is not None else ""
     if context.logdir or not spec:
         return [("", Path(context.logdir).expanduser())] if context.logdir and "://" not in context.logdir else []
@@ -110,7 +110,7 @@ def _places(context: Any) -> list[tuple[str, Path]]:
 
 
 def _headline(recording: Recording) -> dict[str, Any]:
-    """The peak, from the report's JSON where there is one (a picker should not analyse anything)."""
+    """Return the peak from the report's JSON where it exists, so that listing recordings analyses nothing."""
     if recording.json is None:
         return {}
     try:

@@ -14,7 +14,7 @@ from memprof.vocabulary import Group
 
 __all__ = ["PUBLISHED", "published_columns"]
 
-_SUM = "This is a published sum of components, each at its own peak, and not a measured peak."
+_SUM = "The published figures add components, each at its own peak; the sum is not a peak anybody measured."
 
 # The published table writes GB and means GiB: its 78.3 is 2 x 2 bytes x 8 x 20480 x 128256 vocabulary entries, and its
 # "20K context" is 20480 tokens.

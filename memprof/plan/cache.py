@@ -1,4 +1,4 @@
-"""Results of simulations on disk, by a hash of everything they depend on."""
+"""Keep results of simulations on disk, by a hash of everything they depend on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from memprof._version import __version__
 
 __all__ = ["cache_folder", "key_of", "load", "store"]
 
-_SCHEMA = 3  # raised when a change of the simulator changes its figures
+_SCHEMA = 3  # raise this when a change of the simulator changes its figures
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def cache_folder() -> Path:
-    """Where results are kept: ``$MEMPROF_CACHE``, else the user's cache folder."""
+    """Return the folder of results: ``$MEMPROF_CACHE``, else the user's cache folder."""
     if given := os.environ.get("MEMPROF_CACHE"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | None) -> str:
-    """A name for one simulation: its settings, the model's config, and the versions that execute it."""
+    """Return a hash of one simulation: its settings, the model's config, the GPU and the versions of the packages."""
     parts = {
         "schema": _SCHEMA,
         "memprof": __version__,
@@ -41,7 +41,7 @@ def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | No
 
 
 def load(key: str) -> dict[str, Any] | None:
-    """A stored result, or None; a file that cannot be used is no result."""
+    """Return a stored result; None where there is none or its file cannot be used."""
     try:
         data = json.loads((cache_folder() / f"{key}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -50,7 +50,7 @@ def load(key: str) -> dict[str, Any] | None:
 
 
 def store(key: str, row: dict[str, Any]) -> None:
-    """Keep a result; a full or read-only disk only costs the next plan time."""
+    """Store a result; errors of the disk are ignored, since the next plan then only takes longer."""
     folder = cache_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The lean trainer's settings that fit a memory budget: the fastest first, each executed before it is chosen.
+"""Choose the fastest settings of the lean trainer that fit a memory budget; each is simulated before it is chosen.
 
-Training and generation peak at different times, so each has a ladder of its own. Training's begins with nothing
-recomputed; every rung below keeps less and costs more (:func:`cost_of`). Generation's begins with all sequences at
-once. Both are searched by bisection. No torch here.
+Training and generation peak at different times, so each has its own ladder of settings. Training's first rung
+recomputes nothing; every later rung keeps less in memory and costs more (:func:`cost_of`). Generation's first rung
+runs all sequences at once. Both ladders are searched by bisection. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 
 __all__ = ["CHOSEN", "Choice", "Cost", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
 
-#: What is chosen, by the names of ``Settings``; all else stays as it is given.
+#: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
 
-_PIECE = 2048  # the trainer's default: a GPU is kept busy, and so few tokens' activations are small
+_PIECE = 2048  # tokens; the trainer's default keeps a GPU busy, and the activations of so few tokens are small
 _LARGE_PIECE = 8192
 _TILE = 2048
-_SMALL_TILE = 256  # below it a GPU waits for launches more than it computes
+_SMALL_TILE = 256  # tokens; with smaller tiles a GPU waits for launches longer than it computes
 
 Rows = Callable[[list[Settings]], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a micro-batch costs beyond one forward and backward: FLOPs computed again, bytes to the host and back."""
+    """Hold a micro-batch's cost beyond one forward and backward: recomputed FLOPs, and bytes to the host and back."""
 
     recomputed_flops: int
     host_bytes: int
@@ -44,9 +44,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest settings that fit, the row of their simulation, and the rungs below them.
+    """Hold the fastest settings that fit, the row of their simulation, and the next rungs.
 
-    ``slower`` are training's next rungs; ``simulated`` counts the settings that were executed or remembered.
+    ``slower`` are training's next rungs. ``simulated`` counts the settings that were simulated or read from the cache.
     """
 
     settings: Settings
@@ -57,12 +57,12 @@ class Choice:
 
     @property
     def needed_bytes(self) -> int:
-        """Reserved and outside torch where a GPU was simulated, else allocated."""
+        """Return the bytes needed: reserved plus outside torch where a GPU was simulated, else allocated."""
         return needed_bytes(self.row)
 
 
 def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
-    """Training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
+    """Return training's rungs, the fastest first; settings named in ``fixed`` keep their values of ``base``."""
     length, rows = base.sequence_length, base.per_device_train_batch_size
     piece = min(max(_PIECE, length), rows * length)
     tile = max(min(_TILE, 1 << (piece // 4).bit_length() - 1), _SMALL_TILE) if piece > 3 else _SMALL_TILE
@@ -82,11 +82,11 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     found: list[Settings] = []
     for kind, tokens, tiled in rungs:
         if kind == "selective" and base.attn == "math":
-            continue  # keeps the output of a fused attention, and there is none
+            continue  # this would keep the output of a fused attention, and the run has none
         if (tokens == _LARGE_PIECE and min(rows * length, tokens // length * length) <= piece) or (
             tokens == length and (rows == 1 or length * 2 > _PIECE)
         ):
-            continue  # the same pieces as without
+            continue  # this makes the same pieces as the rung before
         changes = {"gradient_checkpointing": kind, "max_tokens_per_piece": tokens, "tiled_mlp": tiled}
         settings = base.with_(**{name: value for name, value in changes.items() if name not in fixed})
         if settings not in found:
@@ -95,10 +95,10 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
 
 
 def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
-    """Recomputed FLOPs and host traffic of one micro-batch, from the model's config.
+    """Compute the recomputed FLOPs and host traffic (bytes) of one micro-batch from the model's config.
 
-    A linear layer of ``n`` weights takes ``2 n`` FLOPs a token; causal attention ``2 * heads * head_dim * length``.
-    A tile's network is computed again in its backward, once: under a checkpoint that is the recomputation itself.
+    A linear layer of ``n`` weights takes ``2 n`` FLOPs per token, causal attention ``2 * heads * head_dim * length``.
+    A tile's network is computed again once, in its backward; under a checkpoint that is the recomputation itself.
     """
     shape = ModelShape.of(config)
     hidden, layers, heads, width = shape.hidden, shape.layers, shape.heads, shape.head_dim
@@ -118,24 +118,24 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
 
 
 def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] = ()) -> Choice:
-    """The fastest settings that fit.
+    """Choose the fastest settings that fit.
 
     Args:
         base: the run, with ``recipe="lean"``.
-        budget_bytes: what the device is to have; reserved memory, what is outside torch and a margin must fit.
+        budget_bytes: the device's memory; reserved memory, memory outside torch and a margin must fit in it.
         run: simulates settings and returns their rows (:func:`memprof.simulate.fit.run_row`), judged on a GPU of
             ``budget_bytes`` where ``base.device`` is ``cuda``.
-        fixed: names of settings that are not to be changed.
+        fixed: names of settings that must not change.
 
     Raises:
-        DoesNotFit: nothing does; the message names the smallest need.
-        UsageError: another recipe than the lean trainer's.
+        DoesNotFit: no settings fit; the message names the smallest need.
+        UsageError: the recipe is not the lean trainer's.
     """
     if base.recipe != "lean":
         raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
     if ModelShape.of(find_config(base.model)).experts:
-        fixed = {*fixed, "tiled_mlp"}  # which refuses a mixture of experts
-    if base.checkpointing == "auto":  # leaves the kind open
+        fixed = {*fixed, "tiled_mlp"}  # tiles refuse a mixture of experts
+    if base.checkpointing == "auto":  # the kind of checkpointing is open
         fixed = set(fixed) - {"gradient_checkpointing"}
     return _Search(base, budget_bytes, run, fixed).found()
 
@@ -155,7 +155,7 @@ class _Search:
         too_high = _held_too_high(self._rows[0, 0], self._budget)
         generates = Phase.GENERATE.value
         batch = 0
-        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
+        # Choose the generation batch first, with training at its leanest: a smaller batch slows generation most.
         if generates in too_high or not self._tried((last[0], 0)):
             if not self._tried(last):
                 raise DoesNotFit(self._refusal(last))
@@ -167,7 +167,7 @@ class _Search:
         return self._fits(place)
 
     def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
-        """The first of ``places`` that fits, where the last one does, by bisection."""
+        """Find by bisection the first of ``places`` that fits; the last one is known to fit."""
         low, high = int(not_the_first and len(places) > 1), len(places) - 1
         while low < high:
             middle = (low + high) // 2
@@ -198,12 +198,12 @@ class _Search:
             f"Nothing fits a memory budget of {format_gib(self._budget)} GiB: the leanest settings "
             f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB and {MARGIN:.0%} for the "
             f"prediction's error, highest in {row['peak_phase']}. Shorter sequences, a 4-bit base or a smaller model "
-            "are left."
+            "would need less."
         )
 
 
 def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | None]:
-    """All sequences of a generation batch at once, half of them, and so on down to one."""
+    """List the numbers of sequences to generate at once: all of a generation batch, half of it, and so on to one."""
     if base.generation != "hf" or "generation_batch" in fixed:
         return [base.generation_batch]
     sizes = [base.per_device_train_batch_size * base.generation_steps]
@@ -213,7 +213,7 @@ def _generation_batches(base: Settings, fixed: Collection[str]) -> list[int | No
 
 
 def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
-    """Phases that hold more than there is, whatever the allocator keeps cached."""
+    """Return the phases that need more than the budget even without the allocator's cached memory."""
     verdict = row["verdict"]
     if verdict is None:
         return {phase for phase, peak in row["phases"].items() if int(peak * (1 + MARGIN)) > budget}
@@ -222,12 +222,12 @@ def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
 
 
 def needed_bytes(row: Mapping[str, Any]) -> int:
-    """Of a row: on a GPU reserved and what is outside torch, else allocated."""
+    """Return the bytes a row needs: on a GPU reserved plus outside torch, else allocated."""
     return int(row["peak_bytes"] if row["device_peak_bytes"] is None else row["device_peak_bytes"])
 
 
 def describe(settings: Settings) -> str:
-    """The chosen settings in words, by the lean trainer's own names."""
+    """Describe the chosen settings in words, by the lean trainer's own names."""
     parts = [f"checkpointing={settings.checkpointing}"]
     for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
         if (value := getattr(settings, name)) is not None:
@@ -236,7 +236,7 @@ def describe(settings: Settings) -> str:
 
 
 def sentences(choice: Choice) -> str:
-    """What a person is told: the choice, what it costs, the expected peak by category."""
+    """Write the choice for a person: its settings, its cost and the expected peak by category."""
     row, settings = choice.row, choice.settings
     cost = cost_of(settings, find_config(settings.model))
     large = {n: size for n, size in row["categories"].items() if size >= row["peak_bytes"] / 200}
