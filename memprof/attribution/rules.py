@@ -215,7 +215,7 @@ def _name(entry: dict[str, Any], known: set[str], where: str) -> str:
 
 def _one_of(value: object, allowed: list[str], where: str) -> str:
     if value not in allowed:
-        raise InputError(f"{where}: {value!r} is none of {', '.join(allowed)}.")
+        raise InputError(f"{where}: {value!r} is not one of {', '.join(allowed)}.")
     return str(value)
 
 
@@ -229,7 +229,7 @@ def _patterns(value: object, where: str) -> tuple[str, ...]:
     patterns = _strings(value, where)
     for pattern in patterns:
         if ":" not in pattern:
-            raise InputError(f"{where}: {pattern!r} is no pattern; write FILE:FUNCTION, such as '*:generate'.")
+            raise InputError(f"{where}: {pattern!r} is not a pattern; write FILE:FUNCTION, such as '*:generate'.")
     return tuple(patterns)
 
 

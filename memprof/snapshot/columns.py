@@ -144,9 +144,9 @@ def _check_range(address: I64, size: I64) -> None:
     if not len(size):
         return
     if size.min() < 0 or size.max() > _MAX_SIZE or address.max() > _MAX_ADDRESS or address.min() < -1:
-        raise ValueError("a size or an address that cannot be one")
+        raise ValueError("a size or an address is out of range")
     if size.sum(dtype=np.float64) > _MAX_SUM:
-        raise ValueError("sizes that add up to more than any memory")
+        raise ValueError("the sizes add up to more than any memory")
 
 
 def _by_value(values: list[Any], intern: Callable[[Any], int]) -> I32:
@@ -175,7 +175,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
     """
     count = len(events)
     if set(map(type, events)) != {dict}:
-        raise TypeError("an entry of the trace is no record")
+        raise TypeError("an entry of the trace is not a record")
     names = _values(events, "action")
     action = _by_value(names, _action_code).astype(np.uint8)
     _note_unknown(names, action, device, notes)

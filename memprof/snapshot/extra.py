@@ -104,7 +104,7 @@ def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        notes.append("the memprof key is no dict and was ignored")
+        notes.append("the memprof key is not a dict and was ignored")
         return {}
     kept: dict[str, Any] = {}
     for key, raw in value.items():
@@ -167,10 +167,10 @@ _HISTORIES = (None, *(str(h) for h in History))
 
 def _problem(key: Any, raw: Any, part: Any) -> str:
     if not isinstance(key, str):
-        return "a name in it is no text"
+        return "a name in it is not text"
     name = repr(clean_text(key, 40))
     if part is None:
-        return "" if raw is None else f"{name} is no plain data, or too deep"
+        return "" if raw is None else f"{name} is not plain data, or is nested too deep"
     wanted = _TYPES.get(key)
     if wanted and (not isinstance(part, wanted) or isinstance(part, bool)):
         return f"{name} is not of the documented type"

@@ -82,7 +82,7 @@ def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
         if consume:
             raw_traces[device] = None
         if not isinstance(events, list):
-            raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is no list).")
+            raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is not a list).")
         if events:
             traces[device] = read_trace(events, interner, device, notes)
         del events

@@ -136,7 +136,7 @@ def _special(data: bytes, position: int, name: str) -> int:
         )
     reason = "nested tuples" if opcode in (0x85, 0x86, 0x87, ord("t")) else f"pickle opcode 0x{opcode:02x}"
     if opcode not in _KNOWN:
-        raise InputError(f"{name}: damaged, or no pickle ({reason} at byte {position}); copy the file again.")
+        raise InputError(f"{name}: damaged, or not a pickle ({reason} at byte {position}); copy the file again.")
     raise InputError(f"{name}: not a memory snapshot ({reason} at byte {position}).")
 
 

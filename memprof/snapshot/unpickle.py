@@ -82,7 +82,7 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
         except InputError:
             raise
         except MemoryError:
-            raise InputError(f"{name}: reading it needs more memory than there is.") from None
+            raise InputError(f"{name}: reading it needs more memory than this machine has.") from None
         except Exception as error:  # the unpickler may raise anything for damaged data
             raise InputError(
                 f"{name}: not a memory snapshot, or damaged ({type(error).__name__} while reading); "

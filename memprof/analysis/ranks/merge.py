@@ -35,7 +35,7 @@ def merged(
     twice = [rank for rank in count if count[rank] > 1]
     if twice:
         raise InputError(
-            f"rank {twice[0]} is there twice: these are not the ranks of one run; put runs side by side with "
+            f"rank {twice[0]} is there twice, so these are not the ranks of one run; compare runs with "
             "`memprof compare`."
         )
     return {**report, "ranks": entries, "across_ranks": across(entries, world_size, missing)}
@@ -57,7 +57,7 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
     sizes = sorted({n for n in claims if type(n) is int and n > 1})
     if len(sizes) > 1:
         raise InputError(
-            f"recordings of a run of {sizes[0]} ranks and of one of {sizes[-1]}: put runs side by side with "
+            f"these recordings are of a run of {sizes[0]} ranks and of one of {sizes[-1]}; compare runs with "
             "`memprof compare`."
         )
     highest = max(present, default=0)

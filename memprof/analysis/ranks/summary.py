@@ -48,7 +48,7 @@ def rank_summary(report: Mapping[str, Any], rank: int | None = None, file: str |
             "oom": None if report["oom"] is None else {name: report["oom"].get(name) for name in _OOM},
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"a rank's report without what a summary needs ({error!r}); write it again.") from None
+        raise InputError(f"a rank's report lacks a figure of its summary ({error!r}); write it again.") from None
     return check_summary(summary)
 
 
