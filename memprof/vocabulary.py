@@ -34,7 +34,7 @@ class _Id(str, Enum):
 
 
 class Category(_Id):
-    """What bytes are for. At any instant the categories add up to the active bytes exactly."""
+    """Purposes of bytes. At any instant the categories add up to the active bytes exactly."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -69,7 +69,7 @@ class Group(_Id):
 
 
 class Phase(_Id):
-    """What a GRPO run is doing."""
+    """Phases of a GRPO run."""
 
     LOAD = "load"
     GENERATE = "generate"
@@ -88,7 +88,7 @@ class Phase(_Id):
 
 
 class Evidence(_Id):
-    """How a byte's category is known, strongest first."""
+    """Kinds of evidence for a byte's category, strongest first."""
 
     OWNER = "owner"
     METADATA = "metadata"
@@ -100,7 +100,7 @@ class Evidence(_Id):
 
 
 class History(_Id):
-    """How much of the run's allocation history a snapshot holds."""
+    """Extents of the allocation history that a snapshot can hold."""
 
     COMPLETE = "complete"
     STARTED_LATE = "started_late"
@@ -109,7 +109,7 @@ class History(_Id):
 
 
 class Kind(_Id):
-    """Where a snapshot comes from."""
+    """Sources of a snapshot."""
 
     CUDA = "cuda"
     TRACE = "trace"

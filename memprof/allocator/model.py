@@ -384,7 +384,7 @@ class CachingAllocator:
         self._emit("segment_free", block.address, block.size, block.pool)
 
     def _release_available(self, home: _Pool, need: int) -> bool:
-        """With a split limit, give back one oversize block that is large enough, else the largest until it is."""
+        """With a split limit, give back one oversize block that is large enough, else the largest that sum to it."""
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
             return False

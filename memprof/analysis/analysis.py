@@ -1,4 +1,4 @@
-"""Analyse a snapshot: the entry point for users and for everything that shows a run."""
+"""Analyse a snapshot; users and everything that shows a run call :func:`analyze`."""
 
 from __future__ import annotations
 

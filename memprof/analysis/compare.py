@@ -318,7 +318,7 @@ def _differ(values: Iterable[Any]) -> bool:
 
 
 def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """List how the places and versions of the recordings differ."""
+    """List the device, versions and other circumstances of each recording."""
     sources = [(run.report or {}).get("source", {}) for run in runs]
     versions = [source.get("versions") or {} for source in sources]
     names = sorted({name for found in versions for name in found} - {"torch"})

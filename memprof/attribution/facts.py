@@ -46,6 +46,7 @@ class Facts:
 
     @cached_property
     def ghost(self) -> Bools:
+        """Flag rows older than the trace."""
         return self.timeline.alloc_event < 0
 
     @cached_property
@@ -61,6 +62,7 @@ class Facts:
 
     @cached_property
     def step(self) -> Ints:
+        """Return the step at birth; -1 for ghosts and where unknown."""
         return self._at(self.timeline.alloc_event, self.track.step, -1, self.ghost)
 
     @cached_property
@@ -149,6 +151,7 @@ class Facts:
         return self.timeline.alloc_event[rows], rows
 
     def has_phase(self, phase: Phase) -> bool:
+        """Tell whether the phase occurs in this history."""
         return any(s.phase == phase.value for s in self.track.spans)
 
 

@@ -35,6 +35,7 @@ class LoadedModel:
 
     @property
     def bytes(self) -> int:
+        """Return the total bytes of ``sizes``."""
         return sum(s * c for s, c in self.sizes.items())
 
 

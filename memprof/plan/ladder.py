@@ -141,6 +141,8 @@ def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] 
 
 
 class _Search:
+    """Search both ladders; a place is (training's rung, generation's rung), counted from the fastest."""
+
     def __init__(self, base: Settings, budget: int, run: Rows, fixed: Collection[str]) -> None:
         self._budget, self._run = budget, run
         self._training = ladder(base, fixed)
@@ -148,6 +150,11 @@ class _Search:
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
 
     def found(self) -> Choice:
+        """Return the fastest settings that fit.
+
+        Raises:
+            DoesNotFit: not even the slowest rungs fit.
+        """
         last = (len(self._training) - 1, len(self._generation) - 1)
         self._simulate((0, 0))
         if self._fits((0, 0)):

@@ -58,6 +58,7 @@ class _ByAddress:
 
     @classmethod
     def of(cls, trace: Trace) -> _ByAddress:
+        """Sort a trace's alloc and free events."""
         event = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
         event = event[np.argsort(trace.address[event], kind="stable")]
         return cls(
