@@ -1,6 +1,6 @@
-"""memprof: where every byte of a GRPO run's memory went, and how that is known.
+"""Tell where every byte of a GRPO run's GPU memory went, and what shows it.
 
-Importing this package is cheap: the names below are loaded on first use, torch only by those that need it.
+Importing this package is cheap: each name below is loaded on first use, and torch only by names that need it.
 """
 
 from __future__ import annotations

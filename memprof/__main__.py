@@ -1,4 +1,4 @@
-"""``python -m memprof``."""
+"""Run the command line as ``python -m memprof``."""
 
 from memprof.cli import main
 

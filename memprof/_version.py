@@ -1,3 +1,3 @@
-"""The one place the version is written."""
+"""State the version; no other file does."""
 
 __version__ = "0.1.0.dev0"

@@ -1,11 +1,11 @@
-"""Errors a user can cause, and the exit code each one ends the command line with.
+"""Define the errors a user can cause, each with the exit code of the command line.
 
 MemprofError
-├── AboveLimit        1  a gate that was asked for did not hold
+├── AboveLimit        1  a run exceeds the limit given to ``compare --fail-above``
 ├── UsageError        2  the request makes no sense
 ├── InputError        3  a file cannot be used
-│   └── UnsafePickle  3  a pickle that wants to run code
-└── DoesNotFit        4  the simulated run needs more memory than there is
+│   └── UnsafePickle  3  a pickle tries to run code
+└── DoesNotFit        4  the run needs more memory than the device has
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ __all__ = ["AboveLimit", "DoesNotFit", "InputError", "MemprofError", "UnsafePick
 
 
 class MemprofError(Exception):
-    """One clear sentence for the user; ``exit_code`` is the process's."""
+    """Tell the user in one clear sentence what is wrong; ``exit_code`` is the exit code of the process."""
 
     exit_code = 1
 
 
 class AboveLimit(MemprofError):
-    """A run needs more memory than the gate allows (``compare --fail-above``); everything asked for was written."""
+    """Report a run above the limit of ``compare --fail-above``, raised after all output was written."""
 
 
 class UsageError(MemprofError):
-    """Options or arguments that cannot be satisfied."""
+    """Report options or arguments that cannot be satisfied."""
 
     exit_code = 2
 
 
 class InputError(MemprofError):
-    """A file that cannot be read, understood or written."""
+    """Report a file that cannot be read, understood or written."""
 
     exit_code = 3
 
 
 class UnsafePickle(InputError):
-    """A pickle that names a global; genuine snapshots never do."""
+    """Report a pickle that names a global; genuine snapshots never do."""
 
 
 class DoesNotFit(MemprofError):
-    """The run needs more memory than the device has."""
+    """Report a run that needs more memory than the device has."""
 
     exit_code = 4

@@ -1,23 +1,24 @@
-"""The path that stack rules see: a frame's file name from the folder on that it was imported from.
+"""Cut a frame's file name down to its import path, which is what stack rules match.
 
-Where a program lies says nothing about what it is: ``/home/u/trl/train.py`` is no file of TRL, and an environment below
-a folder called memprof holds no file of memprof. So folders above the import root are cut off. The root is found so:
+The folders above a file do not tell which package it belongs to: ``/home/u/trl/train.py`` is no file of TRL, and an
+environment below a folder called memprof holds no file of memprof. So the folders above the import root are cut off.
+The root is found in this order:
 
-1. The last ``site-packages`` or ``dist-packages``, or the last ``.egg`` or ``.whl`` after it: everything below is
-   installed, under its import name.
-2. Without one (a source checkout, ``PYTHONPATH``, a zip, Bazel, the working folder of Ray or Spark), a package's own
-   structure tells, as ``packages.toml`` lists it: ``torch/nn/modules/``, ``trl/trainer/*_trainer.py``. The last folder
-   in the path that is followed by files of its package is the root, never the first that only has the name.
-3. memprof's own files are those below the folder this memprof runs from, those its recorder named in the snapshot (an
-   editable install runs ``memprof.integrations`` from ``<checkout>/integrations``), and by (2) ``memprof/`` followed by
-   one of its modules, of this version or of those before.
-4. What TorchInductor wrote is ``torchinductor/ab/cab....py``: the folder repeats letters of the file's name.
+1. The last ``site-packages`` or ``dist-packages`` folder, or the last ``.egg`` or ``.whl`` after it. Everything below
+   it is installed under its import name.
+2. Without such a folder (a source checkout, ``PYTHONPATH``, a zip, Bazel, the working folder of Ray or Spark), the
+   structure of known packages decides. ``packages.toml`` lists it: ``torch/nn/modules/``, ``trl/trainer/*_trainer.py``.
+   The root is the last folder in the path that bears a package's name and is followed by a file of that package.
+3. memprof's own files lie below the folder this memprof runs from, or below a folder its recorder named in the snapshot
+   (an editable install runs ``memprof.integrations`` from ``<checkout>/integrations``). By rule 2, ``memprof/``
+   followed by a module of this version or an earlier one counts too.
+4. Files written by TorchInductor are ``torchinductor/ab/cab....py``: the folder repeats letters of the file's name.
 
-All else is the program's own; its root is not known and its path stays whole.
+Every other file belongs to the user's program. Its root is not known and its path stays whole.
 
-What stays ambiguous: a file of the program's own whose name and folders are exactly those of a package
-(``/home/u/transformers/trainer.py``) counts as that package's, as a copy or a fork of it should; an uninstalled version
-of a package whose module is not in the list counts as the program's own.
+Two cases stay ambiguous. A user's file with exactly the name and folders of a package's file
+(``/home/u/transformers/trainer.py``) counts as the package's, as a copy or a fork of it should. A file of an
+uninstalled package that ``packages.toml`` does not list counts as the user's.
 """
 
 from __future__ import annotations
@@ -33,36 +34,37 @@ from typing import Any, NamedTuple
 
 __all__ = ["FramePath", "OwnFolder", "frame_path", "own_folders", "package_names", "recorded_own_folders", "text_path"]
 
-# A folder with "/" between its parts and at its end, and what it is imported as ("memprof/integrations").
+# A folder, with "/" between its parts and at its end, and its import name ("memprof/integrations").
 OwnFolder = tuple[str, str]
 
 OWN = "memprof"
 INDUCTOR = "torchinductor"
 
-# Packages that lie beside memprof/ in a checkout, and inside it where memprof was installed from a wheel.
+# These packages lie beside memprof/ in a checkout, and inside it after an installation from a wheel.
 _BESIDE = ("integrations", "reports")
 _PLACE = re.compile(r"(.*):\d+(?: |$)", re.DOTALL)
 _INSTALLED = ("site-packages", "dist-packages")
 _ARCHIVE = re.compile(r".+\.(?:egg|whl)", re.IGNORECASE)
-# A hash of 51 letters, and letters 1 and 2 of it as the folder; a folder of the usual name makes any length believed.
+# The file is named after a hash of 51 letters, and its folder after two of them. Below a folder of TorchInductor's
+# usual name, a hash of any length is accepted.
 _INDUCTOR = re.compile(
     r"(?:.*/)?(?:torchinductor_[^/]*/([a-z0-9]{2})/c\1\w*|([a-z0-9]{2})/c\2[a-z0-9]{40,})\.py", re.DOTALL
 )
 
 
 class FramePath(NamedTuple):
-    """A path with "/" between its parts; ``rooted`` says that its first part is an import name."""
+    """Hold a path with "/" between its parts; ``rooted`` is true when the first part is an import name."""
 
     path: str
     rooted: bool
 
 
 def frame_path(file: str, own: Sequence[OwnFolder] = ()) -> FramePath:
-    """The path of a frame's file that rules see; the head of this module says how it is found.
+    """Return the path that rules match for a frame's file; the module's docstring tells how it is found.
 
     Args:
-        file: the file name as recorded, of any system.
-        own: folders of the memprof that recorded, beside those of this one.
+        file: the file name as recorded, on any operating system.
+        own: folders of the memprof that recorded the snapshot, in addition to those of this memprof.
     """
     path = file.replace("\\", "/")
     if "/" not in path or path[0] == "<":
@@ -74,9 +76,9 @@ def frame_path(file: str, own: Sequence[OwnFolder] = ()) -> FramePath:
 
 @lru_cache(maxsize=1)
 def own_folders() -> tuple[OwnFolder, ...]:
-    """The folders this memprof runs from, each with what it is imported as."""
+    """Return the folders this memprof runs from, each with its import name."""
     here = Path(os.path.abspath(__file__)).parent
-    # Frames may name a folder as it was given or as links resolve it.
+    # Frames may name a folder with its symbolic links or with them resolved.
     return tuple(dict.fromkeys([*_below(here), *_below(here.resolve())]))
 
 
@@ -90,13 +92,13 @@ def _below(package: Path) -> Iterator[OwnFolder]:
 
 
 def recorded_own_folders(extra: Mapping[str, Any]) -> tuple[OwnFolder, ...]:
-    """The folders that the recording memprof ran from, as a snapshot's ``"memprof"`` key names them."""
+    """Return the folders of the memprof that recorded, from a snapshot's ``"memprof"`` key (``extra``)."""
     rows = extra.get("own_folders") or []
     return tuple((str(folder), str(name)) for folder, name, *_ in rows if folder and str(name).split("/")[0] == OWN)
 
 
 def text_path(frame: str) -> FramePath:
-    """:func:`frame_path` of a frame written as ``file:line function``."""
+    """Apply :func:`frame_path` to a frame written as ``file:line function``."""
     place = _PLACE.match(frame)
     return _path_of_text(place.group(1) if place else frame)
 
@@ -128,7 +130,7 @@ def _installed(path: str) -> FramePath | None:
 
 
 def _in_package(path: str) -> FramePath | None:
-    """The path from the last folder on that bears a package's name and is followed by files of that package."""
+    """Return the path from the last folder that bears a package's name and is followed by a file of that package."""
     parts = path.split("/")
     for i in range(len(parts) - 2, -1, -1):
         if parts[i] in package_names() and _structure(parts[i]).match("/".join(parts[i + 1 :])):
@@ -152,7 +154,7 @@ def _structure(name: str) -> re.Pattern[str]:
 
 
 def _one_of(entries: Sequence[str]) -> re.Pattern[str]:
-    """What matches any of the entries of ``packages.toml``."""
+    """Compile a pattern that matches any of these entries of ``packages.toml``."""
     texts = []
     for entry in entries:
         text = re.escape(entry).replace(r"\*", "[^/]*")
@@ -161,7 +163,7 @@ def _one_of(entries: Sequence[str]) -> re.Pattern[str]:
 
 
 def _own_files(rooms: dict[str, str]) -> Iterator[str]:
-    """memprof's modules, of earlier versions and of this one, below ``memprof/``."""
+    """Yield the paths of memprof's modules below ``memprof/``, of earlier versions and of this one."""
     for room, names in rooms.items():
         for name in names.split():
             yield f"{name}.py" if room == "." else f"{room}/{name}.py"

@@ -1,7 +1,7 @@
-"""What is shared without saying who made it where: paths, hosts, names, command lines and tokens taken out.
+"""Remove paths, hosts, names, command lines and tokens, so that a report can be shared.
 
-Works on plain data (a report, an explanation), of which it returns a copy, and on a snapshot before it is written, in
-place. Figures, categories, module names, functions and line numbers stay: they are what the report is for.
+Plain data (a report, an explanation) is copied and the copy cleaned. A snapshot is cleaned in place before it is
+written. Figures, categories, module names, functions and line numbers stay, because a report is about them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
 
 HIDDEN = "<redacted>"
 
-# Settings whose value is a secret or says who and where, whatever it looks like.
+# Settings whose value is hidden whatever it looks like: secrets, people and places.
 _PRIVATE_KEY = re.compile(
     r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
     r"|host(?:name)?|user(?:name)?|login|e?mail|entity|organi[sz]ation|argv|cmd(?:line)?|command(?:_?line)?|cwd|env(?:iron)?"
     r"|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
-# Settings that hold the word "token" and are about text.
+# Settings named after tokens of text, which are no secrets.
 _INNOCENT_KEY = re.compile(
     r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|image|num|max|min|completion|prompt|truncated|mask_truncated)_tokens?(?:_id|_ids)?"
     r"|(?:eos|bos|pad|unk|sep|cls|mask)_token|tokens_per|include_num_input_tokens|user_metadata|hub_strategy"
@@ -45,15 +45,15 @@ _EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}\.[A-Za-z]{2,
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"]+", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?")
 
-# Two parts or more. Below a root a part may hold spaces, not begin or end with one. Lengths are bounded so that no text
-# takes more than linear time.
+# A path has two parts or more. Below a root, a part may hold spaces but not begin or end with one. Lengths are bounded
+# so that matching takes linear time on any text.
 _PART = r"[^\s/\\:*?\"<>|](?:[^/\\:*?\"<>|\n]{0,120}[^\s/\\:*?\"<>|])?"
 _WORD = r"[^\s/\\:*?\"<>|()]{1,120}"
 _PATH = re.compile(
     rf"(?<![\w.…/\\])(?:(?:[A-Za-z]:|~)?[/\\]{{1,2}}{_PART}(?:[/\\]+{_PART})+|{_WORD}(?:[/\\]+{_WORD})+)"
 )
 
-# User and host names that tell nothing, and that other words are made of.
+# User and host names that identify nobody and occur in ordinary text.
 _GENERIC = {
     "root", "user", "ubuntu", "admin", "localhost", "home", "runner", "jovyan", "main", "train", "python", "model",
     "trl", "torch", "demo",
@@ -61,7 +61,7 @@ _GENERIC = {
 
 
 def redact(data: Any) -> Any:
-    """A copy of plain data with every string cleaned, and settings that name people, places or secrets hidden."""
+    """Return a copy of plain data with every string cleaned and every private setting hidden."""
     clean = _cleaner()
     cleaned = _walk(data, clean)
     source = cleaned.get("source") if isinstance(cleaned, dict) else None
@@ -73,7 +73,7 @@ def redact(data: Any) -> Any:
 
 
 def _number_nodes(report: dict[str, Any], source: dict[str, Any]) -> None:
-    """Machines of a run by number: their names say whose they are."""
+    """Replace the machines' names by numbers, in place: names tell who owns them."""
     across = report.get("across_ranks")
     ranks = [r for r in report.get("ranks") or [] if isinstance(r, dict)]
     places = [*ranks, source, *(across.get("nodes") or [] if isinstance(across, dict) else [])]
@@ -87,16 +87,16 @@ def _number_nodes(report: dict[str, Any], source: dict[str, Any]) -> None:
 
 
 def redact_text(text: str) -> str:
-    """One string, cleaned."""
+    """Return one string, cleaned."""
     return _cleaner()(text)
 
 
-# Of what memprof knows about a run: words of people and places. The rest is figures, and names of phases and modules.
+# Parts of memprof's own key that may name people and places. The rest is figures and names of phases and modules.
 _WORDS = ("config", "notes", "oom")
 
 
 def redact_snapshot(raw: dict[str, Any]) -> None:
-    """Clean a raw snapshot in place: the file names in every frame, and the words under memprof's own key."""
+    """Clean a raw snapshot in place: the file names of all frames, and the text under the ``"memprof"`` key."""
     extra = raw.get("memprof", {})
     own = [*(extra.pop("own_folders", None) or []), *own_folders()]
     seen: set[int] = set()
@@ -104,7 +104,7 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
     lists += [b.get("frames") for s in raw.get("segments", []) for b in s.get("blocks", [])]
     lists += [event.get("frames") for trace in raw.get("device_traces", []) for event in trace]
     for frames in lists:
-        if not isinstance(frames, list) or id(frames) in seen:  # most are shared
+        if not isinstance(frames, list) or id(frames) in seen:  # most lists are shared between events
             continue
         seen.add(id(frames))
         for frame in frames:
@@ -125,7 +125,7 @@ def _walk(value: Any, clean: Callable[[str], str]) -> Any:
 
 
 def _private(key: str, value: Any) -> bool:
-    """Words, not figures or whole sections, under a name that promises a secret."""
+    """Tell whether a setting holds text under the name of a secret; figures and whole sections do not count."""
     return isinstance(value, (str, list, tuple)) and bool(_PRIVATE_KEY.search(key)) and not _INNOCENT_KEY.search(key)
 
 
@@ -150,12 +150,12 @@ def _paths(text: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """What stays of a file's path: from the library's name on, from ``python3.x`` on, of other files the name."""
+    """Shorten a path: begin at the library's name or at ``python3.x``; keep only the file name of other files."""
     return _in_library(path) or re.split(r"[/\\]", path)[-1]
 
 
 def _own_path(path: str, own: Iterable[Sequence[str]]) -> str | None:
-    """The import name of a file of memprof's that lies beside the package, as in an editable install."""
+    """Return the import path of a file of memprof that lies beside the package, as in an editable install."""
     slashed = path.replace("\\", "/")
     return next((f"{name}/{slashed[len(folder) :]}" for folder, name in own if slashed.startswith(folder)), None)
 
@@ -171,14 +171,14 @@ def _in_library(path: str) -> str | None:
 
 
 def _path_in_text(match: re.Match[str]) -> str:
-    """As :func:`short_path`; but a relative path may be a model's name, or two words, and stays."""
+    """Apply :func:`short_path`, except to relative paths, which may be a model's name or two words."""
     path = match.group()
     absolute = path[0] in "/\\~" or path[1:2] == ":"
     return _in_library(path) or (f"…/{short_path(path)}" if absolute else path)
 
 
 def _own_names() -> list[str]:
-    """This machine's and this user's names, longest first; short and generic ones say nothing and stay."""
+    """Return this machine's and this user's names, longest first, without short and generic ones."""
     found = {socket.gethostname(), socket.gethostname().split(".")[0], os.path.basename(os.path.expanduser("~"))}
     with contextlib.suppress(KeyError, OSError):
         found.add(getpass.getuser())

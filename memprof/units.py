@@ -1,4 +1,4 @@
-"""Sizes in and out: GiB with two decimals on screens, ``24GB`` or ``24GiB`` on input."""
+"""Parse sizes such as ``24GB`` or ``24GiB``, and write bytes as GiB with two decimals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size such as ``24GB`` (10⁹ each), ``24GiB`` (2³⁰ each) or ``1048576``.
+    """Return the bytes in a size such as ``24GB`` (of 10⁹ bytes each), ``24GiB`` (of 2³⁰) or ``1048576``.
 
     Raises:
-        UsageError: the text is no size.
+        UsageError: the text is not a size.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).upper()) if match else None
@@ -33,12 +33,12 @@ def parse_size(text: str) -> int:
 
 
 def format_gib(n_bytes: int) -> str:
-    """``n_bytes`` in GiB with two decimals, no unit."""
+    """Write ``n_bytes`` in GiB with two decimals and no unit."""
     return f"{n_bytes / GIB:.2f}"
 
 
 def format_bytes(n_bytes: int) -> str:
-    """``n_bytes`` in the largest binary unit that leaves at least one digit before the point."""
+    """Write ``n_bytes`` in the largest binary unit, up to GiB, in which it is at least 1."""
     value = float(n_bytes)
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:

@@ -1,4 +1,4 @@
-"""The words memprof uses, each in one enum; JSON, pages and the terminal use the same ids.
+"""Define the ids memprof uses, each set in one enum; JSON, pages and the terminal use the same ids.
 
 A ``str`` enum, not ``enum.StrEnum``, because Python 3.10 is supported.
 """
@@ -22,19 +22,19 @@ __all__ = [
 
 
 class _Id(str, Enum):
-    """An enum whose members are, compare as and print as their id."""
+    """Base of enums whose members are strings: each compares with and prints as its id."""
 
     def __str__(self) -> str:
         return str(self.value)
 
     @property
     def code(self) -> int:
-        """Position in the enum: what the numpy columns store."""
+        """Return the member's position in the enum, which the numpy columns store."""
         return list(type(self)).index(self)
 
 
 class Category(_Id):
-    """What bytes are for. At any instant the categories add up to the active bytes, exactly."""
+    """Purposes of bytes. At any instant the categories add up to the active bytes exactly."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -69,7 +69,7 @@ class Group(_Id):
 
 
 class Phase(_Id):
-    """What a GRPO run is doing."""
+    """Phases of a GRPO run."""
 
     LOAD = "load"
     GENERATE = "generate"
@@ -88,7 +88,7 @@ class Phase(_Id):
 
 
 class Evidence(_Id):
-    """How a byte's category is known, strongest first."""
+    """Kinds of evidence for a byte's category, strongest first."""
 
     OWNER = "owner"
     METADATA = "metadata"
@@ -100,7 +100,7 @@ class Evidence(_Id):
 
 
 class History(_Id):
-    """How much of the run's allocation history a snapshot holds."""
+    """Extents of the allocation history that a snapshot can hold."""
 
     COMPLETE = "complete"
     STARTED_LATE = "started_late"
@@ -109,7 +109,7 @@ class History(_Id):
 
 
 class Kind(_Id):
-    """Where a snapshot comes from."""
+    """Sources of a snapshot."""
 
     CUDA = "cuda"
     TRACE = "trace"

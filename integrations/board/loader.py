@@ -6,14 +6,14 @@ from typing import Any
 
 try:
     from tensorboard.plugins.base_plugin import TBLoader
-except Exception:  # another version's layout, or no TensorBoard at all
+except Exception:  # TensorBoard is missing, or of a version with another layout
     TBLoader = object  # type: ignore[assignment, misc, unused-ignore]
 
 __all__ = ["MemoryTabLoader"]
 
 
 class MemoryTabLoader(TBLoader):  # type: ignore[misc, unused-ignore]
-    """Loads the tab, or leaves it out."""
+    """Load the tab, or leave it out."""
 
     def load(self, context: Any) -> Any:
         """Return the plugin, or None where it cannot be had."""

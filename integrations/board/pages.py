@@ -1,7 +1,7 @@
-"""Report pages for the tab, made by ``memprof`` itself in a process of its own.
+"""Make the tab's report pages by running ``memprof`` in a separate process.
 
-A damaged or hostile file, a lack of memory or an endless analysis ends that process and not TensorBoard, and
-TensorBoard imports neither numpy's users nor plotly for it.
+A damaged or hostile file, a lack of memory or an endless analysis then ends that process and not TensorBoard. It also
+keeps the analysis and its libraries out of TensorBoard's process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Page", "Pages", "script_hashes"]
 _SECONDS = 300
 _KEPT = 16
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-# What memprof says on standard error before a sentence of its own.
+# The command line's prefix of an error sentence on standard error.
 _OURS = re.compile(r"^(?:memprof|Error|Usage): ?", re.MULTILINE)
 
 
 class Page:
-    """A page, with the hashes of the scripts it may run; ``problem`` is the sentence shown instead of a report."""
+    """Hold a page and the hashes of its scripts; ``problem`` is the sentence shown instead of a report."""
 
     def __init__(self, text: str, problem: str | None = None) -> None:
         self.text = text
@@ -38,7 +38,7 @@ class Page:
 
 
 class Pages:
-    """Makes pages, one at a time, and keeps the newest of them."""
+    """Make pages, one at a time, and keep the newest of them."""
 
     def __init__(self) -> None:
         self._busy = Lock()
@@ -80,7 +80,7 @@ def _made(recordings: list[Recording]) -> Page:
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return _sorry(f"Reading {_names(recordings)} took more than {_SECONDS} seconds; it was given up.")
+            return _sorry(f"memprof stopped reading {_names(recordings)} after {_SECONDS} seconds.")
         except OSError as error:
             return _sorry(f"memprof could not be started ({error}).")
         if done.returncode == 0 and target.is_file():

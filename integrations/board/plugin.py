@@ -25,7 +25,7 @@ def _app(answer: Any) -> Any:
 
 
 class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
-    """TensorBoard's plugin ``memprof``; it reads memprof's own files below the log directory and nothing else."""
+    """Implement TensorBoard's plugin ``memprof``, which reads only memprof's own files below the log directory."""
 
     plugin_name = "memprof"
 

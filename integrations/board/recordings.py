@@ -1,7 +1,7 @@
-"""What memprof has written below a log directory: recordings by run, step and rank.
+"""Find the recordings below a log directory, by run, step and rank.
 
-Requests name a run, a step and a rank; the file is looked up in what was found here. No part of a request is ever
-made into a path.
+Requests name a run, a step and a rank, and the file is looked up among the recordings found here. No part of a request
+becomes part of a path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from threading import Lock
 __all__ = ["Recording", "Recordings"]
 
 _NAME = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
-# Log directories can be huge: what is looked at is bounded.
+# Log directories can be huge, so the search is bounded.
 _MAX_FOLDERS = 20_000
 _MAX_DEPTH = 8
 _FRESH_SECONDS = 2.0
@@ -24,7 +24,7 @@ _FRESH_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording: its snapshot and, once it has been analysed, its report's JSON."""
+    """Hold one recording: its snapshot and, once it has been analysed, its report's JSON."""
 
     run: str
     step: int
@@ -39,10 +39,10 @@ class Recording:
 
 
 class Recordings:
-    """Looks through log directories, again when asked after a while.
+    """Find the recordings in log directories, and search again when the last search is old.
 
     Args:
-        places: ``(prefix of the runs' names, folder)``.
+        places: pairs of (prefix of the runs' names, folder).
     """
 
     def __init__(self, places: list[tuple[str, Path]]) -> None:
@@ -59,7 +59,7 @@ class Recordings:
                 self._found = {}
                 for prefix, place in self._places:
                     self._look(prefix, place)
-                # Looking through a slow disk is done more rarely.
+                # A slow disk is searched less often.
                 now = time.monotonic()
                 self._believed_until = now + max(_FRESH_SECONDS, 10 * (now - begun))
             return [self._found[key] for key in sorted(self._found)]
@@ -77,7 +77,7 @@ class Recordings:
                 below.clear()
             below[:] = sorted(n for n in below if not n.startswith(".") and not n.startswith("checkpoint-"))
             ours = [(m, Path(folder, n)) for n in sorted(names) if (m := _NAME.fullmatch(n))]
-            # A link may lead anywhere; memprof writes none.
+            # Symbolic links are refused: they may lead anywhere, and memprof writes none.
             ours = [(m, p) for m, p in ours if p.is_file() and not p.is_symlink()]
             if ours:
                 self._add(_run_name(prefix, root, inside), ours)

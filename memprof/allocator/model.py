@@ -1,8 +1,8 @@
 """Model PyTorch's CUDA caching allocator in plain Python.
 
-It serves two ends: replaying a recorded trace (which segments would the allocator have asked the
-device for, and how large was each block?) and driving a simulation, where it hands out addresses
-and tells what the device would have seen.
+The model has two uses. It replays a recorded trace, to find the segments the allocator asked the device for
+and the size of each block. And it drives a simulation, where it hands out addresses and reports the segments
+the device would see.
 
 The rules are those of torch's ``CUDACachingAllocator.cpp``: rounding (:mod:`memprof.allocator.settings`),
 small and large pools per stream and private pool, best fit, splitting, merging, garbage collection,
@@ -30,7 +30,7 @@ __all__ = ["CachingAllocator", "OutOfMemory"]
 
 
 class OutOfMemory(DoesNotFit):
-    """The device has no room left; ``requested`` is what was asked for, ``free`` what the device had."""
+    """Report that the device is full, with the ``requested`` bytes and the device's ``free`` bytes."""
 
     def __init__(self, requested: int, free: int) -> None:
         super().__init__(f"out of memory: {requested} bytes asked for, {free} bytes free on the device.")
@@ -51,7 +51,7 @@ class _Block:
         self.segment = segment
         self.free = True
         self.mapped = True
-        self.born = 0  # the pool's count of searches when the block became free
+        self.born = 0  # the pool's number of searches when the block became free
         self.prev: _Block | None = None
         self.next: _Block | None = None
 
@@ -90,12 +90,12 @@ EventCallback = Callable[[str, int, int, int, int], None]
 class CachingAllocator:
     """Allocate on one device.
 
-    ``capacity`` is what the device has for this process (None: no limit). ``on_event`` is called
-    with ``(action, address, bytes, stream, pool)`` for every event torch's history would hold, by
-    torch's action names; an ``oom`` event's address is the device's free bytes.
+    ``capacity`` is the device's bytes for this process (None: no limit). ``on_event`` is called
+    with ``(action, address, bytes, stream, pool)`` for every event that torch's history would hold,
+    under torch's action names; the address of an ``oom`` event is the device's free bytes.
 
-    ``reserved``, ``active`` (blocks), ``allocated`` (blocks not asked to be freed) and ``requested``
-    are running totals, each with its ``max_``.
+    ``reserved``, ``active`` (blocks), ``allocated`` (blocks whose free was not requested) and ``requested``
+    are running totals in bytes; each has a highest value ``max_...``.
     """
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -127,10 +127,11 @@ class CachingAllocator:
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
         """Allocate a block for ``size`` bytes; return its address and its own size.
 
-        Zero bytes take nothing, as in torch: address 0.
+        Zero bytes take no block, as in torch: the result is ``(0, 0)``.
 
         Raises:
-            OutOfMemory: the device is full, after everything cached was given back.
+            OutOfMemory: the device is full even after all cached memory was given back.
+            UsageError: ``size`` is negative.
         """
         if size < 0:
             raise UsageError(f"a block cannot have {size} bytes.")
@@ -145,7 +146,7 @@ class CachingAllocator:
         return block.address, block.size
 
     def free(self, address: int) -> None:
-        """Free a block at once: nothing else uses it.
+        """Free a block that nothing else uses, at once.
 
         Raises:
             UsageError: no block in use has this address.
@@ -156,7 +157,10 @@ class CachingAllocator:
     def request_free(self, address: int) -> None:
         """Let go of a block on behalf of the program; it can be used again after :meth:`complete_free`.
 
-        The two differ for blocks that another stream still reads (``record_stream``).
+        The two calls are apart for blocks that another stream still reads (``record_stream``).
+
+        Raises:
+            UsageError: no block in use has this address.
         """
         block = self._live.get(address)
         if block is None or address in self._pending:
@@ -178,7 +182,7 @@ class CachingAllocator:
         self._release_to_pool(block)
 
     def empty_cache(self) -> None:
-        """Give back every segment, and every page of an expandable one, that nothing uses."""
+        """Give every unused segment, and every unused page of an expandable one, back to the device."""
         self._release_cached()
 
     # ------------------------------------------------------------------ the final state
@@ -248,7 +252,7 @@ class CachingAllocator:
             return None
         block = self._free[free[index][1]]
         if block.segment.expandable:
-            # What such a block can grow to counts: prefer one that leaves the open end alone.
+            # Prefer the block with the least room to grow, which leaves the open end of the segment alone.
             while index + 1 < len(free) and (block.prev is not None or block.next is not None):
                 other = self._free[free[index + 1][1]]
                 if _room(other) >= _room(block):
@@ -264,7 +268,7 @@ class CachingAllocator:
         return block
 
     def _take(self, block: _Block, need: int, size: int) -> None:
-        """Mark a block that has left its pool as used, giving back what can be split off."""
+        """Mark a block that has left its pool as used, and put the rest that can be split off into the pool."""
         rest = block.size - need
         if self._splits(block, need, rest):
             self._insert(self._cut(block, block.address + need))
@@ -359,7 +363,7 @@ class CachingAllocator:
     def _address_for(self, size: int) -> int:
         """Choose where the device puts a segment: a range of that size it got back, else fresh addresses.
 
-        The driver's own choice cannot be known; it decides ties between free blocks only.
+        The driver's own choice cannot be known; it only decides ties between free blocks.
         """
         returned = self._retired.get(size)
         if returned:
@@ -436,7 +440,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ expandable segments
 
     def _expand(self, home: _Pool, need: int) -> _Block | None:
-        """Map pages so that a free block of ``need`` bytes exists; it is returned out of its pool."""
+        """Map pages until a free block of ``need`` bytes exists; take it out of its pool and return it."""
         block = self._expandable_candidate(home, need)
         mapped = block if block.mapped else self._map(block, need)
         while mapped is not None and mapped.size < need:

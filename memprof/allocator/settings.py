@@ -1,6 +1,6 @@
 """Read what ``PYTORCH_CUDA_ALLOC_CONF`` sets of the caching allocator, and the sizes that follow from it.
 
-By torch's ``AllocatorConfig``. All sizes are bytes.
+The rules are those of torch's ``AllocatorConfig``. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 2**20
 MIN_BLOCK = 512
 SMALL_LIMIT = MIB  # blocks up to this size live in the small pool
 SMALL_SEGMENT = 2 * MIB
-MIN_LARGE_SEGMENT = 10 * MIB  # requests from this size on get a segment of their own size
+MIN_LARGE_SEGMENT = 10 * MIB  # requests of this size or more get a segment of their own size
 SEGMENT_ROUND = 2 * MIB
 UNLIMITED = 1 << 62
 

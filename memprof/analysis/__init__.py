@@ -1,4 +1,4 @@
-"""Everything that is said of a run, as plain data: :func:`analyze` and what it rests on."""
+"""Analyse a run and describe it as plain data; :func:`analyze` is the way in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Analysis", "analyze"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the analysis on first use: modules beside it do without numpy."""
+    """Load the analysis on first use, because modules beside it need no numpy."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from memprof.analysis import analysis

@@ -1,4 +1,4 @@
-"""What a run held at its peak as a multiset of (stack, size), and what one multiset has over another."""
+"""Compare the blocks two runs hold at their peaks, as multisets of (stack, size)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LIBRARY = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|python3\.\d+)[
 
 @dataclass(frozen=True)
 class Holdings:
-    """Blocks alive at the peak, by stack and block size.
+    """Hold the blocks alive at the peak, counted by stack and block bytes.
 
-    ``examples`` names one block of each kind and ``describe`` tells all about it. Where not every block is known, those
-    of up to ``cutoff`` bytes may be missing; it is 0 where every block is there.
+    ``examples`` names one block of each kind and ``describe`` returns all that is known of it. Blocks of up to
+    ``cutoff`` bytes may be missing; ``cutoff`` is 0 where every block is known.
     """
 
     counts: Mapping[Key, int]
@@ -35,7 +35,7 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Surplus:
-    """Blocks of one stack and size that one run holds more of than the other."""
+    """Hold the blocks of one stack and size that one run holds more of than the other."""
 
     each_bytes: int
     count_in: int
@@ -44,15 +44,15 @@ class Surplus:
 
     @property
     def bytes(self) -> int:
-        """What the blocks without a counterpart come to."""
+        """Return the bytes of the blocks without a counterpart."""
         return self.each_bytes * (self.count_in - self.count_not_in)
 
 
 def stack_key(stack: Sequence[str]) -> tuple[str, ...]:
-    """A stack as two runs may share it: file names and functions, innermost first.
+    """Reduce a stack to the part two runs can share: file names and functions, innermost first.
 
-    Folders differ between machines and line numbers between versions, so neither counts; nor do the outermost frames,
-    the script that called into a library, where there is a library below them.
+    Folders differ between machines and line numbers between versions, so neither is kept. Where the stack enters a
+    library, the frames of the script that called it are left out too.
     """
     last = max((i for i, frame in enumerate(stack) if _LIBRARY.search(frame)), default=len(stack) - 1)
     return tuple(_frame_key(frame) for frame in stack[: last + 1])
@@ -65,7 +65,7 @@ def _frame_key(frame: str) -> str:
 
 
 def holdings_of_analysis(analysis: Analysis) -> Holdings:
-    """Every block alive at the allocated peak of an analysed snapshot."""
+    """Return every block alive at the allocated peak of an analysed snapshot."""
     line = analysis.timeline
     rows = line.alive_at(line.peak_instant)
     kinds, first, counts = np.unique(
@@ -87,7 +87,7 @@ def holdings_of_analysis(analysis: Analysis) -> Holdings:
 
 
 def holdings_of_report(report: Mapping[str, Any]) -> Holdings:
-    """The blocks a report lists, which may be the largest only."""
+    """Return the blocks that a report lists, which may be only the largest."""
     listed = report["peak"]["allocations"]
     held: dict[Key, int] = {}
     examples: dict[Key, int] = {}
@@ -101,7 +101,7 @@ def holdings_of_report(report: Mapping[str, Any]) -> Holdings:
 
 
 def surplus(one: Holdings, other: Holdings) -> list[Surplus]:
-    """What ``one`` holds more of than ``other``, the largest sum first; only sizes known in both."""
+    """List the blocks ``one`` holds more of than ``other``, the largest sum first; only sizes known in both count."""
     cutoff = max(one.cutoff, other.cutoff)
     found = [
         Surplus(key[1], count, other.counts.get(key, 0), one.describe(one.examples[key]))

@@ -1,4 +1,4 @@
-"""Analyse a snapshot: the one entry point that renderers and users call."""
+"""Analyse a snapshot; users and everything that shows a run call :func:`analyze`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Advisor", "Analysis", "DevicePeak", "ReservedGrowth", "analyze"]
 
-#: Reads a report without advice, and returns its ``advice`` entries.
+#: A function that reads a report without advice and returns its ``advice`` entries.
 Advisor = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 class Analysis(Views):
-    """Views of a snapshot's device, and its report. ``advisor`` fills the report's ``advice``."""
+    """Give views of a snapshot's device, and its report. ``advisor`` fills the report's ``advice``."""
 
     def __init__(
         self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution, advisor: Advisor | None = None
@@ -31,7 +31,7 @@ class Analysis(Views):
         self._advisor = advisor
 
     def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
-        """The report, schema ``memprof.report/1``. ``allocations=None`` lists every one alive at the peak."""
+        """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
         report = report_dict(self, allocations)
         if self._advisor is not None:
             report["advice"] = self._advisor(report)
@@ -47,10 +47,10 @@ def analyze(
     """Attribute every byte of a snapshot (or of the file at a path).
 
     Args:
-        snapshot: what :func:`memprof.load_snapshot` returned, or a path to load.
+        snapshot: the result of :func:`memprof.load_snapshot`, or a path to load.
         device: index of the device; default: the one with the highest peak.
         rules: stack rules to use instead of the shipped ones.
-        advisor: fills the report's ``advice``. ``memprof.analyze`` hands in the estimates of :mod:`memprof.advice`.
+        advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
 
     Raises:
         InputError: the file cannot be used.

@@ -1,4 +1,4 @@
-"""What the bytes alive at one instant are for, and the proof that nothing was lost on the way."""
+"""Break the bytes alive at one instant down by category, and check that no byte is lost."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PHASES = list(Phase)
 
 
 class Breakdown:
-    """The composition of memory at one instant. All figures are bytes of blocks unless named otherwise.
+    """Describe the composition of memory at one instant. All figures are bytes of blocks unless named otherwise.
 
     The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
-    ``span`` is the phase this is the peak of, ``None`` for the peak of the run.
+    ``span`` is the phase whose peak this is; ``None`` for any other instant.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class Breakdown:
 
     @cached_property
     def rows(self) -> I64:
-        """Rows of the timeline alive at this instant."""
+        """Return the timeline's rows alive at this instant."""
         return self._timeline.alive_at(self.instant)
 
     @property
     def time_us(self) -> int:
-        """Microseconds, on the snapshot's own clock."""
+        """Return the time of this instant in microseconds, on the snapshot's own clock."""
         return self._timeline.time_us(self.instant)
 
     @property
     def phase(self) -> str:
-        """The phase at this instant: the span's, else that of the event that led here."""
+        """Return the phase at this instant: the span's, else that of the event that led here."""
         if self.span is not None:
             return self.span.phase
         track = self._attribution.track
@@ -66,7 +66,7 @@ class Breakdown:
 
     @property
     def step(self) -> int | None:
-        """Optimizer step, ``None`` where it cannot be known."""
+        """Return the optimizer step; ``None`` where it is not known."""
         if self.span is not None:
             return self.span.step
         track = self._attribution.track
@@ -75,34 +75,34 @@ class Breakdown:
 
     @property
     def active_bytes(self) -> int:
-        """Blocks whose free has not completed: the categories' sum."""
+        """Return the bytes of blocks whose free has not completed: the sum of the categories."""
         return int(self._timeline.active[self.instant])
 
     @property
     def allocated_bytes(self) -> int:
-        """Blocks the program holds, as ``torch.cuda.memory_allocated`` counts."""
+        """Return the bytes of blocks the program holds, as ``torch.cuda.memory_allocated`` counts."""
         return int(self._timeline.allocated[self.instant])
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Bytes of segments; ``None`` for a tensor trace, which has no allocator."""
+        """Return the bytes of segments; ``None`` for a tensor trace, which has no allocator."""
         reserved = self._timeline.reserved
         return None if reserved is None else int(reserved[self.instant])
 
     @property
     def pending_free_bytes(self) -> int:
-        """Freed by the program, waiting for a stream: active − allocated."""
+        """Return the bytes freed by the program that wait for a stream: active − allocated."""
         return self.active_bytes - self.allocated_bytes
 
     @cached_property
     def requested_bytes(self) -> int:
-        """What the program asked for, of the blocks it holds."""
+        """Return the bytes the program requested for the blocks it holds."""
         held = self.rows[self._timeline.release_event[self.rows] >= self.instant]
         return int(self._timeline.requested[held].sum())
 
     @property
     def rounding_bytes(self) -> int:
-        """What the allocator's block sizes add: allocated − requested."""
+        """Return the bytes that rounding to block sizes adds: allocated − requested."""
         return self.allocated_bytes - self.requested_bytes
 
     def _by(self, codes: np.ndarray, n_codes: int, sizes: I64) -> I64:
@@ -112,19 +112,19 @@ class Breakdown:
 
     @cached_property
     def categories(self) -> dict[str, int]:
-        """Bytes per category; every category is present."""
+        """Return the bytes of each category; every category is present."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.size)
         return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
 
     @cached_property
     def categories_requested(self) -> dict[str, int]:
-        """Requested bytes per category."""
+        """Return the requested bytes of each category."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.requested)
         return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
 
     @cached_property
     def details(self) -> dict[str, dict[str, int]]:
-        """Bytes per sub-id of each category that has any."""
+        """Return the bytes of each sub-id, for categories that have any."""
         attribution = self._attribution
         n_details = len(attribution.details)
         codes = attribution.category.astype(np.int64) * n_details + attribution.detail
@@ -138,7 +138,7 @@ class Breakdown:
 
     @cached_property
     def groups(self) -> dict[str, int]:
-        """Bytes per row of the published table; ``total`` is their sum."""
+        """Return the bytes of each row of the published table; ``total`` is their sum."""
         groups = {str(group): 0 for group in Group}
         for category in _CATEGORIES:
             groups[str(GROUP_OF[category])] += self.categories[str(category)]
@@ -147,13 +147,13 @@ class Breakdown:
 
     @cached_property
     def evidence(self) -> dict[str, int]:
-        """Bytes per kind of evidence; every kind is present."""
+        """Return the bytes of each kind of evidence; every kind is present."""
         totals = self._by(self._attribution.evidence, len(_EVIDENCE), self._timeline.size)
         return {str(e): int(totals[i]) for i, e in enumerate(_EVIDENCE)}
 
     @cached_property
     def reserved_split(self) -> dict[str, int]:
-        """Reserved − active: ``cached``, ``inactive_split`` and ``private_pools`` bytes."""
+        """Split reserved − active bytes into ``cached``, ``inactive_split`` and ``private_pools``."""
         empty = {"cached": 0, "inactive_split": 0, "private_pools": 0}
         if self._split is None or self.reserved_bytes is None:
             return empty
@@ -163,7 +163,7 @@ class Breakdown:
         """Prove that every byte is accounted for.
 
         Raises:
-            AssertionError: a total does not add up; the message says which, and by how much.
+            AssertionError: a total does not add up; the message tells which one and by how much.
         """
         checks = {
             "categories": (sum(self.categories.values()), self.active_bytes),

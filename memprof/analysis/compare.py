@@ -1,7 +1,7 @@
-"""Runs side by side: schema ``memprof.compare/1``, documented in ``docs/report-json.md``.
+"""Compare runs side by side: schema ``memprof.compare/1``, documented in ``docs/report-json.md``.
 
-Every figure is one of a run's report, or the difference or quotient of two. The first run is what the others are
-compared with.
+Every figure is taken from a run's report, or is the difference or quotient of two such figures. All runs are
+compared with the first one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Figures = list[int | None]
 
 _MAX_ALLOCATIONS = 20
 
-# Settings that memory depends on come first in a list of differences.
+# In a list of differences, the settings that memory depends on come first.
 _MATTERS = (
     "model", "model_name_or_path", "_name_or_path", "dtype", "torch_dtype", "attn_implementation", "trainer", "recipe",
     "use_peft", "lora_r", "lora_target_modules", "load_in_4bit", "load_in_8bit", "bf16", "fp16",
@@ -48,13 +48,13 @@ _HOST = {
 
 @dataclass(frozen=True)
 class Run:
-    """One column: a run's report, or rows that were published without one.
+    """Hold one column: a run's report, or rows that were published without a report.
 
     Args:
         label: the column's heading.
         badge: ``measured``, ``simulated`` or ``published``.
         report: ``memprof.report/1``; ``None`` for published rows.
-        published: what :func:`memprof.analysis.published.published_columns` gives; ``None`` for a run.
+        published: a column of :func:`memprof.analysis.published.published_columns`; ``None`` for a run.
         held: the blocks at its peak, where they are known.
     """
 
@@ -66,20 +66,20 @@ class Run:
 
 
 def badge_of(report: Mapping[str, Any]) -> str:
-    """``simulated`` or ``measured``."""
+    """Tell whether a report is ``simulated`` or ``measured``."""
     return "simulated" if report["source"]["kind"] == "simulated" else "measured"
 
 
 def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str, Any]:
-    """Runs side by side, as plain data (``memprof.compare/1``); sizes in bytes.
+    """Compare runs as plain data (``memprof.compare/1``); sizes in bytes.
 
     Args:
-        runs: two or more, the first the one the others are compared with.
-        capacity_bytes: a device's memory to hold them against; default: the runs' own, where they agree.
+        runs: two or more; all others are compared with the first.
+        capacity_bytes: the device memory the runs must fit; default: the runs' own, where they agree.
 
     Raises:
         UsageError: fewer than two runs.
-        InputError: a report whose categories do not add up to its total.
+        InputError: the categories of a report do not add up to its total.
     """
     if len(runs) < 2:
         raise UsageError("comparing takes two runs or more.")
@@ -98,10 +98,10 @@ def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str,
 
 
 def over_limit(comparison: Mapping[str, Any], percent: float) -> list[str]:
-    """Sentences naming each later run whose allocated peak exceeds the first's by more than ``percent`` percent.
+    """Return a sentence for each run whose allocated peak exceeds the first run's by more than ``percent`` percent.
 
     Raises:
-        UsageError: the first run is published rows, which are no peak.
+        UsageError: the first column is published rows, which have no peak.
     """
     runs = comparison["runs"]
     if runs[0]["report"] is None:
@@ -128,7 +128,7 @@ def _check(run: Run) -> None:
     if parts != peak["active_bytes"]:
         raise InputError(
             f"{run.label}: the report's categories come to {parts} bytes and its total to {peak['active_bytes']}; "
-            "it was changed by hand or written by something else than memprof."
+            "it was changed by hand, or not written by memprof."
         )
 
 
@@ -156,7 +156,7 @@ def _row(identifier: str, label: str, at_peak: Figures, own_peak: Figures) -> di
 
 
 def _change(figures: Figures) -> dict[str, Any]:
-    """Each figure against the first: difference in bytes, and ratio where there is something to divide by."""
+    """Compare each figure with the first: the difference in bytes, and the ratio where the first is not zero."""
     first = figures[0]
     return {
         "difference": [None, *[None if f is None or first is None else f - first for f in figures[1:]]],
@@ -169,7 +169,7 @@ def _group_peaks(runs: Sequence[Run], group: Group) -> Figures:
 
 
 def _group_peak(run: Run, group: Group) -> int | None:
-    """Recomputed from the categories; published rows are what was published, and what was not is not known."""
+    """Return a group's bytes at the peak, summed over its categories; the published figure for published rows."""
     if run.report is None:
         published: int | None = (run.published or {}).get("groups", {}).get(str(group))
         return published
@@ -185,7 +185,7 @@ def _group_own(runs: Sequence[Run], group: Group) -> Figures:
 
 def _one_group_own(run: Run, group: Group) -> int | None:
     if run.report is None:
-        # A published component is its own worst; the sum of such is nobody's peak.
+        # A published component is its own peak; the sum of such figures is the peak of no run.
         return None if group is Group.TOTAL else _group_peak(run, group)
     known: int | None = (run.report.get("group_own_peaks") or {}).get(str(group))
     if known is not None:
@@ -216,7 +216,7 @@ def _of(run: Run, key: str, category: Category) -> int | None:
 
 
 def _details(runs: Sequence[Run], category: Category) -> list[dict[str, Any]]:
-    """Sub-ids and what no sub-id covers; only at the peak, where they are counted."""
+    """List sub-ids and the bytes that no sub-id covers; only at the peak, where they are counted."""
     per_run = [{} if r.report is None else r.report["peak"]["details"].get(str(category), {}) for r in runs]
     names = list(dict.fromkeys(name for details in per_run for name, n in details.items() if n))
     rows = []
@@ -239,7 +239,7 @@ def _details(runs: Sequence[Run], category: Category) -> list[dict[str, Any]]:
 
 
 def _beside(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Device peak and host memory: below the total and never in it. Rows nobody knows are left out."""
+    """List the device peak and host memory, shown below the total and never part of it; unknown rows are left out."""
     lines: list[tuple[str, str, Figures]] = [
         ("device_peak", "Device peak", [_device_peak(run) for run in runs]),
         ("reserved", "of which reserved by torch", [_device(run, "reserved_bytes") for run in runs]),
@@ -269,7 +269,7 @@ def _host(run: Run, key: str) -> int | None:
 
 
 def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
-    """Who fits: by the device peak where there is one, by the total otherwise."""
+    """Tell which runs fit the device: by the device peak where it is known, by the total otherwise."""
     own = {run.report["source"]["device_total_bytes"] for run in runs if run.report and _device_peak(run) is not None}
     own.discard(None)
     capacity = asked if asked is not None else own.pop() if len(own) == 1 else None
@@ -295,9 +295,9 @@ def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
 
 
 def _config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Settings that differ, those that memory depends on first; then what else differs about the runs.
+    """List the settings that differ, those that memory depends on first, and then other differences of the runs.
 
-    ``null`` is a setting that is not there. Runs without a configuration, published rows among them, take no part.
+    ``None`` stands for a missing setting. Runs without a configuration, such as published rows, are left out.
     """
     configs = [(run.report or {}).get("source", {}).get("config") for run in runs]
     known = [config for config in configs if config]
@@ -318,7 +318,7 @@ def _differ(values: Iterable[Any]) -> bool:
 
 
 def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Where and how each run was recorded."""
+    """List the device, versions and other circumstances of each recording."""
     sources = [(run.report or {}).get("source", {}) for run in runs]
     versions = [source.get("versions") or {} for source in sources]
     names = sorted({name for found in versions for name in found} - {"torch"})
@@ -337,7 +337,7 @@ def _circumstances(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _only_in(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For the first run and each other one: the blocks one holds at its peak and the other does not."""
+    """List, for the first run and each other one, the blocks that one holds at its peak and the other does not."""
     pairs = [(0, i) for i in range(1, len(runs)) if runs[0].held and runs[i].held]
     return [entry for a, b in pairs for entry in (_surplus(runs, b, a), _surplus(runs, a, b))]
 
@@ -375,17 +375,17 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     silent = [run.label for run in runs if run.report is not None and not run.report["source"]["config"]]
     if silent:
         verb = "carries" if len(silent) == 1 else "carry"
-        notes.append(f"{', '.join(silent)} {verb} no configuration, so what was set differently is not known.")
+        notes.append(f"{', '.join(silent)} {verb} no configuration, so differences in settings are not known.")
     kinds = {run.report["source"]["kind"] for run in runs if run.report is not None}
     if "trace" in kinds and len(kinds) > 1:
         notes.append(
-            "A tensor trace counts requested bytes; the other runs count the blocks an allocator hands out for them."
+            "A tensor trace (a CPU run) counts requested bytes; the other runs count the allocator's larger blocks."
         )
     return list(dict.fromkeys(notes))
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Each path's own name without its endings, or the parts that differ where the names are alike."""
+    """Return each path's file name without its endings, with the folder that differs where names are equal."""
     names = [_bare(path) for path in paths]
     return [
         name if names.count(name) == 1 else _longer(path, paths, name) for path, name in zip(paths, names, strict=True)
@@ -393,13 +393,13 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _bare(path: Path) -> str:
-    """The name without what only says how the file is written."""
+    """Return the file name without the endings that only name its format."""
     name = re.sub(r"(?i)\.gz$", "", path.name)
     return re.sub(r"(?i)\.(?:pickle|pkl|json)$", "", name) or path.name
 
 
 def _longer(path: Path, paths: Sequence[Path], name: str) -> str:
-    """The last folder in which ``path`` differs from the others of its name, then its name."""
+    """Return the last folder in which ``path`` differs from others of the same name, followed by its name."""
     rivals = [other for other in paths if other != path and _bare(other) == name]
     for folder in path.parents:
         depth = len(path.parts) - len(folder.parts) - 1
@@ -410,7 +410,7 @@ def _longer(path: Path, paths: Sequence[Path], name: str) -> str:
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """The same labels, repeats numbered: ``run``, ``run (2)``."""
+    """Return the labels with repeats numbered: ``run``, ``run (2)``."""
     found: list[str] = []
     for label in labels:
         n = sum(1 for i, other in enumerate(labels[: len(found)]) if other == label)

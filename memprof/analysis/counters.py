@@ -1,7 +1,7 @@
-"""The counters file of a run: one line of JSON per optimizer step and rank, for whoever watches while it goes.
+"""Write and read the counters files of a run: one line of JSON per optimizer step, one file per rank.
 
-``_memprof/counters.rank-0.jsonl`` begins with a line that says what the run is; every further line is what one step
-counted. Sizes are bytes, ``null`` where nobody knows:
+They let a reader watch a run while it goes. ``_memprof/counters.rank-0.jsonl`` begins with a line that describes the
+run; every later line holds the figures of one step. Sizes are bytes, ``null`` where unknown:
 
 ``step``, ``time`` (Unix seconds), ``recorded`` (whether allocations were being recorded), ``peak_allocated``,
 ``peak_reserved`` (highest since the line before), ``allocated``, ``reserved``, ``inactive_split``, ``cached``,
@@ -27,12 +27,12 @@ __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters
 
 SCHEMA = "memprof.counters/1"
 _NAME = re.compile(r"counters\.rank-(\d+)\.jsonl")
-# About 10,000 steps: the file is halved, oldest steps first, when it grows beyond.
+# Room for about 10,000 steps; a larger file loses the older half of its steps.
 _MAX_BYTES = 4 * 2**20
 
 
 class CountersFile:
-    """Writes the file of one rank. A line is one write, so that readers see it whole or not at all.
+    """Write the file of one rank. Each line is one write, so that readers see it whole or not at all.
 
     Raises:
         OSError: from any method, when the file cannot be written.
@@ -46,7 +46,7 @@ class CountersFile:
         self._replace([self._first])
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a line."""
+        """Append one line."""
         line = _line(row)
         if self._bytes + len(line) > self._max_bytes:
             self._halve()
@@ -80,7 +80,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Counters:
-    """What one rank's file says. ``about`` is its first line, ``steps`` the lines that count a step, oldest first."""
+    """Hold one rank's file: ``about`` is its first line, ``steps`` the lines of single steps, oldest first."""
 
     path: Path
     rank: int
@@ -91,18 +91,18 @@ class Counters:
 
     @property
     def newest(self) -> dict[str, Any] | None:
-        """The last step counted."""
+        """Return the line of the last step; None before the first."""
         return self.steps[-1] if self.steps else None
 
     @property
     def world_size(self) -> int:
-        """How many ranks the run has."""
+        """Return the number of ranks of the run."""
         size = self.about.get("world_size")
         return size if isinstance(size, int) else 1
 
 
 def find_counters(place: Path) -> list[Path]:
-    """The counters files of a run, by rank: in ``place``, or in ``_memprof`` below it, or ``place`` itself.
+    """Find the counters files of a run, by rank: in ``place``, in ``_memprof`` below it, or ``place`` itself.
 
     Raises:
         InputError: there are none.
@@ -124,12 +124,12 @@ def find_counters(place: Path) -> list[Path]:
 
 
 def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
-    """Read one file, or its first line and what the last ``newest_bytes`` of it hold.
+    """Read one file, or only its first line and the lines in its last ``newest_bytes``.
 
-    Lines that are not whole, or not understood, are passed over: somebody may be writing.
+    Incomplete or damaged lines are skipped, because the run may be writing.
 
     Raises:
-        InputError: it cannot be read, or is something else.
+        InputError: the file cannot be read, or is not a counters file of this version.
     """
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,6 @@
-"""Bytes per category over the instants of a timeline, one category at a time.
+"""Compute the bytes of each category over the instants of a timeline, one category at a time.
 
-A million events and eighteen categories would be 144 MB of curves; each is made, read and dropped.
+A million events and eighteen categories would make 144 MB of curves, so each is made, read and dropped.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CATEGORIES = list(Category)
 
 
 def category_curve(timeline: Timeline, rows: NDArray[np.bool_]) -> I64:
-    """Active bytes of the chosen rows at every instant (``n_events + 1`` entries)."""
+    """Return the active bytes of the chosen rows at every instant, shape ``[n_events + 1]``."""
     delta = np.zeros(timeline.n_events + 1, dtype=np.int64)
     ghost = rows & (timeline.alloc_event < 0)
     delta[0] = timeline.size[ghost].sum()
     born = rows & (timeline.alloc_event >= 0)
-    # An event begins or ends at most one allocation, so plain assignment adds nothing twice.
+    # An event begins or ends at most one allocation, so plain assignment loses nothing.
     delta[timeline.alloc_event[born] + 1] += timeline.size[born]
     died = rows & (timeline.free_event < timeline.n_events)
     delta[timeline.free_event[died] + 1] -= timeline.size[died]
@@ -51,7 +51,7 @@ def _curves(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[Cate
 
 
 def own_peaks(timeline: Timeline, attribution: Attribution) -> dict[Category, tuple[int, int]]:
-    """For each category that occurs: its highest bytes over the run, and the first such instant."""
+    """Return for each category that occurs its highest bytes over the run, and the first such instant."""
     peaks = {}
     for category, curve in _curves(timeline, attribution):
         instant = int(np.argmax(curve))
@@ -60,7 +60,7 @@ def own_peaks(timeline: Timeline, attribution: Attribution) -> dict[Category, tu
 
 
 def group_peaks(timeline: Timeline, attribution: Attribution) -> dict[Group, int]:
-    """The highest bytes of each group over the run: of its sum, not the sum of its members' peaks."""
+    """Return each group's highest bytes over the run: the peak of its sum, not the sum of its members' peaks."""
     group_of_code = np.array([GROUP_OF[c].code for c in CATEGORIES], dtype=np.uint8)
     groups = group_of_code[attribution.category]
     return {
@@ -71,16 +71,16 @@ def group_peaks(timeline: Timeline, attribution: Attribution) -> dict[Group, int
 
 
 def sample_categories(timeline: Timeline, attribution: Attribution, instants: I64) -> dict[Category, I64]:
-    """Active bytes of each category that occurs, at the given instants."""
+    """Return the active bytes of each category that occurs, at the given instants."""
     return {category: curve[instants] for category, curve in _curves(timeline, attribution)}
 
 
 def phase_peak_instants(timeline: Timeline, attribution: Attribution) -> I64:
-    """For each phase span, the first instant at which the program asked for most.
+    """Return for each phase span the first instant of its highest requested bytes.
 
-    By requested bytes, not blocks: where a phase repeats itself, as an optimizer's steps do, rounding
-    alone would choose among its equal peaks. Only states an event of the span led to count (what a phase
-    inherits is its predecessor's doing); a span without events stands where it began.
+    Requested bytes decide, not blocks: a phase can repeat itself, as an optimizer's steps do, and rounding alone
+    would then choose among its equal peaks. Only instants after an event of the span count, because the memory at its
+    start is the previous phase's. A span without events is placed at its start.
     """
     instants = np.zeros(len(attribution.track.spans), dtype=np.int64)
     for i, span in enumerate(attribution.track.spans):
@@ -90,15 +90,15 @@ def phase_peak_instants(timeline: Timeline, attribution: Attribution) -> I64:
 
 
 def highest_allocated(timeline: Timeline, span: PhaseSpan) -> int:
-    """The most bytes of blocks the program held in a phase, what it began with included.
+    """Return the most bytes of blocks the program held in a phase, including those it began with.
 
-    The allocator's own counter, reset when the phase begins, says the same.
+    The allocator's own peak counter gives the same figure when it is reset at the start of the phase.
     """
     return int(timeline.allocated[span.start_event : max(span.end_event, span.start_event) + 1].max())
 
 
 def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tuple[int, int]]:
-    """For each phase, in the order they begin: the highest allocated and the highest reserved bytes during it."""
+    """Return for each phase, in the order they begin, its highest allocated and highest reserved bytes."""
     codes = attribution.track.phase
     found: dict[str, tuple[int, int]] = {}
     for code in dict.fromkeys(codes.tolist()):
@@ -109,10 +109,10 @@ def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tupl
 
 
 def build_series(timeline: Timeline, attribution: Attribution, max_points: int = 4000) -> dict[str, Any]:
-    """Bytes per category at chosen instants, the same instants for every category.
+    """Return the bytes of each category at chosen instants, the same for every category.
 
-    Kept: the first, highest, lowest and last state of each bucket of events, every phase's ends and
-    peak, each category's own peak, and the peak itself. About ``max_points`` in all.
+    The instants are the first, highest, lowest and last of each bucket of events, the ends and peak of every
+    phase, each category's own peak, and the peak of the run: about ``max_points`` in all.
     """
     instants = _instants(timeline, attribution, max_points)
     sampled = sample_categories(timeline, attribution, instants)

@@ -1,9 +1,9 @@
-"""Does memory grow from step to step, and is it longer completions or something that stays?
+"""Tell whether memory grows from step to step, by longer completions or by allocations that stay.
 
-Two questions with two methods. Do peaks follow the tokens of their step: a least-squares line through
-(tokens, peak). What stays: allocations born in a step and still alive when the recording ends, by the
-stack that made them; one stack that leaves bytes behind in several steps is a leak's signature, while
-a cache or a lazily built state stays once.
+Each cause has its own method. A least-squares line through (tokens, peak) tells whether peaks follow the tokens
+of their step. Allocations born in a step and still alive when the recording ends are counted by the stack that
+made them: a leak is one stack that leaves bytes behind in several steps, while a cache or a lazily built state
+stays once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Growth", "Leftover", "StepMemory", "growth"]
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One optimizer step: its highest allocated bytes, and what is left when it ends."""
+    """Hold one optimizer step: its highest allocated bytes, and the bytes left when it ends."""
 
     step: int
     peak_bytes: int
@@ -31,7 +31,7 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Bytes one stack (interned id) left behind in several steps; ``rows`` of the timeline."""
+    """Hold the bytes that one stack (interned id) left behind in several steps; ``rows`` are the timeline's."""
 
     stack: int
     category: int
@@ -43,10 +43,11 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Growth:
-    """``end_slope`` is bytes per step of what is left at the ends; ``None`` with fewer than three steps.
+    """Hold how memory grows over the steps of a run.
 
-    ``peak_per_token`` is the slope of peaks over tokens and ``explained`` the share of the peaks'
-    variance it accounts for (R²); both ``None`` where tokens are not known or do not vary.
+    ``end_slope`` is the growth of the bytes left at the ends of steps, in bytes per step; ``None`` with fewer than
+    three steps. ``peak_per_token`` is the slope of peaks over tokens in bytes, and ``explained`` the share of the
+    peaks' variance it accounts for (R²); both are ``None`` where tokens are not known or do not vary.
     """
 
     steps: list[StepMemory]
@@ -57,7 +58,7 @@ class Growth:
 
 
 def growth(timeline: Timeline, attribution: Attribution, tokens: dict[int, int] | None = None) -> Growth:
-    """Memory over the steps of one recording; ``tokens`` maps a step to the tokens it trained on."""
+    """Measure memory over the steps of one recording; ``tokens`` maps a step to the tokens it trained on."""
     steps = _steps(timeline, attribution, tokens or {})
     ends = np.array([s.end_bytes for s in steps], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(ends)), ends, 1)[0]) if len(steps) >= 3 else None
@@ -89,7 +90,7 @@ def _regress(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def _leftovers(timeline: Timeline, attribution: Attribution) -> list[Leftover]:
-    """Stacks that left bytes behind in at least two steps, the last (unfinished) one aside."""
+    """Return the stacks that left bytes behind in at least two steps, without the last (unfinished) step."""
     steps = attribution.step
     if not len(steps) or steps.max() < 0:
         return []

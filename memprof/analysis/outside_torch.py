@@ -1,8 +1,8 @@
-"""What a device holds beside torch's own memory, and how much of that can be told apart.
+"""Report the device memory beside torch's own, as far as its parts can be told apart.
 
-The driver gives one figure a process. What is in it besides torch's reserved memory is split by *when* it came: what
+The driver gives one figure per process. The part of it beside torch's reserved memory is split by *when* it came: what
 was there when recording began (CUDA's context, the modules so far, libraries' handles), and what came since (NCCL's
-communicators, more modules and handles, other allocators in the process). No driver says more.
+communicators, more modules and handles, other allocators in the process). Drivers do not tell more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _MOST_PROCESSES = 64
 
 
 def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
-    """The ``outside`` part of a report; sizes in bytes, None for a recording that asked no driver.
+    """Return the ``outside`` part of a report, sizes in bytes; None where the recording did not ask the driver.
 
     Args:
         noted: the ``outside`` part of the snapshot.
-        samples: its ``samples``; rows of seven figures hold what the driver said.
+        samples: its ``samples``; rows of seven figures hold the driver's answers.
     """
     if not isinstance(noted, Mapping):
         return None
@@ -53,7 +53,7 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
 
 
 def _processes(noted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Other processes on the device when it was fullest, the largest first."""
+    """Return the other processes on the device when it was fullest, the largest first."""
     own = noted.get("this_process")
     listed = [p for p in noted.get("processes") or [] if isinstance(p, (list, tuple)) and len(p) == 2]
     others = [{"pid": p[0], "bytes": _size(p[1])} for p in listed if type(p[0]) is int and p[0] != own]
@@ -73,10 +73,10 @@ def _text(value: Any) -> str | None:
 
 
 def switches_report(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """The switches between rollout and training, in order: what torch counted after each, and what was resident.
+    """List the switches between rollout and training, in order, with torch's figures and the resident bytes after each.
 
-    ``resident_bytes`` is what torch reserved (allocated, where there is no allocator) minus the pages an engine has
-    given back and torch still counts.
+    ``resident_bytes`` is torch's reserved (allocated, where there is no allocator) bytes minus the pages that an
+    engine has given back and torch still counts.
     """
     found = []
     for time_us, phase, step, allocated, reserved, unmapped, used in (row for row in rows if len(row) == 7):

@@ -1,4 +1,4 @@
-"""What a simulated run's snapshot says beside its events: expected error, verdict, lengths. Checked when it is read."""
+"""Check the parts that only a simulated run's snapshot has: expected error, verdict and lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _POINT = {
     "length": (int,), "share_below": _NUMBER, "needed_bytes": (int,), "peak_bytes": (int,), "fits": (bool, _NONE),
     "executed": (bool,), "names": [(str,)],
 }  # fmt: skip
-# A dict is a record whose names are all wanted, a list a list of one kind, a tuple the kinds a value may have.
+# A dict stands for a record that must have all these names, a list for a list of one kind, and a tuple for the types
+# a value may have.
 PARTS: dict[str, Any] = {
     "expected_error": {"allocated": _RANGE, "reserved": _RANGE, "not_compared": [(str,)], "sentence": (str,)},
     "fit": {
@@ -35,7 +36,7 @@ _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NO
 
 
 def usable(name: str, value: Any) -> dict[str, Any] | None:
-    """The part as documented, without names that are not; None where it is anything else."""
+    """Return the part without undocumented names; None where it is not as documented."""
     try:
         part: dict[str, Any] = _like(value, PARTS[name])
         if name == "fit":

@@ -1,7 +1,7 @@
-"""Row sets other people have published, so that one's own run can stand beside them.
+"""Hold tables that other people have published, so that a run can be compared with them.
 
-Their figures are sums of components, each at its own worst; nobody has measured them as one peak. They are shown with
-their source, the badge ``published``, and that remark.
+Their figures are sums of components, each at its own peak; nobody has measured them as one peak. They are shown with
+their source, the badge ``published``, and this remark.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from memprof.vocabulary import Group
 
 __all__ = ["PUBLISHED", "published_columns"]
 
-_SUM = "A sum of components as published, each at its own worst: not a peak anybody measured."
+_SUM = "The published figures add components, each at its own peak; the sum is not a peak anybody measured."
 
-# The published table says GB and means GiB: its 78.3 is 2 x 2 bytes x 8 x 20480 x 128256 vocabulary entries, and its
-# "20K context" 20480 tokens.
+# The published table writes GB and means GiB: its 78.3 is 2 x 2 bytes x 8 x 20480 x 128256 vocabulary entries, and its
+# "20K context" is 20480 tokens.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "unsloth-2025": {
         "source": "Unsloth, Long-context GRPO, 20 February 2025, https://unsloth.ai/blog/grpo",
@@ -44,10 +44,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_columns(name: str) -> list[dict[str, Any]]:
-    """The columns of a row set: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
+    """Return a table's columns: ``label``, ``set`` (``name``), ``source``, ``setting``, ``groups`` in bytes, ``notes``.
 
     Raises:
-        UsageError: no such row set.
+        UsageError: there is no such table.
     """
     if name not in PUBLISHED:
         raise UsageError(f"--published {name!r}: there is {', '.join(sorted(PUBLISHED))}.")
@@ -66,6 +66,6 @@ def published_columns(name: str) -> list[dict[str, Any]]:
 
 
 def _groups(gib: dict[Group, float]) -> dict[str, int]:
-    """Bytes of each published row, and their sum; rows that were not published are absent."""
+    """Return the bytes of each published row, and their sum; rows that were not published are absent."""
     groups = {str(group): round(value * GIB) for group, value in gib.items()}
     return {**groups, str(Group.TOTAL): sum(groups.values())}

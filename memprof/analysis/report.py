@@ -1,4 +1,4 @@
-"""The report as plain data: schema ``memprof.report/1``, documented in ``docs/report-json.md``."""
+"""Write a run's report as plain data: schema ``memprof.report/1``, documented in ``docs/report-json.md``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SEEN = {"batches": 64, "lengths": 256}
 
 
 def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
-    """Say everything about one run but its advice; sizes in bytes, times in microseconds."""
+    """Return the report of one run without its advice; sizes in bytes, times in microseconds."""
     extra = analysis.snapshot.extra
     return {
         "schema": "memprof.report/1",
@@ -47,7 +47,7 @@ def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
 
 
 def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What a simulated run says of itself beside its figures: how far off they may be, and whether it fits."""
+    """Return the parts of a simulated run's report: its expected error, and whether it fits."""
     from memprof.analysis.prediction import PARTS, usable
 
     return {name: part for name in PARTS if (part := usable(name, extra.get(name))) is not None}
@@ -80,7 +80,7 @@ def _source(analysis: Views) -> dict[str, Any]:
 
 
 def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a simulation needs; of the lengths seen only the latest, since a long run's are many."""
+    """Return the settings a simulation needs, with only the latest of the lengths seen, as a long run has many."""
     if setup is None:
         return None
     latest = {name: setup[name][-most:] for name, most in _MAX_SEEN.items() if isinstance(setup.get(name), list)}
@@ -88,7 +88,7 @@ def _setup(setup: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _alloc_conf(settings: dict[str, Any]) -> str | None:
-    """The allocator's settings as the environment gave them; None where the file says nothing of them."""
+    """Return the allocator's settings as the environment gave them; None where the file has none."""
     text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
     return text if isinstance(text, str) else None
 
@@ -152,7 +152,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
         {"bytes": g.bytes, "phase": g.phase, "stack": [str(frame) for frame in stacks.of(g.stack)]}
         for g in peak.grown_by[:_MAX_GROWTH]
     ]
-    # The long tail stays in the sum, folded by phase.
+    # Smaller entries stay in the sum, merged by phase.
     tail: dict[str, int] = {}
     for rest in peak.grown_by[_MAX_GROWTH:]:
         tail[rest.phase] = tail.get(rest.phase, 0) + rest.bytes
@@ -180,7 +180,7 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
     return {
         "requested_bytes": requested,
         "device_free_bytes": free,
-        # What is free on the device and idle in torch's segments, were it all in one piece.
+        # Would it fit if the device's free memory and the idle parts of torch's segments were one piece?
         "fits_defragmented": requested <= free + sum(split.values()),
         "phase": at.phase,
         "step": at.step,
@@ -194,7 +194,7 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
 
 
 def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
-    """What was held when an allocation failed that left no event of its own (a tensor trace's)."""
+    """Return the memory held when an allocation failed without an event of its own, as in a tensor trace."""
     if time_us is None or not analysis.timeline.n_events:
         return {}
     at = analysis.breakdown(analysis.timeline.instant_at(time_us))
@@ -228,6 +228,8 @@ def _growth(analysis: Views) -> dict[str, Any]:
 def _notes(analysis: Views) -> list[str]:
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
     if analysis.snapshot.kind is Kind.TRACE:
-        notes.append("A tensor trace knows no allocator: allocated, active and requested bytes are one figure.")
+        notes.append(
+            "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."
+        )
     recorded = analysis.snapshot.extra.get("notes")
     return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))

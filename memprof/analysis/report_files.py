@@ -1,4 +1,4 @@
-"""Reading memprof's own JSON back: reports and comparisons."""
+"""Read memprof's own JSON files: reports and comparisons."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_DEPTH = 50
 
 
 def read_memprof_json(path: Path) -> dict[str, Any] | None:
-    """What memprof wrote to ``path`` as JSON (gzip'd or not); ``None`` where the file is something else.
+    """Read memprof's JSON at ``path`` (gzip'd or not); return ``None`` where the file is something else.
 
-    Only the file's own claim is looked at (its ``schema``); hold the result against the schema before using it.
+    Only the file's own ``schema`` field is looked at; validate the result against that schema before using it.
 
     Raises:
-        InputError: the file cannot be read, is a page, or starts as memprof's JSON and is broken.
+        InputError: the file cannot be read, is an HTML page, or is damaged JSON of memprof's.
     """
     text = _text(path)
     if text is None or _MARK not in text:
@@ -35,15 +35,15 @@ def read_memprof_json(path: Path) -> dict[str, Any] | None:
         data = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: JSON that ends early or is damaged ({type(error).__name__}); write it again."
+            f"{path}: the JSON ends early or is damaged ({type(error).__name__}); write it again."
         ) from None
     if _deeper(data, _MAX_DEPTH):
-        raise InputError(f"{path}: JSON nested deeper than any report is; write it again.")
+        raise InputError(f"{path}: the JSON is nested deeper than any report; write it again.")
     return data if isinstance(data, dict) and str(data.get("schema", "")).startswith("memprof.") else None
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and records stand more than ``levels`` deep in each other."""
+    """Tell whether lists and records are nested more than ``levels`` deep."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):
@@ -52,7 +52,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def _whole(digits: str) -> int:
-    """An integer a machine could have counted: what is larger would overflow wherever it is shown."""
+    """Parse an integer that a machine can count; larger ones would overflow where they are shown."""
     if len(digits) > 20:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
@@ -66,14 +66,14 @@ def _finite(digits: str) -> float:
 
 
 def _text(path: Path) -> bytes | None:
-    """The whole file where it may be JSON, ``None`` where its first character says it is not."""
+    """Return the whole file where it may be JSON; ``None`` where its first character shows that it is not."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
         with gzip.open(path) if packed else path.open("rb") as file:
             start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
             if start[:9].lower() in (b"<!doctype", b"<html"):
-                raise InputError(f"{path}: a page; give the snapshot or the JSON it was made from.")
+                raise InputError(f"{path}: an HTML page; give the snapshot or the JSON it was made from.")
             if not start.startswith(b"{"):
                 return None
             text = start + file.read(_MAX_BYTES)
@@ -88,5 +88,5 @@ def _text(path: Path) -> bytes | None:
 
 
 def _damaged(error: Exception) -> bool:
-    """Damage in a gzip'd file: the reader of snapshots says it better."""
+    """Tell whether a gzip'd file is damaged; the reader of snapshots has the better sentence for that."""
     return isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))

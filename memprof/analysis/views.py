@@ -1,4 +1,4 @@
-"""Views of one analysed device: peaks, phases, allocations, series. None of them changes the data."""
+"""Give views of one analysed device: peaks, phases, allocations and series. No view changes the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVIDENCE = list(Evidence)
 
 @dataclass(frozen=True)
 class ReservedGrowth:
-    """Bytes by which the device peak was raised in one phase by one stack (interned id, 0 unknown)."""
+    """Hold the bytes by which one stack (interned id, 0 unknown) raised the device peak in one phase."""
 
     bytes: int
     phase: str
@@ -37,9 +37,9 @@ class ReservedGrowth:
 
 @dataclass(frozen=True)
 class DevicePeak:
-    """The most the device held for this process: reserved plus, where known, what is outside torch.
+    """Hold the most bytes the device held for this process: reserved plus, where known, memory outside torch.
 
-    ``grown_by`` adds up to ``reserved_bytes``; its first entries are the largest.
+    ``grown_by`` adds up to ``reserved_bytes``, the largest entries first.
     """
 
     reserved_bytes: int
@@ -52,7 +52,7 @@ class DevicePeak:
 
 
 class Views:
-    """A snapshot's device, attributed. Views are computed when asked for."""
+    """Give views of a snapshot's attributed device, each computed when asked for."""
 
     def __init__(self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution) -> None:
         self.snapshot, self.timeline, self.attribution = snapshot, timeline, attribution
@@ -62,17 +62,17 @@ class Views:
         return idle_memory(self.timeline)
 
     def breakdown(self, instant: int) -> Breakdown:
-        """The composition at any instant ``0 <= instant <= timeline.n_events``."""
+        """Return the composition at any instant ``0 <= instant <= timeline.n_events``."""
         return Breakdown(self.timeline, self.attribution, instant, split=self._split)
 
     @cached_property
     def peak(self) -> Breakdown:
-        """The allocated peak."""
+        """Return the composition at the allocated peak."""
         return self.breakdown(self.timeline.peak_instant)
 
     @cached_property
     def phases(self) -> list[Breakdown]:
-        """The peak of every phase span, in order of time."""
+        """Return the composition at the peak of every phase span, in order of time."""
         instants = phase_peak_instants(self.timeline, self.attribution)
         return [
             Breakdown(self.timeline, self.attribution, int(instant), span=span, split=self._split)
@@ -81,19 +81,19 @@ class Views:
 
     @cached_property
     def own_peaks(self) -> dict[str, int]:
-        """The highest bytes of each category over the run; they need not fall together."""
+        """Return the highest bytes of each category over the run; these peaks need not coincide."""
         return {str(c): peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
 
     @cached_property
     def group_own_peaks(self) -> dict[str, int]:
-        """The highest bytes of each group over the run; ``total`` is the active peak."""
+        """Return the highest bytes of each group over the run; ``total`` is the active peak."""
         peaks = {str(group): peak for group, peak in group_peaks(self.timeline, self.attribution).items()}
         peaks[str(Group.TOTAL)] = int(self.timeline.active.max())
         return peaks
 
     @cached_property
     def device_peak(self) -> DevicePeak | None:
-        """The device peak; ``None`` for a tensor trace, which reserves nothing."""
+        """Return the device peak; ``None`` for a tensor trace, which reserves nothing."""
         reserved = self.timeline.reserved
         if reserved is None:
             return None
@@ -110,7 +110,7 @@ class Views:
         )
 
     def _growth(self, reserved: I64, peak: int) -> list[ReservedGrowth]:
-        """Who raised the running maximum of ``reserved`` up to ``peak``, by phase and stack."""
+        """List by phase and stack who raised the running maximum of ``reserved`` up to the instant ``peak``."""
         highest = np.maximum.accumulate(reserved[: peak + 1])
         raised = np.diff(highest, prepend=0)
         bytes_by: dict[tuple[str, int], int] = {}
@@ -125,7 +125,7 @@ class Views:
 
     @cached_property
     def holders(self) -> dict[int, list[str]]:
-        """What the program held the largest unowned tensors by when the recording ended, by row."""
+        """Return, by row, the names that held the largest unowned tensors when the recording ended."""
         found: dict[int, list[str]] = {}
         for address, time_us, *held in self.snapshot.extra.get("holders") or []:
             row = self.timeline.row_at(address, self.timeline.instant_at(time_us))
@@ -134,7 +134,7 @@ class Views:
         return found
 
     def allocation(self, row: int) -> dict[str, Any]:
-        """Everything known of one allocation, as it stands in the JSON."""
+        """Return all that is known of one allocation, as it is written to JSON."""
         line, found = self.timeline, self.attribution
         frames = self.snapshot.stacks.of(int(line.stack[row]))
         died = int(line.died_us[row])
@@ -160,10 +160,10 @@ class Views:
         }
 
     def instant_of(self, at: str) -> int:
-        """The instant a ``--at`` word names: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
+        """Return the instant that ``--at`` names: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
 
         Raises:
-            UsageError: no such phase in this run, or not a time within the recording.
+            UsageError: the run has no such phase, or the time lies outside the recording.
         """
         if at == "peak":
             return self.timeline.peak_instant
@@ -195,7 +195,7 @@ class Views:
     def explain(
         self, at: str = "peak", category: str | None = None, top: int | None = None, address: int | None = None
     ) -> list[dict[str, Any]]:
-        """Allocations alive at an instant, largest first (see :meth:`instant_of`, :meth:`allocation`).
+        """List allocations alive at an instant, largest first (see :meth:`instant_of`, :meth:`allocation`).
 
         ``address`` picks the block that contains it; ``top`` limits the number.
         """
@@ -208,9 +208,9 @@ class Views:
         return [self.allocation(int(row)) for row in self._largest(rows, top)]
 
     def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
-        """The ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
+        """List the ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
 
-        Of every phase the ``spans`` stretches with the highest peaks are looked at.
+        For every phase, the ``spans`` stretches with the highest peaks are examined.
         """
         by_phase: dict[str, list[Breakdown]] = {}
         for breakdown in self.phases:
@@ -228,7 +228,7 @@ class Views:
         return rows[order[:top]]
 
     def series(self, max_points: int = 4000) -> dict[str, Any]:
-        """The stacked timeline, thinned (see :mod:`memprof.analysis.curves`)."""
+        """Return the stacked timeline at about ``max_points`` instants (see :mod:`memprof.analysis.curves`)."""
         from memprof.analysis.curves import build_series
 
         return build_series(self.timeline, self.attribution, max_points)

@@ -1,6 +1,6 @@
-"""Decide what every allocation is for, and say how that is known (see ``docs/attribution.md``).
+"""Decide what every allocation is for, and say what shows it (see ``docs/attribution.md``).
 
-The names below are loaded on first use: the table of rules is also read by ``memprof oom``, which needs no numpy.
+The names below are loaded on first use, because ``memprof oom`` reads the table of rules without numpy.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # the module attribute.py would otherwise stand for its function
+    globals()[name] = value  # otherwise ``attribute`` would name the module attribute.py, not its function
     return value

@@ -1,7 +1,7 @@
-"""The pipeline: every stage decides rows that no stronger evidence has decided.
+"""Run the stages of attribution; each decides rows that no stronger evidence has decided.
 
-Order: recorded owners; what becomes a gradient; the [tokens, vocabulary] rule; tags; specific stack
-rules; lifetimes and fingerprints; where an allocation was made (context rules); nothing.
+The stages in order: recorded owners; gradients; the [tokens, vocabulary] rule; tags; specific stack rules;
+lifetimes and fingerprints; context rules (where an allocation was made); unattributed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _PASS_DETAIL = {
 
 
 def attribute(snapshot: Snapshot, timeline: Timeline, rules: RuleSet | None = None) -> Attribution:
-    """Say for every allocation what it is for, in which phase it was made, and how that is known.
+    """Decide for every allocation its category, the phase that made it, and the evidence for both.
 
     Args:
-        snapshot: the file the timeline was built from.
+        snapshot: the file that the timeline was built from.
         timeline: lifetimes of one of its devices.
-        rules: stack rules, the packaged ones by default (:func:`load_rules`).
+        rules: stack rules; default: the packaged ones (:func:`load_rules`).
     """
     stacks = StackIndex(snapshot.stacks, rules or load_rules(), recorded_own_folders(snapshot.extra))
     tags = read_tags(snapshot.metadata)
@@ -86,7 +86,7 @@ def _decide(facts: Facts, draft: Draft) -> None:
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_logits(facts, draft, parameters, vocabulary)
-    # What is no head gradient and no hidden state in there is a tile, whatever its tag.
+    # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever its tag.
     _apply_matched(facts, draft, fused)
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)
@@ -109,7 +109,7 @@ def _pair_key(facts: Facts) -> NDArray[np.int64]:
 
 
 def _pairs(facts: Facts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct (stack, phase of birth) pairs: rules are matched once for each."""
+    """Return the distinct (stack, phase of birth) pairs; rules are matched once for each."""
     keys = np.unique(_pair_key(facts))
     return keys // 32, keys % 32
 
@@ -136,7 +136,7 @@ def _apply_context(facts: Facts, draft: Draft) -> None:
 
 
 def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:
-    """Fill rows from the rule each matched. A context rule without a frame says no more than the phase does."""
+    """Fill each row from the rule it matched. A context rule without frames is evidence of its phase only."""
     for index in np.unique(matched[draft.open & (matched >= 0)]):
         rule = facts.stacks.rules.rules[int(index)]
         rows = (matched == index) & draft.open
@@ -154,7 +154,7 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
 
 
 def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[int]:
-    """Sizes of the trained parameters: from gradients, else from optimizer state made in the trace."""
+    """Return the sizes of the trained parameters, from gradients or else from optimizer state made in the trace."""
     found = trained_sizes(facts, draft)
     if found:
         return found
@@ -163,12 +163,12 @@ def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[
     known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])
     halves = Counter({s: c // 2 for s, c in state.items()}) if all(c % 2 == 0 for c in state.values()) else state
     total = sum(s * c for s, c in halves.items())
-    # Moments in another dtype than the parameters have no parameter's size.
+    # Moments in another dtype than the parameters do not have a parameter's size.
     return halves if total and sum(s * c for s, c in (halves & known).items()) >= 0.8 * total else Counter()
 
 
 def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], trained: Counter[int]) -> Counter[int]:
-    """Sizes of everything that is some model's parameter, as far as known before models are told apart."""
+    """Return the sizes of all models' parameters that are known before models are told apart."""
     owned = np.isin(
         draft.category,
         [c.code for c in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL)],
@@ -185,7 +185,7 @@ def _parameter_sizes(facts: Facts, draft: Draft, resolve: NDArray[np.int64], tra
 
 
 def _apply_rest(facts: Facts, draft: Draft) -> None:
-    """Outside every phase: rows that stack or lifetime still explain, then what nothing explains."""
+    """Decide open rows outside every phase by stack or lifetime, and leave the rest unattributed."""
     told = facts.stacks.has_python[facts.timeline.stack] & draft.open & ~facts.ghost
     kept = told & (facts.phase == Phase.LOAD.code) & facts.survivor
     draft.fill(kept, Category.WEIGHTS, Evidence.LIFETIME, "parameters.while-loading", alternatives=(Category.INPUTS,))
@@ -204,7 +204,7 @@ def _apply_rest(facts: Facts, draft: Draft) -> None:
 
 
 def _activation_details(facts: Facts, draft: Draft) -> None:
-    """saved, boundary, recomputed, no_grad or transient, by phase and lifetime."""
+    """Set activations' details: saved, boundary, recomputed, no_grad or transient, by phase and lifetime."""
     t = facts.timeline
     plain = (draft.category == Category.ACTIVATIONS.code) & (draft.detail == 0)
     no_grad = plain & np.isin(facts.phase, _NO_GRAD)
@@ -224,7 +224,7 @@ def _activation_details(facts: Facts, draft: Draft) -> None:
 
 
 def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
-    """Transient kinds that outlive the step that made them."""
+    """Return the rows of transient categories that outlive the step that made them."""
     t = facts.timeline
     last_event: dict[int, int] = {}
     for span in facts.track.spans:
@@ -244,7 +244,7 @@ def _finish(facts: Facts, draft: Draft) -> Attribution:
     if facts.track.source == "stacks":
         notes.append("Phases are inferred from stacks; no phase marks were recorded.")
     elif facts.track.source == "none" and facts.timeline.n_events:
-        notes.append("Neither marks nor stacks tell the phases of this history.")
+        notes.append("Phases are not known: the file has no phase marks, and no stack that shows a phase.")
     return Attribution(
         category=draft.category.astype(np.uint8),
         detail=draft.detail.astype(np.int32),

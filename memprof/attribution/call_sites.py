@@ -1,4 +1,4 @@
-"""Tell by its call site what a model ran for where no phase is named: policy, old policy, reference, generation."""
+"""Tell by its call site what a model ran for where no phase is named: policy, old policy, reference or generation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from memprof.vocabulary import Phase
 
 __all__ = ["PASS", "RUN", "resolve_passes", "resolve_runs"]
 
-PASS = -2  # a log-prob pass: its call site decides
-RUN = -3  # a model runs, nothing says what for: its call site decides
+PASS = -2  # a log-prob pass; its call site decides the phase
+RUN = -3  # a model runs for an unknown purpose; its call site decides the phase
 _OTHER, _FORWARD, _BACKWARD = Phase.OTHER.code, Phase.FORWARD.code, Phase.BACKWARD.code
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
-_DECODES = 5  # calls in a row without a backward, on inputs this much shorter than the longest (a prompt's)
-_PREFILL = 4
-_PARAMETER_BYTES = 4096  # smaller blocks are no evidence of a second copy of a model
+_DECODES = 5  # decoding runs the model at least so many times in a row without a backward
+_PREFILL = 4  # and its longest input (the prompt's) is at least so many times the median one
+_PARAMETER_BYTES = 4096  # smaller blocks do not show a second copy of a model
 
 Codes = NDArray[np.int64]
 
 
 def resolve_passes(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
-    """Old, reference or policy: a pass is known by its call site.
+    """Replace ``PASS`` by the phase of each log-prob pass: old policy, reference or policy, by its call site.
 
-    A site whose passes run straight into a backward is the training forward. Of the others the first
-    in a cycle is the old policy and the second the reference; a lone one is the reference if the adapters
-    are switched off in it or a second copy of the trained parameters is in memory, else the old policy.
+    A site whose passes lead straight into a backward is the training forward. Of the other sites, the first in a
+    cycle is the old policy and the second the reference. A single other site is the reference if adapters are
+    switched off in it or a second copy of the trained parameters is in memory; otherwise it is the old policy.
     """
     passes = code == PASS
     if not passes.any():
@@ -44,10 +44,11 @@ def resolve_passes(code: Codes, births: Codes, trace: Trace, stacks: StackIndex,
 
 
 def resolve_runs(code: Codes, births: Codes, trace: Trace, stacks: StackIndex, timeline: Timeline) -> Codes:
-    """A model called by code that no name explains: training, unless other call sites are what trains.
+    """Replace ``RUN`` by the phase of each model run in code of unknown names.
 
-    In a loop that generates and whose log-prob passes have no names, call sites tell as for named passes. What
-    follows such a run outside every phase (the loss in a training script's main) belongs to it.
+    Such a run is training, unless other call sites train. In a loop that generates, and whose log-prob passes
+    have no names, call sites decide as they do for named passes. Allocations outside every phase that follow
+    such a run (the loss in a training script's main) belong to it.
     """
     runs = code == RUN
     if not runs.any():
@@ -77,9 +78,9 @@ def _find_decoding(
     stacks: StackIndex,
     callers: list[str],
 ) -> Codes:
-    """Generation without a name: one call site runs the model again and again, on inputs far shorter than others.
+    """Find unnamed generation: one call site runs the model again and again on far shorter inputs than others do.
 
-    All that its function allocates outside the model belongs to it too: caches made up front, sampling.
+    All that its function allocates outside the model is generation too: caches made up front, sampling.
     """
     if (code == _GENERATE).any():
         return code
@@ -88,7 +89,7 @@ def _find_decoding(
     calls = {}
     for where in np.unique(site[runs & (site >= 0)]):
         mine = np.flatnonzero(runs & (site == where))
-        # The first stack to allocate (the embedding) does so once a call.
+        # The first stack to allocate (the embedding) does so once per call.
         calls[where] = mine[trace.stack[births[mine]] == trace.stack[births[mine[0]]]]
     longest = max((trace.size[births[c]].max() for c in calls.values()), default=0)
     for where, mine in calls.items():
@@ -131,7 +132,7 @@ def _settle(
 
 
 def _sites(code: Codes, site: Codes, passes: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-    """Call sites whose passes lead into a backward, and all sites in order of appearance."""
+    """Return the call sites whose passes lead into a backward, and all sites in order of appearance."""
     solid = np.flatnonzero(code != _OTHER)
     key = np.where(passes, site, -10 - code)[solid]
     edges = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
@@ -148,7 +149,7 @@ def _sites(code: Codes, site: Codes, passes: NDArray[np.bool_]) -> tuple[list[in
 
 
 def _adapters_off(mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Trace, stacks: StackIndex) -> bool | None:
-    """Whether the pass goes through other lines of the adapter layers than training does; None without any."""
+    """Tell whether a pass runs other lines of the adapter layers than training does; None without such layers."""
     adapter = stacks.frames_matching(("peft/tuners/*:forward",))
 
     def lines(rows: NDArray[np.bool_]) -> set[int]:
@@ -162,10 +163,10 @@ def _adapters_off(mine: NDArray[np.bool_], code: Codes, births: Codes, trace: Tr
 
 
 def _copies_of_trained(code: Codes, births: Codes, timeline: Timeline, at: int) -> int:
-    """How many times the multiset of gradients is in memory when birth number ``at`` happens.
+    """Count the copies of the gradients' multiset of sizes in memory at birth number ``at``.
 
-    Optimizer state that existed before recording began would look like two more copies: state born
-    in the trace is counted out by taking what is alive at that moment.
+    Optimizer state looks like two more copies. Only blocks alive at that birth count, so state made later
+    in the trace does not.
     """
     row_of_event = np.full(timeline.n_events, -1, np.int64)
     born = timeline.alloc_event >= 0
@@ -173,7 +174,7 @@ def _copies_of_trained(code: Codes, births: Codes, timeline: Timeline, at: int) 
     backward = np.flatnonzero(code == _BACKWARD)
     if not len(backward):
         return 0
-    # The first unbroken backward: what outlives it is a gradient.
+    # Blocks that outlive the first unbroken backward are gradients.
     breaks = np.flatnonzero(np.diff(backward) > 1)
     run = backward[: breaks[0] + 1] if len(breaks) else backward
     rows = row_of_event[births[run]]
@@ -194,7 +195,7 @@ def _copies_of_trained(code: Codes, births: Codes, timeline: Timeline, at: int) 
 
 
 def _state_is_older(code: Codes) -> bool:
-    """Whether optimizer state was there before the trace: no step in it precedes the first forward."""
+    """Tell whether optimizer state is older than the trace: no step in the trace precedes the first forward."""
     steps, forwards = np.flatnonzero(code == _OPTIMIZER), np.flatnonzero(code == _FORWARD)
     return not len(steps) or not len(forwards) or steps[0] > forwards[0]
 
@@ -208,7 +209,7 @@ def call_site(stacks: StackIndex, patterns: tuple[str, ...]) -> Codes:
 
 
 def caller_path(stacks: StackIndex, patterns: tuple[str, ...]) -> tuple[Codes, list[str]]:
-    """Number the ways to the outermost match of ``patterns``, by all telling frames that called it.
+    """Number the distinct call paths to the outermost match of ``patterns``, transparent frames left out.
 
     Returns:
         A number for each stack (-1 without a match or a caller), and for each number the file and function of the
@@ -223,7 +224,7 @@ def caller_path(stacks: StackIndex, patterns: tuple[str, ...]) -> tuple[Codes, l
 
 
 def _callers(stacks: StackIndex, patterns: tuple[str, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """For each stack with a match, the telling frames outside the outermost one, nearest first."""
+    """Yield each stack with a match, and the non-transparent frames that called the outermost match, nearest first."""
     hits = stacks.frames_matching(patterns)
     for number in np.flatnonzero(stacks.having(hits)):
         stack = stacks.table.stacks[number]

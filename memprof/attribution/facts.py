@@ -1,4 +1,4 @@
-"""What every stage of attribution reads (:class:`Facts`) and what it writes (:class:`Draft`)."""
+"""Define the input of every stage of attribution (:class:`Facts`) and its output (:class:`Draft`)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WORKSPACE_BYTES = (32 << 20, 8_519_680, 76 << 20)
 
 
 def codes_of(*phases: Phase) -> list[int]:
-    """Phase codes, for ``np.isin``."""
+    """Return the codes of phases, for ``np.isin``."""
     return [p.code for p in phases]
 
 
 @dataclass
 class Facts:
-    """Columns beside the timeline's rows, all read-only. Ghosts are rows older than the trace."""
+    """Hold read-only columns beside the timeline's rows. Ghosts are rows older than the trace."""
 
     snapshot: Snapshot
     timeline: Timeline
@@ -46,31 +46,33 @@ class Facts:
 
     @cached_property
     def ghost(self) -> Bools:
+        """Flag rows older than the trace."""
         return self.timeline.alloc_event < 0
 
     @cached_property
     def size(self) -> Ints:
-        """Requested bytes; the block's where the request is unknown."""
+        """Return requested bytes; the block's bytes where the request is not known."""
         t = self.timeline
         return np.where(t.requested > 0, t.requested, t.size).astype(np.int64)
 
     @cached_property
     def phase(self) -> Ints:
-        """Phase code of the birth; LOAD for ghosts."""
+        """Return the phase code at birth; LOAD for ghosts."""
         return self._at(self.timeline.alloc_event, self.track.phase, Phase.LOAD.code, self.ghost)
 
     @cached_property
     def step(self) -> Ints:
+        """Return the step at birth; -1 for ghosts and where unknown."""
         return self._at(self.timeline.alloc_event, self.track.step, -1, self.ghost)
 
     @cached_property
     def death(self) -> Ints:
-        """Phase code of the death, -1 for what is still alive."""
+        """Return the phase code at death; -1 for rows still alive at the end."""
         return self._at(self.timeline.free_event, self.track.phase, -1, self.survivor)
 
     @cached_property
     def survivor(self) -> Bools:
-        """Alive when the last allocation happens: what is freed after it is the program being torn down."""
+        """Flag rows alive at the last allocation; later frees only tear the program down."""
         births = self.timeline.alloc_event
         last = int(births.max()) if len(births) else -1
         return self.timeline.free_event > last
@@ -83,36 +85,36 @@ class Facts:
 
     @cached_property
     def module(self) -> Bools:
-        """Born inside a module's forward, as far as stacks and tags tell."""
+        """Flag rows born inside a module's forward, by stack or tag."""
         of_tag = np.array([r in ("forward", "no_grad", "recompute") for r in self.tags.column("region")], bool)
         inside: Bools = self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
         return inside
 
     @cached_property
     def in_autograd(self) -> Bools:
-        """Stacks that a phase rule places in backward (frameless ones are not among them)."""
+        """Flag the stacks that a phase rule places in backward; stacks without frames are not among them."""
         backward = np.array([r.phase == Phase.BACKWARD.value for r in self.stacks.rules.phases] + [False], bool)
         return backward[self.stacks.phase_rule()][self.timeline.stack]
 
     @cached_property
     def linear(self) -> Bools:
-        """Born in a product with a parameter."""
+        """Flag rows born in a product with a parameter."""
         return self.stacks.inner_in("linear")[self.timeline.stack]
 
     @cached_property
     def module_depth(self) -> Ints:
-        """How many modules' forwards are on the stack."""
+        """Count the modules' forwards on each stack."""
         calls = self.stacks.count(("torch/nn/modules/module.py:_call_impl",))
         return calls[self.timeline.stack]
 
     @cached_property
     def birth_order(self) -> Ints:
-        """Rows born in the trace, in order of birth."""
+        """Return the rows born in the trace, in order of birth."""
         rows = np.flatnonzero(~self.ghost)
         return rows[np.argsort(self.timeline.alloc_event[rows], kind="stable")]
 
     def freed_by(self, patterns: tuple[str, ...]) -> Bools:
-        """Rows whose free was asked for under a matching frame."""
+        """Flag rows whose free was requested under a matching frame."""
         t = self.timeline
         trace = self.snapshot.traces.get(t.device)
         if trace is None or not len(trace):
@@ -123,7 +125,7 @@ class Facts:
         return under[trace.stack[event]] & freed & (t.free_event < t.n_events)
 
     def spans_of(self, *phases: Phase) -> list[tuple[int, int]]:
-        """``[start, end)`` events of the stretches of some phases, neighbours joined."""
+        """Return the stretches of some phases as ``[start, end)`` events, neighbours joined."""
         if phases not in self._spans:
             wanted = {p.value for p in phases}
             out: list[tuple[int, int]] = []
@@ -138,7 +140,7 @@ class Facts:
         return self._spans[phases]
 
     def born_in(self, span: tuple[int, int]) -> Ints:
-        """Rows born in one stretch, in order of birth. Costs what the stretch holds, not the whole history."""
+        """Return the rows born in one stretch, in order of birth. The cost follows the stretch, not the history."""
         births, rows = self._births
         found: Ints = rows[np.searchsorted(births, span[0]) : np.searchsorted(births, span[1])]
         return found
@@ -149,12 +151,13 @@ class Facts:
         return self.timeline.alloc_event[rows], rows
 
     def has_phase(self, phase: Phase) -> bool:
+        """Tell whether the phase occurs in this history."""
         return any(s.phase == phase.value for s in self.track.spans)
 
 
 @dataclass
 class Draft:
-    """The columns being filled. A stage only ever writes rows that no stronger one has written."""
+    """Hold the columns while stages fill them. A stage writes only rows that no stronger one has written."""
 
     n: int
     category: Ints = field(init=False)
@@ -177,7 +180,7 @@ class Draft:
 
     @property
     def open(self) -> Bools:
-        """Rows nothing has decided."""
+        """Flag rows that no stage has decided."""
         return self.category < 0
 
     def fill(
@@ -189,7 +192,7 @@ class Draft:
         detail: str = "",
         alternatives: Iterable[Category] = (),
     ) -> None:
-        """Decide the rows (a mask or indices) that are still open."""
+        """Decide those of ``rows`` (a mask or indices) that are still open."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         index = index[self.category[index] < 0]
         if not len(index):
@@ -202,7 +205,7 @@ class Draft:
         self.alternatives[index] = self.intern(self.alternative_sets, others)
 
     def intern(self, table: list[Any], value: Any) -> int:
-        """The index of ``value`` in one of the tables, added if new."""
+        """Return the index of ``value`` in one of the tables; add it if it is new."""
         key = (id(table), value)
         if key not in self._ids:
             if value in table:
@@ -214,6 +217,6 @@ class Draft:
 
 
 def multiset(sizes: NDArray[Any]) -> Counter[int]:
-    """How often each size occurs."""
+    """Count how often each size occurs."""
     values, counts = np.unique(sizes, return_counts=True)
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

@@ -1,7 +1,7 @@
-"""Allocations older than the history: no birth, often no stack, only a size, an address and a death.
+"""Decide ghosts: allocations older than the history, with a size, an address, a death, and often no stack.
 
-Those that die in the trace tell what they were by where they die. Those that stay are read as multisets of sizes
-(:mod:`memprof.attribution.ghosts`); what whole copies of the policy leave over may be another model.
+A ghost that dies in the trace is known by where it dies. Ghosts that stay are read as multisets of sizes: whole
+copies of the policy's sizes are models, gradients or optimizer state, and the rest may be another model.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096
 _LARGE = 1 << 16
-_CLEAR = 0.1  # a smaller difference between two shares says nothing
+_CLEAR = 0.1  # a smaller difference between two shares is not evidence
 
 
 def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
-    """Decide the whole copies of the trained parameters' sizes (``trained``: bytes to how many have them)."""
+    """Decide the whole copies of the trained parameters' sizes (``trained``: how many have each size in bytes)."""
     rows = np.flatnonzero(facts.ghost & draft.open)
     first = Category.ADAPTERS if _is_small_part(facts, trained) else Category.WEIGHTS
     state_is_old = _state_is_older(facts, draft)
@@ -44,7 +44,7 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
             [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
         )
         if factor == 1 and _state_is_partial(facts, draft, trained):
-            # The history opens inside the step that makes the state: what is over is the part made before.
+            # The history begins inside the step that makes the state: the ghosts left over are the part made before.
             _fill_copies(facts, draft, rows, sizes, [r for r in roles if r is not Category.OPTIMIZER_STATE], exact=True)
             left = facts.ghost & draft.open & np.isin(facts.size, np.array(sorted(sizes), np.int64))
             draft.fill(left, Category.OPTIMIZER_STATE, Evidence.FINGERPRINT, _COPY, alternatives=(first,))
@@ -53,7 +53,10 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
 
 
 def known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Category]:
-    """Roles that stacks or owners have already filled with a whole copy: blocks keep the stack of their birth."""
+    """Return the roles that stacks or owners have already filled with a whole copy.
+
+    Ghosts can have stacks, because blocks keep the stack of their birth.
+    """
     wanted = sum(s * c for s, c in trained.items())
     known = set()
     for role in (Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE):
@@ -64,13 +67,13 @@ def known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Categ
 
 
 def _roles(facts: Facts, copies: int, first: Category, known: set[Category], state_is_old: bool) -> list[Category]:
-    """What each copy of the trained multiset is, in order of address."""
+    """Return the role of each copy of the trained multiset, in order of address."""
     roles = [] if first in known else [first]
     left = copies - len(roles)
     reference = first is Category.WEIGHTS and Category.REFERENCE_MODEL not in known
     state = 0
     if state_is_old and Category.OPTIMIZER_STATE not in known:
-        # Two moments where they fit; one (momentum) where a single copy is left and nothing else claims it.
+        # Two moments where two copies are left; one (momentum) where a single copy has no other role.
         claimed = reference and (facts.has_phase(Phase.REFERENCE_LOGPROBS) or left > 2)
         state = 2 if left >= 2 else int(left == 1 and not claimed)
     if first is Category.WEIGHTS:
@@ -79,14 +82,14 @@ def _roles(facts: Facts, copies: int, first: Category, known: set[Category], sta
 
 
 def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
-    """Rows of equal copies in the order they were probably made, by address."""
+    """Sort rows of equal copies by address, in the order they were probably made."""
     t = facts.timeline
     rows = rows[np.argsort(t.address[rows], kind="stable")]
     if len(roles) < 2:
         return rows
     if _without_segments(facts):
-        # A C library's memory: a loaded file lies packed in one mapping, and mappings grow downwards;
-        # what is made tensor by tensor lies scattered over the heap, which grows upwards.
+        # This memory comes from the C library. A loaded file lies packed in one mapping, and mappings grow
+        # downwards. Tensors made one by one lie scattered over the heap, which grows upwards.
         every = np.flatnonzero(facts.ghost)
         ends = np.unique(t.address[every] + facts.size[every])
         starts = np.unique(t.address[every])
@@ -96,11 +99,11 @@ def _oldest_first(facts: Facts, rows: Ints, roles: list[Category]) -> Ints:
 
 
 def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
-    """Whether later allocations lie lower, as on some drivers.
+    """Tell whether later allocations have lower addresses, as on some drivers.
 
-    What is born in the trace outside the old blocks' range shows the direction. Else the copies themselves may:
-    optimizer state is the latest, and as two moments are made in turn for each parameter, its equal sizes stand
-    side by side (``copies`` is 0 where there is none).
+    Blocks born in the trace outside the ghosts' address range show the direction. Without them the copies may show
+    it: optimizer state was made last, and since each parameter's two moments are made in turn, its equal sizes are
+    neighbours (``copies`` is 0 where there is no state).
     """
     t = facts.timeline
     old = t.address[rows]
@@ -111,7 +114,7 @@ def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
         return below > above
     sizes = facts.size[rows]
     lower = upper = weight = 0.0
-    # The caching allocator keeps these apart (small pool, shared segments, segments of their own).
+    # The caching allocator keeps three kinds apart: small pool, shared segments, segments of one block.
     for low, high in ((_SMALL, 1 << 20), (1 << 20, 10 << 20), (10 << 20, 1 << 62)):
         of_pool = sizes[(sizes >= low) & (sizes < high)]
         part = len(of_pool) // max(copies, 2)
@@ -123,7 +126,7 @@ def _grows_downwards(facts: Facts, rows: Ints, copies: int) -> bool:
 
 
 def _without_segments(facts: Facts) -> bool:
-    """Whether a tensor trace wrote this: its blocks are storages, of any size, each a segment of its own."""
+    """Tell whether this is a tensor trace, whose blocks are storages of any size, each its own segment."""
     segments = facts.snapshot.segments.get(facts.timeline.device)
     blocks = facts.snapshot.blocks.get(facts.timeline.device)
     if segments is None or blocks is None or not len(segments):
@@ -134,14 +137,14 @@ def _without_segments(facts: Facts) -> bool:
 
 
 def _paired_share(sizes: Ints) -> float:
-    """The share of entries that stand in pairs of equal neighbours."""
+    """Return the share of entries that form pairs of equal neighbours."""
     edge = np.flatnonzero(np.r_[True, sizes[1:] != sizes[:-1], True])
     lengths = np.diff(edge)
     return float((lengths // 2 * 2).sum()) / len(sizes)
 
 
 def _state_is_partial(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:
-    """Whether only some parameters got their optimizer state in the trace."""
+    """Tell whether only some parameters got their optimizer state in the trace."""
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
     made = multiset(facts.size[(draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost & sized])
     copies = {made[s] / c for s, c in trained.items()}
@@ -154,14 +157,14 @@ def _fill_copies(
     mine = rows[np.isin(facts.size[rows], np.array(sorted(sizes), np.int64))]
     mine = _oldest_first(facts, mine, roles)
     if roles and roles[0] is Category.ADAPTERS:
-        # Sizes shared with the base model: adapters were added to a finished model, so they come after it.
+        # Some sizes are shared with the base model. Adapters were added to a finished model, so they come after it.
         ahead = rank_in_size(facts.size[mine][::-1])[::-1]
         mine = mine[ahead < np.array([sizes[int(s)] * len(roles) for s in facts.size[mine]], np.int64)]
     if not len(mine) or not roles:
         return
     have = multiset(facts.size[mine])
     rank = rank_in_size(facts.size[mine])
-    # Where a size occurs more often than copies explain, the surplus belongs to the first copy (buffers).
+    # Blocks of a size beyond the number of copies belong to the first copy, as buffers do.
     per = np.array([max(sizes[int(s)], 1) for s in facts.size[mine]], np.int64)
     if exact:
         fits = rank < per * len(roles)
@@ -177,7 +180,7 @@ def _fill_copies(
 
 
 def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
-    """How many whole copies there are, by the bytes' median."""
+    """Return how many whole copies there are, by the median over bytes."""
     if not wanted:
         return 0
     copies = np.array([have[s] // c for s, c in wanted.items()])
@@ -187,22 +190,22 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
 
 
 def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
-    """Whether what is trained is small beside all that was there: adapters, not the model."""
+    """Tell whether the trained part is small beside all ghosts: adapters, not the model."""
     return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[facts.ghost & facts.survivor].sum())
 
 
 def _state_is_older(facts: Facts, draft: Draft) -> bool:
-    """Whether the optimizer had its state before the history began: it makes none in it."""
+    """Tell whether the optimizer's state is older than the history: no step in the history makes any."""
     made = (draft.category == Category.OPTIMIZER_STATE.code) & ~facts.ghost
     return int(facts.size[made].sum()) < 0.1 * int(facts.size[draft.category == Category.GRADIENTS.code].sum())
 
 
 def whole_models(facts: Facts, draft: Draft) -> None:
-    """No gradient ever seen: equal copies show in the counts of the sizes themselves.
+    """Decide equal copies of a model where no gradient was ever seen, by how often each size occurs.
 
-    A model alone has an odd number of norms (two a layer and a final one), so an even count of the most frequent
-    small size, and of nearly all bytes, means whole copies. Blocks that kept the Python stack of their birth are
-    none of this: an optimizer's or a gradient's would have been known by it.
+    One model has an odd number of norms (two per layer and a final one). So an even count of the most frequent small
+    size, and of the sizes of nearly all bytes, means whole copies. Blocks with the Python stack of their birth are
+    left out: if they were optimizer state or gradients, the stack would have decided them.
     """
     told = facts.stacks.has_python[facts.timeline.stack]
     rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= 512) & ~told)
@@ -216,7 +219,7 @@ def whole_models(facts: Facts, draft: Draft) -> None:
     total = sum(s * c for s, c in sizes.items())
     for copies in (5, 4, 3, 2):
         whole = sum(s * c for s, c in sizes.items() if c % copies == 0 or s == norm)
-        # The embedding and the head stand outside the layers: they too must be there that often.
+        # The embedding and the head lie outside the layers; they too must occur once per copy.
         apart = sum(s * c for s, c in alone.items() if c % copies == 0)
         stray = 0 if copies == 2 else 2
         if norms % copies <= stray and norms >= 4 * copies and whole >= 0.95 * total and apart >= 0.8 * total_alone > 0:
@@ -228,7 +231,7 @@ def whole_models(facts: Facts, draft: Draft) -> None:
 
 
 def _roles_without_gradients(facts: Facts, copies: int) -> list[Category]:
-    """Roles of equal copies when no gradient is born in the trace.
+    """Return the roles of equal copies where no gradient is born in the trace.
 
     A whole backward without a new gradient means that gradients were there before it (accumulation, or
     zeroed in place).
@@ -253,7 +256,7 @@ _NO_GRAD = codes_of(Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.REWARD, 
 
 
 def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
-    """Decide what was alive before the first event and is still undecided."""
+    """Decide the ghosts that are still open."""
     if not (facts.ghost & draft.open).any():
         return
     _by_death(facts, draft, trained, parameters)
@@ -264,7 +267,7 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
         whole_models(facts, draft)
     _another_model(facts, draft, trained)
     if ((draft.category == Category.WEIGHTS.code) & (draft.evidence == Evidence.OWNER.code)).any():
-        return  # the recording named every parameter: what it did not name is none, and nothing else is known of it
+        return  # the recording named every parameter, so other ghosts are no parameters, and nothing else is known
     rest = facts.ghost & draft.open
     sizes = facts.size
     draft.fill(
@@ -277,13 +280,13 @@ def apply_ghosts(facts: Facts, draft: Draft, trained: Counter[int], parameters: 
 
 
 def apply_ghost_gradients(facts: Facts, draft: Draft) -> None:
-    """What ``zero_grad`` frees was a gradient, whenever it was born."""
+    """Decide ghosts that ``zero_grad`` frees: they were gradients."""
     zeroed = facts.ghost & ~facts.survivor & facts.freed_by(("*:zero_grad",))
     draft.fill(zeroed, Category.GRADIENTS, Evidence.LIFETIME, "ghost.freed-by-zero-grad")
 
 
 def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Counter[int]) -> None:
-    """A history that opens in the middle of work: what dies where it would have died anyway."""
+    """Decide, in a history that begins in the middle of work, ghosts by the phase they die in."""
     dead = facts.ghost & draft.open & ~facts.survivor
     if not dead.any():
         return
@@ -291,7 +294,7 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
     if trained and _gradients_are_new(facts, draft, trained):
-        # Gradients are born in the trace, so what the step replaces is its own state.
+        # Gradients are born in the trace, so the ghosts that the step frees are its own state.
         draft.fill(dead & step & sized, Category.OPTIMIZER_STATE, life, "ghost.replaced-by-optimizer",
                    alternatives=(Category.GRADIENTS,))  # fmt: skip
     draft.fill(
@@ -354,7 +357,7 @@ def _workspaces(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
 
 
 def _spare(count: int, trained: int, layers: int) -> int:
-    """How many of ``count`` equal blocks are no parameters: those that whole copies or whole layers leave over."""
+    """Count those of ``count`` equal blocks that are no parameters: the rest beyond whole copies or whole layers."""
     if trained:
         return count % trained if count % trained <= 4 else 0
     if count <= 4:
@@ -366,7 +369,7 @@ def _spare(count: int, trained: int, layers: int) -> int:
 
 
 def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
-    """What whole copies of the policy leave over, if it is much, is a model of other sizes."""
+    """Decide the ghosts beyond whole copies of the policy: if they are many, they are a model of other sizes."""
     left = np.flatnonzero(facts.ghost & draft.open & facts.survivor & (facts.size >= _SMALL))
     scores = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
     refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
@@ -386,10 +389,10 @@ def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
 
 
 def _upper_model(facts: Facts, rows: Ints) -> Ints:
-    """The upper part of an address range that holds two models of different sizes, empty if it holds one.
+    """Return the upper rows of an address range that holds two models of different sizes; none if it holds one.
 
-    A model's layers repeat its sizes over its whole range; between two models there is an address that
-    (nearly) no size straddles, with several repeated sizes on either side.
+    A model's layers repeat its sizes over its whole range. Between two models there is an address that
+    (nearly) no size occurs on both sides of, with several repeated sizes on either side.
     """
     rows = rows[np.argsort(facts.timeline.address[rows], kind="stable")]
     sizes = facts.size[rows]
@@ -409,7 +412,7 @@ def _upper_model(facts: Facts, rows: Ints) -> Ints:
             best, where = straddling, int(cut)
     if where < 0:
         return rows[:0]
-    # The embedding of the upper model stands alone below its first layer.
+    # The upper model's embedding lies alone below its first layer.
     while where > 0 and counts[inverse[where - 1]] <= 2 and sizes[where - 1] > sizes[where:].mean():
         where -= 1
     return rows[where:]

@@ -1,9 +1,9 @@
-"""Gradients: what is born in backward and outlives it.
+"""Decide gradients: blocks that are born in a backward and outlive it.
 
-That is how a storage becomes ``.grad``; whatever its stack (a fused loss makes the head's gradient
-itself), it is a gradient over its whole life. A history that ends inside a backward, by an
-out-of-memory error, has no survivors: there the sizes of earlier gradients and of parameters decide,
-for what has lived longer than backward's scratch does.
+A storage becomes ``.grad`` in this way. Whatever its stack (a fused loss makes the head's gradient itself), it
+is a gradient over its whole life. A history that ends inside a backward, by an out-of-memory error, has no
+survivors. There a block that has lived longer than backward's scratch does is decided by its size: that of an
+earlier gradient or of a parameter.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 RULE = "gradient.outlives-backward"
-_SETTLED = 24  # births: backward's scratch rarely sees so many more
+_SETTLED = 24  # births: backward's scratch rarely outlives so many
 
 
 def apply_gradients(facts: Facts, draft: Draft) -> None:
-    """Rows born in a backward that are still alive when the next phase allocates.
+    """Decide rows born in a backward that are still alive when the next phase allocates.
 
-    Where the recording named the gradients themselves there is nothing to infer, and another tensor may outlive
-    backward too: under checkpointing with adapters the embedding's output requires a gradient and keeps it.
+    Where the recording named the gradients, nothing is inferred, because another tensor may outlive backward too:
+    under checkpointing with adapters, the embedding's output requires a gradient and keeps it.
     """
     if ((draft.category == Category.GRADIENTS.code) & (draft.evidence == Evidence.OWNER.code)).any():
         return
@@ -47,7 +47,7 @@ def apply_gradients(facts: Facts, draft: Draft) -> None:
 
 
 def first_workspaces(facts: Facts, among: Ints) -> Ints:
-    """Of some rows, those that are cuBLAS workspaces: the first of the exact size on each stream, if never freed."""
+    """Return the cuBLAS workspaces among some rows: the first of the exact size on each stream, if never freed."""
     t = facts.timeline
     rows = among[np.isin(facts.size[among], WORKSPACE_BYTES) & facts.survivor[among]]
     first = []
@@ -60,13 +60,13 @@ def first_workspaces(facts: Facts, among: Ints) -> Ints:
 
 
 def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
-    """The multiset of the trained parameters' sizes: the gradients alive together at their fullest."""
+    """Count the trained parameters' sizes in bytes, from the most gradients that are alive together."""
     t = facts.timeline
     rows = np.flatnonzero(draft.category == Category.GRADIENTS.code)
     # Gradients older than the history were all there when it began.
     best = multiset(facts.size[rows[facts.ghost[rows]]])
     fullest = sum(s * c for s, c in best.items())
-    # Where nothing allocates between backward and zero_grad, they are gone when the next phase begins.
+    # Where nothing allocates between backward and zero_grad, gradients are gone when the next phase begins.
     instants = [
         int(t.alloc_event[born].max()) + 1 for s in facts.spans_of(Phase.BACKWARD) if len(born := facts.born_in(s))
     ]
@@ -83,19 +83,19 @@ def trained_sizes(facts: Facts, draft: Draft) -> Counter[int]:
 
 
 def apply_unfinished_gradients(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
-    """Gradients of a backward that the history does not see the end of."""
+    """Decide the gradients of a backward that the history does not see the end of."""
     t = facts.timeline
     spans = facts.spans_of(Phase.BACKWARD)
     if not spans or spans[-1][1] < t.n_events or not parameters:
         return
     rows = facts.born_in(spans[-1])
     rows = rows[draft.open[rows] & ~facts.module[rows]]
-    # Latest first: a sum of several contributions (tied weights) is born after them and is what stays.
+    # Latest first: the sum of several contributions (tied weights) is born after them, and it stays.
     rows = rows[np.argsort(-t.alloc_event[rows], kind="stable")]
     events = np.sort(t.alloc_event[rows])
     age = np.searchsorted(events, t.free_event[rows]) - np.searchsorted(events, t.alloc_event[rows])
     ambiguous = set(np.unique(facts.size[facts.module]).tolist())
-    # Where accumulation has left a gradient already, another of its size is on its way into it.
+    # Where accumulation has already left a gradient, another block of its size is about to be added to it.
     existing = (draft.category == Category.GRADIENTS.code) & facts.survivor
     existing[facts.born_in(spans[-1])] = False
     seen = multiset(facts.size[existing])
@@ -117,17 +117,17 @@ _BLOCK = 512
 
 
 def apply_buckets(facts: Facts, draft: Draft) -> None:
-    """Open rows of exactly a bucket's size that live to the end, as many as there are buckets of that size.
+    """Decide as buckets the open rows of exactly a bucket's size that live to the end, one per bucket.
 
-    The buckets that alias ``.grad`` have an owner, and none of them is stated.
+    Buckets that alias ``.grad`` have an owner and are not in the recorded list.
     """
     stated = Counter(n for n in facts.snapshot.extra.get("buckets") or [] if n > 0)
     t = facts.timeline
     for size, count in stated.items():
-        # A trace's sizes are what was asked for, or blocks.
+        # The sizes in a trace are requested bytes or block bytes.
         alike = np.isin(facts.size, (size, -(-size // _BLOCK) * _BLOCK))
         rows = np.flatnonzero(alike & facts.survivor & draft.open)
-        # A tensor trace meets a bucket in the first backward that fills it; of several the oldest are the buckets.
+        # A tensor trace first sees a bucket in the backward that fills it; of several candidates the oldest count.
         rows = rows[np.argsort(t.alloc_event[rows], kind="stable")][:count]
         draft.fill(
             rows,

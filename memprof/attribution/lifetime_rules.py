@@ -1,4 +1,4 @@
-"""What the lives of allocations say: caches, casts, optimizer state, workspaces, early parameters."""
+"""Decide by lifetimes: caches, casts, optimizer state, workspaces and early parameters."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _COMPUTE = codes_of(
     Phase.EVALUATE,
 )  # fmt: skip
 _CACHE_BYTES = 64 << 10  # equal blocks smaller than this may be token ids
-_POOL_BYTES = 16 << 20  # one block larger than this is not
-_NEXT_PARAMETERS = 12  # births: by then the step works on other parameters
+_POOL_BYTES = 16 << 20  # a single block larger than this is not token ids
+_NEXT_PARAMETERS = 12  # births: after so many the step works on other parameters
 _BIAS_BYTES = 64 << 10
-_LAYERS = 3  # a cache entry sees the same code run for at least so many other layers
+_LAYERS = 3  # while a cache entry lives, the same code runs for at least so many other layers
 
 
 def apply_workspaces(facts: Facts, draft: Draft) -> None:
-    """cuBLAS keeps one workspace a handle and stream: the first block of the exact size, never freed."""
+    """Decide cuBLAS workspaces: the first block of the exact size on each stream, if it is never freed."""
     compute = np.isin(facts.phase, _COMPUTE) & ~facts.ghost & draft.open
     backward = facts.phase == Phase.BACKWARD.code
-    # Blocks older than the history keep their stack while recording was on: in a product, in backward.
+    # A ghost made while stacks were recorded keeps its stack, in a product or in backward.
     old = facts.ghost & draft.open & ~facts.stacks.empty[facts.timeline.stack]
     for among in (compute & ~backward, compute & backward, old & facts.module, old & ~facts.module & facts.in_autograd):
         draft.fill(
@@ -46,23 +46,23 @@ def apply_workspaces(facts: Facts, draft: Draft) -> None:
 
 
 def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], libraries: Bools) -> None:
-    """Autocast copies a product's fp32 weight in 16 bits: half a parameter's size, before the product's output.
+    """Decide autocast's 16-bit copies of a product's fp32 weight: half a parameter's size, before the output.
 
-    The calls of one product are runs of births with one stack; its output is the last of the run, so an
-    activation of the same size is not mistaken for a cast. ``libraries`` are workspaces, which belong to no run.
-    Where C++ frames are recorded and name autocast anywhere, they must name it here.
+    The calls of one product are runs of births with one stack. The output is the last of the run, so an activation
+    of the same size is not mistaken for a cast. ``libraries`` are workspaces, which belong to no run. Where recorded
+    C++ frames name autocast anywhere, they must name it on these rows too.
     """
     halves = np.array(sorted(s // 2 for s in parameters if s % 2 == 0 and s >= 512), np.int64)
     order = facts.birth_order
     order = order[~libraries[order] & ~draft_is(draft, Category.WORKSPACE)[order]]
     if not len(halves) or not len(order):
         return
-    # One call's conversions and product differ in C++ frames only.
+    # The conversions and the product of one call differ in C++ frames only.
     stack, size = facts.stacks.python_key()[facts.timeline.stack[order]], facts.size[order]
     last_of_run = np.r_[stack[1:] != stack[:-1], True]
     first_of_run = np.r_[True, last_of_run[:-1]]
-    # Of [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless
-    # what follows it is only a bias.
+    # In [input, weight, output] and [input, weight, bias, output] the first is the input's cast, unless
+    # only a bias follows it.
     following = np.r_[size[1:], 0]
     input_cast = first_of_run & ~np.r_[last_of_run[1:], True] & np.isin(following, halves) & (following > _BIAS_BYTES)
     last_of_run |= input_cast
@@ -77,13 +77,13 @@ def apply_weight_casts(facts: Facts, draft: Draft, parameters: Counter[int], lib
 
 
 def draft_is(draft: Draft, category: Category) -> Bools:
-    """Rows decided as ``category``."""
+    """Flag rows decided as ``category``."""
     rows: Bools = draft.category == category.code
     return rows
 
 
 def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
-    """Born in an optimizer step and alive after it: state, whichever optimizer made it."""
+    """Decide rows born in an optimizer step and alive after it: the state of any optimizer."""
     t = facts.timeline
     working = facts.spans_of(Phase.FORWARD, Phase.GENERATE)
     starts = [start for start, _ in working]
@@ -91,7 +91,7 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
         if span[1] >= t.n_events:
             _unfinished_step(facts, draft, span, trained)
             continue
-        # Past the next forward: what a step leaves for logging dies before.
+        # State lives past the next forward; what a step leaves for logging dies before it.
         later = bisect_left(starts, span[1])
         until = working[later][1] if later < len(working) else t.n_events - 1
         born = facts.born_in(span)
@@ -101,9 +101,9 @@ def apply_optimizer_state(facts: Facts, draft: Draft, trained: Counter[int]) -> 
 
 
 def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained: Counter[int]) -> None:
-    """The history ends inside a step: what has a parameter's size and outlives the next parameters' turn.
+    """Decide state where the history ends inside a step: rows of a parameter's size that live past the next ones' turn.
 
-    A foreach step's temporaries do so too; their stacks name them.
+    Temporaries of a foreach step live that long too; their stacks name them.
     """
     t = facts.timeline
     foreach = facts.stacks.count(("torch/optim/*:_multi_tensor_*", "torch/optim/*:_foreach_*")) > 0
@@ -118,17 +118,17 @@ def _unfinished_step(facts: Facts, draft: Draft, span: tuple[int, int], trained:
 
 
 def apply_kv_cache(facts: Facts, draft: Draft) -> None:
-    """Keys and values: blocks born in generation that outlive the forward of the other layers.
+    """Decide keys and values: blocks born in generation that outlive the forward of the other layers.
 
-    Either concatenated (each decode step makes every layer's anew: while one lives, the same line runs for
-    the other layers), or allocated once before the first forward and held through generation: several equal
-    ones, or one pool too large for token ids.
+    They are of two kinds. A concatenated cache is made anew for every layer at each decode step, so while one entry
+    lives the same line runs for the other layers. A preallocated cache is made before the first forward and held
+    through generation: several equal blocks, or one pool too large for token ids.
     """
     generating = (facts.phase == Phase.GENERATE.code) & draft.open
     rows = np.flatnonzero(generating & facts.module)
     if len(rows):
         outlives = _same_stack_births(facts, rows) >= _LAYERS
-        # The last layers of the last step see no other layer run: what most of their like are, they are.
+        # The last layers of the last step see no other layer run; they follow the majority of their stack.
         like = np.unique(
             np.stack([facts.timeline.stack[rows].astype(np.int64), facts.size[rows]]), axis=1, return_inverse=True
         )[1].reshape(-1)
@@ -141,7 +141,7 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
 
 
 def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
-    """For each row, how many rows of its stack are born while it lives."""
+    """Count for each row the rows of its stack that are born while it lives."""
     t = facts.timeline
     key = t.stack[rows].astype(np.int64) * (t.n_events + 2)
     births = np.sort(key + t.alloc_event[rows] + 1)
@@ -168,7 +168,7 @@ def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
 
 
 def apply_early_parameters(facts: Facts, draft: Draft) -> None:
-    """What was there before anything ran and stays to the end, made by code no rule knows: parameters."""
+    """Decide parameters made by code that no rule knows: rows born before anything ran that live to the end."""
     first = next((s.start_event for s in facts.track.spans if s.phase not in ("load", "other")), None)
     if first is None:
         return

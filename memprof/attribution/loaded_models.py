@@ -1,10 +1,10 @@
-"""Which loaded model is which: policy, adapters, reference, reward, critic.
+"""Tell which loaded model is the policy, its adapters, the reference, a reward model or a critic.
 
-A stack says that a tensor is some model's parameter; it seldom says whose. What decides is the set of all
-of them: the model whose sizes have gradients is the policy; the trained part of a larger one are
-adapters; a second model with exactly the policy's sizes is the reference; another model is a reward
-model if the reward phase runs modules, and so on. Models are told apart by the program's own frames in
-their stacks, and where those agree (a loader's worker threads) by the order of birth.
+A stack shows that a tensor is some model's parameter, but seldom which model's. The set of all models
+decides. The model whose sizes have gradients is the policy. If only a small part of it is trained, that part
+is the adapters. A second model with exactly the policy's sizes is the reference. Another model is a reward
+model if the reward phase runs modules, and so on. Models are told apart by the program's own frames in their
+stacks, and by the order of birth where those are equal (a loader's worker threads).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = ["LoadedModel", "apply_loaded_models", "embedding_geometry"]
 
-_NOTICEABLE = 1024  # smaller tensors (buffers, scales) do not tell models apart
-_SAME = 0.9  # this share of bytes in common makes two models the same architecture
-_MINOR = 0.02  # a group this small beside the policy is part of it (buffers, late parameters)
+_NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales) do not tell models apart
+_SAME = 0.9  # two models with this share of bytes in common have the same architecture
+_MINOR = 0.02  # a group of at most this share of the policy is part of it (buffers, late parameters)
 
 
 @dataclass
 class LoadedModel:
-    """Rows that one call site loaded, in order of birth."""
+    """Hold the rows that one call site loaded, in order of birth."""
 
     rows: Ints
     sizes: Counter[int]
@@ -35,14 +35,15 @@ class LoadedModel:
 
     @property
     def bytes(self) -> int:
+        """Return the total bytes of ``sizes``."""
         return sum(s * c for s, c in self.sizes.items())
 
 
 def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], trained: Counter[int]) -> None:
-    """Decide the rows whose stack rule says ``role = "resolve"``.
+    """Decide the rows whose stack rule has ``role = "resolve"``.
 
-    ``matched`` holds the rule's index for each such row and -1 elsewhere; ``trained`` is the multiset of
-    gradient sizes, empty where the history saw no backward.
+    ``matched`` holds the rule's index for each such row and -1 elsewhere. ``trained`` is the multiset of
+    gradient sizes in bytes, empty where the history has no backward.
     """
     rows = np.flatnonzero((matched >= 0) & draft.open)
     if not len(rows):
@@ -64,7 +65,7 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
 
 
 def _without_scratch(facts: Facts, draft: Draft, rows: Ints) -> Ints:
-    """Loading's scratch: gone again before the third next tensor of any model is born."""
+    """Decide the loader's scratch (freed before the third next tensor is born) and return the other rows."""
     t = facts.timeline
     births = np.sort(t.alloc_event[rows])
     age = np.searchsorted(births, t.free_event[rows]) - np.searchsorted(births, t.alloc_event[rows])
@@ -86,7 +87,7 @@ def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel
 
 
 def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
-    """Several models of one architecture behind the same caller: the first of each size came first."""
+    """Split several models of one architecture behind the same caller: the first row of each size is the first's."""
     sizes = multiset(facts.size[rows])
     large = {s: c for s, c in sizes.items() if s >= _NOTICEABLE}
     copies = _copies(large, trained)
@@ -99,19 +100,19 @@ def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]
 
 
 def _copies(large: dict[int, int], trained: Counter[int]) -> int:
-    """How many equal models a multiset of sizes holds."""
+    """Count the equal models in a multiset of sizes."""
     total = sum(s * c for s, c in large.items())
     common = {s: c for s, c in large.items() if trained.get(s, 0)}
     if total and sum(s * c for s, c in common.items()) >= _SAME * total:
         return max(min(c // trained[s] for s, c in common.items()), 1)
     counts = np.array(list(large.values()), np.int64)
     divisor = int(np.gcd.reduce(counts)) if len(counts) > 3 else 1
-    # The final norm and the embedding stand alone in a model, so a divisor above one means whole copies.
+    # The final norm and the embedding occur once in a model, so a divisor above one means whole copies.
     return divisor if 2 <= divisor <= 4 else 1
 
 
 def rank_in_size(sizes: Ints) -> Ints:
-    """For each entry how many equal ones stand before it."""
+    """Count for each entry the equal entries before it."""
     order = np.argsort(sizes, kind="stable")
     ordered = sizes[order]
     start = np.r_[0, np.flatnonzero(np.diff(ordered)) + 1] if len(ordered) else np.zeros(0, np.int64)
@@ -151,7 +152,7 @@ def _policy(models: list[LoadedModel], trained: Counter[int]) -> LoadedModel | N
     for model in free:
         if wanted and _common(model.sizes, trained) >= _SAME * wanted:
             return model
-    # Adapters made elsewhere, or no backward seen: the first model worth the name is the policy.
+    # Where adapters were made elsewhere or no backward was seen, the first model of some size is the policy.
     return next(m for m in free if m.bytes >= 0.2 * largest)
 
 
@@ -194,11 +195,11 @@ def _is_lora(policy: LoadedModel, trained: Counter[int]) -> bool:
 
 
 def _adapters_in(facts: Facts, model: LoadedModel, trained: Counter[int]) -> Ints:
-    """The rows of a policy that are trained, where only a small part is.
+    """Return the trained rows of a policy, where only a small part is trained.
 
-    Where more rows have a trained size than there are gradients, those whose stack holds just as many
-    rows of that size as there are gradients are taken (adapters sit deeper in the module tree), else the
-    last born (adapters are added to a finished model).
+    More rows may have a trained size than there are gradients. Then rows are taken whose stack holds exactly as
+    many rows of that size as there are gradients (adapters lie deeper in the module tree). Without such a stack,
+    the last born are taken (adapters are added to a finished model).
     """
     none = np.zeros(0, np.int64)
     if not trained or not _is_lora(model, trained):
@@ -228,10 +229,10 @@ def _runs_modules(facts: Facts, phase: Phase) -> bool:
 
 
 def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
-    """(vocabulary, bytes of a hidden vector) of a model whose parameters have these sizes; (0, 0) if unclear.
+    """Derive (vocabulary, bytes of a hidden vector) from the sizes of a model's parameters; (0, 0) if unclear.
 
-    The norms' vectors are the most frequent small sizes, the embedding the largest matrix that stands
-    (nearly) alone; one divided by the other is the vocabulary, whatever the dtype.
+    The most frequent small size is that of the norms' vectors. The embedding is the largest matrix that occurs
+    (nearly) once. The embedding divided by a norm is the vocabulary, in any dtype.
     """
     small = {s: c for s, c in sizes.items() if 512 <= s <= 1 << 17 and c > 1}
     if not small:

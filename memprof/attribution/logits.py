@@ -1,9 +1,10 @@
-"""The [tokens, vocabulary] rule: logits, their tiles and gradients, known by extent.
+"""Decide logits, their tiles and gradients by the [tokens, vocabulary] rule, from their size.
 
 The vocabulary comes from the recorded configuration, from shape tags, or from the parameters' sizes
 (embedding divided by a norm). A block whose size is a whole number of vocabulary rows counts only where
-logits can be: outside modules while sampling or computing a loss, at a model's head, in backward with a
-size seen before. The hidden size is excluded: embeddings, their gradients and casts are no logits.
+logits can be: outside modules while sampling or computing a loss, at a model's head, or in backward with a
+size seen before. Multiples of the hidden size are excluded, because embeddings, their gradients and casts
+are no logits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from memprof.vocabulary import Category, Evidence, Phase
 __all__ = ["apply_fused_logprobs", "apply_logits", "find_vocabulary"]
 
 RULE = "logits.vocabulary-extent"
-_RARE = 100  # an odd part this large makes divisibility by the vocabulary no accident
+_RARE = 100  # with an odd factor this large, divisibility by the vocabulary is no accident
 _DETAIL = {
     Phase.GENERATE.code: "sampling", Phase.OLD_LOGPROBS.code: "old", Phase.REFERENCE_LOGPROBS.code: "reference",
     Phase.FORWARD.code: "policy", Phase.BACKWARD.code: "policy",
@@ -32,7 +33,7 @@ _WHERE = codes_of(
 
 
 def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
-    """(vocabulary, bytes of a hidden vector), 0 where unknown."""
+    """Find (vocabulary, bytes of a hidden vector); 0 where unknown."""
     vocabulary, vector = embedding_geometry(parameters)
     config: dict[str, Any] = facts.snapshot.extra.get("config") or {}
     for key in ("vocab_size", "vocab", "model.vocab_size", "vocabulary"):
@@ -42,7 +43,7 @@ def find_vocabulary(facts: Facts, parameters: Counter[int]) -> tuple[int, int]:
 
 
 def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabulary: int) -> None:
-    """Decide rows with a vocabulary extent. ``parameters`` are sizes that are no logits."""
+    """Decide rows with a vocabulary extent. ``parameters`` are sizes in bytes that are no logits."""
     if vocabulary < 2:
         return
     wide = _wide_by_tag(facts, vocabulary) | (
@@ -62,7 +63,7 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
 
 
 def _after_a_model_ran(facts: Facts) -> Bools:
-    """No logits before a model's first output: what a generation allocates up front is something else."""
+    """Flag rows born after a model's first output; what generation allocates before it is no logits."""
     t = facts.timeline
     out = np.ones(len(t), bool)
     for span in facts.spans_of(Phase.GENERATE):
@@ -76,10 +77,10 @@ def _after_a_model_ran(facts: Facts) -> Bools:
 def apply_fused_logprobs(
     facts: Facts, draft: Draft, rows: Bools, parameters: Counter[int], vocabulary: int, vector: int
 ) -> None:
-    """Inside fused log-prob functions, tell by size what is no tile of logits.
+    """Decide by size, inside fused log-prob functions, the rows that are no tile of logits.
 
-    The head's gradient has the head's size (or its double, in fp32); [tokens, hidden] (dH and its cast) is a
-    whole number of hidden vectors; under autocast the weight's tiles are cast one by one.
+    The head's gradient has the head's size, or twice that in fp32. [tokens, hidden] (dH and its cast) is a
+    whole number of hidden vectors. Under autocast the weight's tiles are cast one by one.
     """
     rows = rows & draft.open
     if not rows.any() or not vector:
@@ -100,7 +101,7 @@ def apply_fused_logprobs(
     held = _existing_gradient(facts, draft, vocabulary * vector)
     draft.fill(head & ~held, Category.GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient",
                alternatives=(Category.ACTIVATION_GRADIENTS,))  # fmt: skip
-    # Later in an accumulation it is added to the gradient that is there, and gone.
+    # Later in an accumulation it is added to the existing gradient and freed.
     draft.fill(head, Category.ACTIVATION_GRADIENTS, Evidence.FINGERPRINT, "logprob.head-gradient-in-flight",
                "weight_grad", (Category.GRADIENTS,))  # fmt: skip
     if not (backward & draft.open).any():
@@ -112,7 +113,7 @@ def apply_fused_logprobs(
 
 
 def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
-    """Rows born while a settled gradient of ``size`` already exists from an earlier backward."""
+    """Flag rows born while a gradient of ``size`` bytes already exists from an earlier backward."""
     t = facts.timeline
     grads = np.flatnonzero(
         (draft.category == Category.GRADIENTS.code) & np.isin(facts.size, [size, size // 2, size * 2])
@@ -128,9 +129,9 @@ def _existing_gradient(facts: Facts, draft: Draft, size: int) -> Bools:
 
 
 def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
-    """A recorded shape [.., vocabulary] of at least two extents.
+    """Flag rows with a recorded shape [.., vocabulary] of at least two extents.
 
-    Gradients of embeddings are [vocabulary, hidden]: the last extent tells them apart.
+    Gradients of embeddings are [vocabulary, hidden]; their last extent tells them apart.
     """
     hits = (facts.tags.last_extent == vocabulary) & (facts.tags.rank >= 2)
     wide: Bools = hits[facts.timeline.metadata]
@@ -154,7 +155,7 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
         odd //= 2
     if odd >= _RARE:
         return np.ones(len(facts.size), bool)
-    # Common divisors: only blocks that hold a fair number of whole rows, larger than activations around them.
+    # The vocabulary is a common divisor: only blocks of many whole rows, larger than the activations, count.
     tagged = facts.tags.rank[facts.timeline.metadata] > 0
     common = facts.size[facts.module & (facts.size > 4096)]
     usual = np.median(common) if len(common) else 0
@@ -162,9 +163,9 @@ def _rare_or_tagged(facts: Facts, vocabulary: int) -> Bools:
 
 
 def _head_depth(facts: Facts) -> int:
-    """Module depth of the head: the shallowest product with a parameter, if few are so shallow; else 0.
+    """Return the module depth of the head: the shallowest product with a parameter, if few are so shallow; else 0.
 
-    A recording that stops before the first head has run must not take the layers' products for it.
+    In a recording that stops before the first head has run, the layers' products must not be taken for it.
     """
     depths = facts.module_depth[facts.linear & facts.module & (facts.module_depth > 0)]
     if not len(depths):

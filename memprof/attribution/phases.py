@@ -1,11 +1,11 @@
-"""The phase at every event.
+"""Find the phase at every event.
 
-Recorded marks decide where there are any, then per-allocation tags; a snapshot without them is read
-from its stacks. Inferred phases change at allocations only: a free belongs to the phase that runs when
-it happens, whatever function its object dies in, so a phase's peak is always one that it reached itself.
+Recorded marks decide first, then per-allocation tags. In a snapshot without either, stacks decide. Inferred
+phases change at allocations only. A free belongs to the phase that runs when it happens, whatever function
+its object dies in, so every phase's peak was reached by the phase itself.
 
-An allocation without Python frames comes from a thread that has none: inside training that is the
-autograd engine's, so after a forward it opens ``backward``; elsewhere it belongs to what surrounds it.
+An allocation without Python frames comes from a thread without any. Inside training that is the autograd
+engine's thread, so after a forward it starts ``backward``. Elsewhere it belongs to the phase around it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CODES = {p.value: p.code for p in Phase}
 _OTHER, _LOAD, _FORWARD, _BACKWARD = (_CODES[n] for n in ("other", "load", "forward", "backward"))
 _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
-_SILENT = -1  # no Python frame: the surroundings decide
-_STRAY = 4  # this many frameless allocations in the middle of a forward are no backward
+_SILENT = -1  # no Python frame: the allocations around it decide
+_STRAY = 4  # fewer allocations without frames than this, in the middle of a forward, are no backward
 
 
 def phase_track(snapshot: Snapshot, timeline: Timeline, stacks: StackIndex, tags: Tags) -> PhaseTrack:
-    """The phase and step at every event of the timeline's device."""
+    """Return the phase and step at every event of the timeline's device."""
     trace = snapshot.traces.get(timeline.device)
     n = timeline.n_events
     within = np.zeros(n, np.int64)
@@ -66,7 +66,7 @@ def _marks(snapshot: Snapshot) -> list[dict[str, Any]]:
 def _from_marks(
     marks: list[dict[str, Any]], timeline: Timeline, snapshot: Snapshot
 ) -> tuple[Codes, Codes, Codes, list[str]]:
-    """The latest-started mark that contains an event's time is its phase."""
+    """Give each event the phase of the mark that contains its time; of several, the one that started last."""
     n = timeline.n_events
     phase, step, within = np.full(n, _OTHER), np.full(n, -1), np.zeros(n, np.int64)
     names = [""]
@@ -114,13 +114,13 @@ def _from_stacks(
     code = resolve_runs(code, births, trace, stacks, timeline)
     filled = np.full(n, -1, np.int64)
     filled[births] = code
-    # Each event takes the phase of the last allocation before it, the first ones that of the first.
+    # Each event takes the phase of the last allocation before it; events before the first take the first's.
     last = np.maximum.accumulate(np.where(filled >= 0, np.arange(n), -1))
     return np.where(last >= 0, filled[last], code[0]), "stacks"
 
 
 def _said(stacks: StackIndex) -> Codes:
-    """What each stack says: a phase code, OTHER, or one of the two open answers."""
+    """Return for each stack a phase code, OTHER, or one of the two open answers (PASS, RUN)."""
     rule = stacks.phase_rule()
     last = max((r.rank for r in stacks.rules.phases), default=0)
     codes = np.array(
@@ -132,7 +132,7 @@ def _said(stacks: StackIndex) -> Codes:
 
 
 def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timeline) -> Codes:
-    """``Optimizer.step#...`` annotations place allocations whose stacks say nothing."""
+    """Place allocations whose stacks show no phase by ``Optimizer.step#...`` annotations."""
     code = code.copy()
     times = timeline.event_us[births]
     starts: list[int] = []
@@ -154,7 +154,7 @@ def _annotated(code: Codes, births: Codes, snapshot: Snapshot, timeline: Timelin
 
 
 def _fill_silent(code: Codes) -> Codes:
-    """Give frameless allocations the phase of their surroundings; after a forward they are its backward."""
+    """Give allocations without frames the phase around them; after a forward they are its backward."""
     silent = code == _SILENT
     if not silent.any():
         return code
@@ -165,14 +165,14 @@ def _fill_silent(code: Codes) -> Codes:
     length = after - before - 1
     previous = np.where(before >= 0, code[before], _OTHER)
     following = np.where(after < n, code[np.minimum(after, n - 1)], _OTHER)
-    # Behind "other" (a scalar, a log line) the phase before it counts.
+    # After "other" (a scalar, a log line) the phase before it counts.
     solid = np.maximum.accumulate(np.where(silent | (code == _OTHER), -1, position))
     context = np.where(solid >= 0, code[solid], _OTHER)
     answer = np.where(previous == _OTHER, context, previous)
     trains = np.isin(answer, (_FORWARD, PASS, RUN))
     stray = (length < _STRAY) & (following == answer)
     answer = np.where(trains & ~stray, _BACKWARD, answer)
-    # A history that opens without frames opens in a backward, if a step follows.
+    # A history that begins without frames begins in a backward, if a step follows.
     ahead = code[~silent & (code != _OTHER)]
     if len(ahead) and ahead[0] in (_BACKWARD, _OPTIMIZER):
         answer = np.where(before < 0, _BACKWARD, answer)
@@ -189,7 +189,7 @@ def _tagged_steps(trace: Trace, tags: Tags) -> Codes:
 
 
 def _count_steps(phase: Codes) -> Codes:
-    """Steps counted from 1: a new one begins where work resumes after an optimizer step; loading has none."""
+    """Count steps from 1: a new one begins where work resumes after an optimizer step; loading has none."""
     solid = np.where(phase == _OTHER, -1, np.arange(len(phase)))
     context = np.maximum.accumulate(solid)
     settled = np.where(context >= 0, phase[context], _OTHER)

@@ -1,4 +1,4 @@
-"""Recorded owners: tensors that the recorder knew by identity."""
+"""Decide rows by what was recorded with them: owners (tensors known by identity) and tags."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CATEGORIES = {c.value: c for c in Category}
 def apply_owners(facts: Facts, draft: Draft) -> None:
     """Give every allocation that a recorded owner points into the owner's category, for its whole life.
 
-    An owner says that at ``time_us`` the storage at ``address`` was known to be of a category; where
-    several speak of one allocation the latest wins (a buffer that became a parameter is a parameter).
+    An owner states the category of the storage at ``address`` at ``time_us``. Where several owners name one
+    allocation, the latest wins (a buffer that became a parameter is a parameter).
     """
     owners = [o for o in facts.snapshot.extra.get("owners") or [] if _valid(o)]
     if not owners:
@@ -55,7 +55,7 @@ def _text(owner: Any, index: int) -> str:
 
 
 def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
-    """The row alive at each instant whose range holds the address, -1 for none."""
+    """Return for each instant the row alive whose range holds the address; -1 for none."""
     t = facts.timeline
     order = np.lexsort((t.alloc_event, t.address))
     keys = np.unique(t.address[order])
@@ -84,7 +84,7 @@ _MODEL_BYTES = 1 << 12
 
 
 def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
-    """Decide rows by their tag; those whose tag leaves the question open stay open."""
+    """Decide rows by their tag; rows whose tag fits several categories stay open."""
     if not facts.tags.present:
         return
     said = facts.tags.category[facts.timeline.metadata]
@@ -97,7 +97,7 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     inside = region["forward"] | region["no_grad"] | region["recompute"]
     whole = np.isin(np.array(facts.tags.column("dtype")), _WHOLE_NUMBERS)[facts.timeline.metadata]
     _casts(facts, draft, inside, parameters)
-    # Cached keys and values also come out of modules: in generation lifetimes decide first.
+    # Cached keys and values also come out of modules, so lifetimes decide first in generation.
     generating = facts.phase == Phase.GENERATE.code
     fill = draft.fill
     fill(whole & ~region["optimizer"] & ~inside, Category.INPUTS, Evidence.METADATA, "tag.whole-numbers")
@@ -114,7 +114,7 @@ def _equal(facts: Facts, key: str, value: str) -> Bools:
 
 
 def _casts(facts: Facts, draft: Draft, inside: Bools, parameters: Counter[int]) -> None:
-    """A conversion inside a module whose matrix has a parameter's extent in another dtype."""
+    """Decide conversions inside a module whose matrix has a parameter's extent in another dtype."""
     copies = np.array(["_to_copy" in op for op in facts.tags.column("op")], bool)[facts.timeline.metadata]
     other = np.array(sorted({s // 2 for s in parameters} | {s * 2 for s in parameters}), np.int64)
     flat = facts.tags.rank[facts.timeline.metadata] <= 2

@@ -1,4 +1,4 @@
-"""What attribution adds to a timeline: columns, and nothing else."""
+"""Define the columns that attribution adds to a timeline."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Attribution", "PhaseSpan", "PhaseTrack"]
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """One stretch of one phase, in events ``[start_event, end_event)`` and microseconds.
+    """Hold one stretch of one phase, in events ``[start_event, end_event)`` and microseconds.
 
-    ``within`` names the phase it is nested in when that matters (``evaluate``, ``rehearsal``).
+    ``within`` names the phase it is nested in where that matters (``evaluate``, ``rehearsal``).
     """
 
     phase: str
@@ -30,9 +30,9 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class PhaseTrack:
-    """The phase at every event. ``phase`` holds ``Phase`` codes, ``step`` is -1 where unknown.
+    """Hold the phase at every event. ``phase`` holds ``Phase`` codes; ``step`` is -1 where unknown.
 
-    ``source`` says how phases are known: ``marks`` (recorded), ``stacks`` (inferred) or ``none``.
+    ``source`` tells where phases come from: ``marks`` (recorded), ``stacks`` (inferred) or ``none``.
     """
 
     phase: U8
@@ -43,11 +43,11 @@ class PhaseTrack:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Columns beside a timeline's rows.
+    """Hold columns beside a timeline's rows, one entry per row.
 
     ``category`` and ``evidence`` are codes of their enums. ``detail``, ``rule``, ``name`` and
-    ``alternatives`` index the tables of the same name below; 0 is "nothing" in each.
-    ``phase``/``step`` are those of the row's birth (``Phase.LOAD`` for what was there before).
+    ``alternatives`` index the tables of the same name below; 0 means "nothing" in each.
+    ``phase`` and ``step`` are those of the row's birth (``Phase.LOAD`` for rows older than the trace).
     ``retained`` flags rows that outlive the step or phase that made them.
     """
 

@@ -1,4 +1,4 @@
-"""The table of stack rules: what a rule is, and reading them; :mod:`memprof.attribution.stack_index` matches them."""
+"""Define stack rules and read their table; :mod:`memprof.attribution.stack_index` matches them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FRAME_KEYS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[rule]]`` of the table; see the head of ``rules.toml`` for the meaning of each key."""
+    """Hold one ``[[rule]]`` of the table; the head of ``rules.toml`` explains each key."""
 
     name: str
     category: Category
@@ -63,7 +63,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class PhaseRule:
-    """One ``[[phase]]`` of the table. ``phase`` is a Phase id, or ``logprobs`` (still to be resolved)."""
+    """Hold one ``[[phase]]`` of the table. ``phase`` is a Phase id, or ``logprobs`` (decided later by call site)."""
 
     name: str
     phase: str
@@ -76,7 +76,7 @@ class PhaseRule:
 
 @dataclass(frozen=True)
 class FrameSets:
-    """Named lists of frame patterns that the stages of attribution ask about."""
+    """Hold the named lists of frame patterns that the stages of attribution use."""
 
     transparent: tuple[str, ...] = ()
     sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,14 +84,14 @@ class FrameSets:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Every rule, in the order they are tried."""
+    """Hold every rule, in the order they are tried."""
 
     rules: tuple[Rule, ...]
     phases: tuple[PhaseRule, ...]
     frames: FrameSets
 
     def rule(self, name: str) -> Rule:
-        """The rule called ``name``."""
+        """Return the rule called ``name``."""
         return next(r for r in self.rules if r.name == name)
 
 
@@ -99,10 +99,10 @@ class RuleSet:
 
 
 def load_rules(extra: Path | None = None) -> RuleSet:
-    """The packaged rules, with those of ``extra`` in front; a rule of the same name is replaced.
+    """Read the packaged rules, with those of the file ``extra`` in front; a rule of the same name is replaced.
 
     Raises:
-        InputError: ``extra`` cannot be read, is no TOML, or holds a rule that makes no sense.
+        InputError: ``extra`` cannot be read, is not TOML, or holds a rule that makes no sense.
     """
     packaged = _packaged()
     if extra is None:
@@ -215,7 +215,7 @@ def _name(entry: dict[str, Any], known: set[str], where: str) -> str:
 
 def _one_of(value: object, allowed: list[str], where: str) -> str:
     if value not in allowed:
-        raise InputError(f"{where}: {value!r} is none of {', '.join(allowed)}.")
+        raise InputError(f"{where}: {value!r} is not one of {', '.join(allowed)}.")
     return str(value)
 
 
@@ -229,12 +229,12 @@ def _patterns(value: object, where: str) -> tuple[str, ...]:
     patterns = _strings(value, where)
     for pattern in patterns:
         if ":" not in pattern:
-            raise InputError(f"{where}: {pattern!r} is no pattern; write FILE:FUNCTION, such as '*:generate'.")
+            raise InputError(f"{where}: {pattern!r} is not a pattern; write FILE:FUNCTION, such as '*:generate'.")
     return tuple(patterns)
 
 
 def file_test(glob: str) -> Callable[[FramePath], bool]:
-    """Return the test of a path against the FILE of a pattern, see the head of ``rules.toml``."""
+    """Return a test of paths against the FILE part of a pattern; the head of ``rules.toml`` explains it."""
     first, slash, _ = glob.partition("/")
     if not slash:
         name = re.compile(fnmatch.translate(glob)).match

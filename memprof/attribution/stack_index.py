@@ -1,7 +1,7 @@
-"""Rules matched against every interned stack at once.
+"""Match rules against every interned stack at once.
 
-Matching costs one pass over distinct frames (each pattern against each distinct file and function
-name) and one over the frames of distinct stacks (a bitwise OR), whatever the number of events.
+Matching takes one pass over distinct frames (each pattern against each distinct file and function name) and
+one over the frames of distinct stacks (a bitwise OR). The number of events does not matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bools = NDArray[np.bool_]
 
 
 class _FrameMatcher:
-    """Which of a file's distinct frames each pattern matches; every part is matched once."""
+    """Match patterns against the distinct frames of a snapshot; every file and function is matched once."""
 
     def __init__(self, frames: list[Frame], own: Sequence[OwnFolder]) -> None:
         files, self._file_of = _intern(f.file for f in frames)
@@ -39,7 +39,7 @@ class _FrameMatcher:
         self._function_hits: dict[str, Bools] = {}
 
     def matches(self, patterns: Iterable[str]) -> Bools:
-        """Frames that match any of ``patterns``."""
+        """Flag the frames that match any of ``patterns``."""
         hits = np.zeros(len(self._file_of), bool)
         for pattern in patterns:
             file, _, function = pattern.partition(":")
@@ -77,7 +77,7 @@ def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _is_python(frame: Frame) -> bool:
-    """Whether the frame is Python's. Snapshots mix in C++ frames, often without a file."""
+    """Tell whether the frame is Python's; snapshots also hold C++ frames, often without a file."""
     file, function = frame.file, frame.function
     if file.endswith((".py", ".pyc", ".ipynb")) or (file.startswith("<") and "::" not in function):
         return True
@@ -85,9 +85,9 @@ def _is_python(frame: Frame) -> bool:
 
 
 class StackIndex:
-    """What every stack of a snapshot says, one entry a stack. Frames are numbered from the innermost.
+    """Answer questions about all stacks of a snapshot at once; results have one entry per stack.
 
-    ``own`` are the folders of the memprof that recorded.
+    Frames are numbered from the innermost. ``own`` are the folders of the memprof that recorded.
     """
 
     def __init__(self, table: StackTable, rules: RuleSet, own: Sequence[OwnFolder] = ()) -> None:
@@ -108,7 +108,7 @@ class StackIndex:
         self.python[blank] = False
         self.has_python = self.having(self.python)
         self.all_python = ~self.having(~self.python)
-        #: Python frames that are not transparent, by frame id: those a call site is told by.
+        #: Flags, by frame id, of Python frames that are not transparent; call sites are told apart by these.
         self.telling = self.python & ~self._matcher.matches(rules.frames.transparent)
         self._inner = self._frame_at(self._first(self.telling))
         self._outermost = self._frame_at(self._last(self.python))
@@ -117,7 +117,7 @@ class StackIndex:
         """Tell for each frame id whether it matches any of ``patterns``."""
         return self._matcher.matches(patterns)
 
-    # Frames to stacks. -1 stands for "no such frame".
+    # From frames to stacks; -1 means "no such frame".
 
     def having(self, frame_hits: Bools) -> Bools:
         """Tell for each stack whether one of its frames is hit (``frame_hits``: by frame id)."""
@@ -138,7 +138,7 @@ class StackIndex:
         return np.maximum.reduceat(np.where(frame_hits[self._flat], self._depth, -1), self._starts)
 
     def count(self, patterns: Iterable[str]) -> NDArray[np.int64]:
-        """How many frames of each stack match."""
+        """Count the frames of each stack that match."""
         if not self.n:
             return np.zeros(0, np.int64)
         return np.add.reduceat(self._matcher.matches(patterns)[self._flat].astype(np.int64), self._starts)
@@ -147,21 +147,21 @@ class StackIndex:
         return np.where(depth < 0, -1, self._flat[self._starts + np.maximum(depth, 0)]) if self.n else depth
 
     def any_of(self, name: str) -> Bools:
-        """Stacks with a frame of the named set (``[frames]`` in the rules)."""
+        """Flag the stacks with a frame of the named set (``[frames]`` in the rules)."""
         return self.having(self._matcher.matches(self.rules.frames.sets.get(name, ())))
 
     def inner_in(self, name: str) -> Bools:
-        """Stacks whose innermost telling frame is in the named set."""
+        """Flag the stacks whose innermost non-transparent frame is in the named set."""
         hits = self._matcher.matches(self.rules.frames.sets.get(name, ()))
         return (self._inner >= 0) & hits[self._inner]
 
     @property
     def inner(self) -> NDArray[np.int64]:
-        """The innermost telling frame's id, -1 where there is none."""
+        """Return the id of the innermost non-transparent frame; -1 where there is none."""
         return self._inner
 
     def caller_key(self, name: str = "library") -> NDArray[np.int64]:
-        """A number that stacks share when they agree on every Python frame outside the named set."""
+        """Number the stacks so that those with equal Python frames outside the named set share a number."""
         inside = ~self.python | self._matcher.matches(self.rules.frames.sets.get(name, ()))
         keys: dict[tuple[int, ...], int] = {}
         out = np.zeros(self.n, np.int64)
@@ -170,7 +170,7 @@ class StackIndex:
         return out
 
     def python_key(self) -> NDArray[np.int64]:
-        """A number that stacks share when they agree on every Python frame, whatever C++ lies between."""
+        """Number the stacks so that those with equal Python frames share a number, whatever their C++ frames."""
         if self.python[: len(self.table.frames)].all():
             return np.arange(self.n)
         keys: dict[tuple[int, ...], int] = {}
@@ -181,7 +181,7 @@ class StackIndex:
     # Rules.
 
     def holds(self, rule: Rule) -> Bools:
-        """Stacks on which the rule's frame conditions hold (its phases are the caller's business)."""
+        """Flag the stacks on which the rule's frame conditions hold; the caller checks the phases."""
         ok = np.ones(self.n, bool)
         if rule.any:
             ok &= self.having(self._matcher.matches(rule.any))
@@ -202,7 +202,7 @@ class StackIndex:
     def first_rule(
         self, tier: str, stack: NDArray[np.integer[Any]], phase: NDArray[np.integer[Any]]
     ) -> NDArray[np.int64]:
-        """For each (stack, phase code) pair the index of the first rule of ``tier`` that holds, else -1."""
+        """Return for each (stack, phase code) pair the index of the first rule of ``tier`` that holds, else -1."""
         codes = {p.value: p.code for p in Phase}
         answer = np.full(len(stack), -1, np.int64)
         for i, rule in enumerate(self.rules.rules):
@@ -216,7 +216,7 @@ class StackIndex:
         return answer
 
     def phase_rule(self) -> NDArray[np.int64]:
-        """For each stack the index of the phase rule that decides, -1 for none."""
+        """Return for each stack the index of the phase rule that decides; -1 for none."""
         answer = np.full(self.n, -1, np.int64)
         for rank in sorted({rule.rank for rule in self.rules.phases}):
             of_frame = np.full(len(self.python), -1, np.int64)

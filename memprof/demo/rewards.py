@@ -1,11 +1,11 @@
-"""Reward functions for word problems answered as ``<reasoning>…</reasoning><answer>…</answer>``.
+"""Reward word problems answered as ``<reasoning>…</reasoning><answer>…</answer>``.
 
-Each takes TRL's arguments: ``completions`` as lists of chat messages (or plain strings) and the
-dataset's ``answer`` column, and returns one float a completion.
+Each function takes TRL's arguments, ``completions`` as lists of chat messages (or plain strings) and the
+dataset's ``answer`` column, and returns one float per completion.
 
-A 135M model rarely hits the format and almost never the number, so those two rewards alone are
-constant within a group: advantage, loss and gradient are then zero and the weights do not move.
-:func:`progress_reward` is dense, so that the demo trains.
+A 135M model rarely matches the format and almost never the number. Those two rewards alone would be constant
+within a group; advantage, loss and gradient would be zero and the weights would not move. So
+:func:`progress_reward` gives every completion a graded reward, and the demo trains.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def format_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    """1 where the whole completion is one reasoning block followed by one answer block, else 0."""
+    """Give 1 where the whole completion is one reasoning block followed by one answer block, else 0."""
     return [float(_LAYOUT.fullmatch(_text(c)) is not None) for c in completions]
 
 
 def accuracy_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """2 where the answer block holds exactly the right number, else 0."""
+    """Give 2 where the answer block holds exactly the right number, else 0."""
     return [2.0 * (_answered(_text(c)) == _number(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def progress_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """Between 0 and 1: the tags used, how near the last number comes, and brevity, in equal parts."""
+    """Give between 0 and 1 for the tags used, for how near the last number is, and for brevity, in equal parts."""
     return [_progress(_text(c), _number(a)) for c, a in zip(completions, answer, strict=True)]
 
 
@@ -50,7 +50,7 @@ def _progress(text: str, target: float | None) -> float:
 
 
 def _text(completion: Any) -> str:
-    """The assistant's words, whether the completion is a string or a list of messages."""
+    """Return the assistant's text, from a string or a list of messages."""
     return completion if isinstance(completion, str) else str(completion[0]["content"])
 
 
@@ -60,6 +60,6 @@ def _answered(text: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
-    """The one number ``text`` consists of, currency and percent signs aside; None for anything else."""
+    """Parse ``text`` that is one number, without currency and percent signs; None for anything else."""
     bare = text.strip().strip("$%. ")
     return float(bare.replace(",", "")) if _NUMBER.fullmatch(bare) else None

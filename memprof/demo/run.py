@@ -1,4 +1,4 @@
-"""The demo, end to end: checkpoint and questions, two profiled runs, a page and a table for each."""
+"""Run the demo from end to end: checkpoint and questions, two profiled runs, a page and a table for each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUICK_TOKENS = 24
 
 @dataclass(frozen=True)
 class RunResult:
-    """One profiled run and the files it left: snapshot, report JSON and page."""
+    """Hold one profiled run and its files: snapshot, report JSON and page."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Everything the demo wrote, and what it ran on, in words."""
+    """Hold everything the demo wrote, and describe in words what it ran on."""
 
     out: Path
     model: str
@@ -52,9 +52,9 @@ class DemoResult:
 def run(out: Path, *, quick: bool = False) -> DemoResult:
     """Fine-tune a small model with GRPO, fully and then with LoRA, and report where the memory went.
 
-    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, beside each what
-    the trainer logged (``.training.json``), and prints the table of each. ``quick`` takes the tiny
-    random model and short answers: seconds instead of minutes.
+    Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, each with the
+    trainer's log (``.training.json``), and prints the table of each. ``quick`` uses the tiny random
+    model and short answers, and takes seconds instead of minutes.
 
     Raises:
         UsageError: torch, transformers, TRL, PEFT or datasets is not installed.
@@ -111,7 +111,7 @@ def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Q
 
 
 def _progress(steps: int) -> Any:
-    """A callback that says, after each step, what was earned: a step of the real model takes a while."""
+    """Make a callback that prints the reward after each step, because a step of the real model takes long."""
     from transformers import TrainerCallback
 
     class Progress(TrainerCallback):  # type: ignore[misc]  # transformers is Any to mypy
@@ -123,7 +123,7 @@ def _progress(steps: int) -> Any:
 
 
 def _keep(records: Path, target: Path) -> Path:
-    """Put the last recorded step's snapshot where people look for it; TensorBoard's tab finds it where it was."""
+    """Link (or copy) the last recorded step's snapshot to ``target``; the original stays for TensorBoard's tab."""
     found = sorted(records.glob("step-*.pickle"))
     if not found:
         raise MemprofError(f"The run left no snapshot in {records}: recording failed, see the warning above.")
@@ -136,7 +136,7 @@ def _keep(records: Path, target: Path) -> Path:
 
 
 def _board(folder: Path) -> list[Any]:
-    """The trainer's own reporter to TensorBoard, where that is installed."""
+    """Return the trainer's own reporter to TensorBoard, where TensorBoard is installed."""
     from importlib.util import find_spec
 
     if find_spec("tensorboard") is None:

@@ -1,4 +1,4 @@
-"""One GRPO run with TRL: the same call with and without a callback, so that the two can be compared."""
+"""Train one GRPO run with TRL; the call is the same with and without a callback, so that the two can be compared."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from memprof.demo.rewards import REWARDS
 
 __all__ = ["FULL", "LORA", "Recipe", "Scale", "Trained", "build_trainer", "lora_config", "train"]
 
-# What the trainer logs that depends on the clock and not on the training.
+# Logged figures that depend on the clock and not on the training.
 _CLOCK_KEYS = ("step_time", "runtime", "_per_second", "memory/")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained: everything with a reference model beside it, or adapters under checkpointing."""
+    """Describe what is trained: the full model with a reference model beside it, or adapters under checkpointing."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ LORA = Recipe("lora", "LoRA with gradient checkpointing", lora=True)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained. One step is ``completions`` answers, all of them to one question."""
+    """Set how much is trained. One step has ``completions`` answers, all to one question."""
 
     steps: int = 2
     completions: int = 4
@@ -44,10 +44,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run did: the metrics of each step, and digests that tell whether two runs are bit-equal.
+    """Hold a run's result: the metrics of each step, and digests that show whether two runs are bit-equal.
 
-    ``parameters`` is the digest of all trainable parameters after the run, ``moved`` of ``trainable``
-    tensors differ from before it.
+    ``parameters`` is the digest of all trainable parameters after the run. The run changed ``moved`` of its
+    ``trainable`` tensors.
     """
 
     metrics: list[dict[str, float]]
@@ -57,12 +57,12 @@ class Trained:
 
     @property
     def reward_stds(self) -> list[float]:
-        """Spread of the rewards within each step's group."""
+        """Return the standard deviation of the rewards within each step's group."""
         return [row["reward_std"] for row in self.metrics if "reward_std" in row]
 
     @property
     def learned(self) -> bool:
-        """Whether the run trained anything: rewards varied and parameters moved."""
+        """Tell whether the run trained anything: rewards varied and parameters moved."""
         return self.moved > 0 and any(std > 0 and math.isfinite(std) for std in self.reward_stds)
 
 
@@ -95,7 +95,7 @@ def build_trainer(
     work_dir: Path,
     callbacks: Iterable[Any] = (),
 ) -> Any:
-    """The ``GRPOTrainer`` of :func:`train`, not yet started."""
+    """Build the ``GRPOTrainer`` of :func:`train` without starting it."""
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import GRPOTrainer
@@ -108,7 +108,7 @@ def build_trainer(
         callbacks=list(callbacks),
         peft_config=lora_config() if recipe.lora else None,
     )
-    trainer.remove_callback(PrinterCallback)  # raw dictionaries on stdout
+    trainer.remove_callback(PrinterCallback)  # it prints raw dictionaries to stdout
     return trainer
 
 
@@ -125,7 +125,7 @@ def _arguments(recipe: Recipe, scale: Scale, work_dir: Path) -> Any:
         beta=0.04,
         learning_rate=1e-4 if recipe.lora else 1e-5,
         gradient_checkpointing=recipe.lora,
-        bf16=False,  # TRL's default is bf16 autocast; CPUs without it would crawl
+        bf16=False,  # TRL's default is bf16 autocast, which is very slow on CPUs without bf16
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=scale.seed,
@@ -137,14 +137,14 @@ def _arguments(recipe: Recipe, scale: Scale, work_dir: Path) -> Any:
 
 
 def lora_config() -> Any:
-    """The adapter of the LoRA run: rank 16 on every linear layer but the head."""
+    """Return the adapter of the LoRA run: rank 16 on every linear layer but the head."""
     from peft import LoraConfig
 
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def _digests(model: Any) -> dict[str, str]:
-    """A digest of the bytes of each trainable parameter."""
+    """Return a digest of the bytes of each trainable parameter."""
     import torch
 
     with torch.no_grad():
@@ -156,7 +156,7 @@ def _digests(model: Any) -> dict[str, str]:
 
 
 def _comparable(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a log row that must not depend on who is watching."""
+    """Return the numbers of a log row that must be equal with and without a callback."""
     return {
         key: float(value)
         for key, value in row.items()

@@ -1,4 +1,4 @@
-"""What fits a GPU, what to set, and what each setting buys: many simulations, compared."""
+"""Find what fits a GPU, which settings to choose, and the memory each one saves, by many simulations."""
 
 from memprof.plan.grid import METHODS, Method, methods_for
 from memprof.plan.planner import Plan, Row, make_plan

@@ -15,7 +15,7 @@ from memprof._version import __version__
 
 __all__ = ["cache_folder", "key_of", "load", "store"]
 
-_SCHEMA = 3  # raised when a change of the simulator changes its figures
+_SCHEMA = 3  # raise this when a change of the simulator changes its figures
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
@@ -50,7 +50,7 @@ def load(key: str) -> dict[str, Any] | None:
 
 
 def store(key: str, row: dict[str, Any]) -> None:
-    """Keep a result; a full or read-only disk only costs the next plan time."""
+    """Store a result; errors of the disk are ignored, since the next plan then only takes longer."""
     folder = cache_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

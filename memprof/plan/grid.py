@@ -12,7 +12,7 @@ __all__ = ["METHODS", "Method", "methods_for"]
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: its name and the settings that make it. The table's order is by how much is trained."""
+    """Hold a row of the table: its name and its settings. Rows that train more come first."""
 
     name: str
     settings: dict[str, Any]
@@ -56,9 +56,9 @@ def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]
 
 def _differ(base: Settings, name: str, value: Any) -> bool:
     given = getattr(base, name)
-    # A method says whether layers are checkpointed; which kind refines it.
+    # A method sets whether layers are checkpointed; the user's choice of the kind refines it.
     return bool(given != value if name != "gradient_checkpointing" else bool(given) != value)
 
 
-# A value of these refines a method instead of choosing one.
+# A value of one of these refines a method and does not contradict it.
 _REFINED = {"lora_r", "dtype", "optim"}

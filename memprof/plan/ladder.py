@@ -1,8 +1,8 @@
 """Choose the lean trainer's settings for a memory budget: the fastest first, each simulated before it is chosen.
 
-Training and generation peak at different times, so each has a ladder of its own. Training's begins with nothing
-recomputed; every rung below keeps less and costs more (:func:`cost_of`). Generation's begins with all sequences at
-once. Both are searched by bisection. No torch here.
+Training and generation peak at different times, so each has its own ladder of settings. Training's first rung
+recomputes nothing; every later rung keeps less in memory and costs more (:func:`cost_of`). Generation's first rung
+runs all sequences at once. Both ladders are searched by bisection. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 
 __all__ = ["CHOSEN", "Choice", "Cost", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
 
-#: What is chosen, by the names of ``Settings``; all else stays as it is given.
+#: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
 
-_PIECE = 2048  # the trainer's default: a GPU is kept busy, and so few tokens' activations are small
+_PIECE = 2048  # tokens; the trainer's default keeps a GPU busy, and the activations of so few tokens are small
 _LARGE_PIECE = 8192
 _TILE = 2048
-_SMALL_TILE = 256  # below it a GPU waits for launches more than it computes
+_SMALL_TILE = 256  # tokens; with smaller tiles a GPU waits for launches longer than it computes
 
 Rows = Callable[[list[Settings]], list[dict[str, Any]]]
 
@@ -46,7 +46,7 @@ class Cost:
 class Choice:
     """Hold the fastest settings that fit, the row of their simulation, and the rungs below them.
 
-    ``slower`` are training's next rungs; ``simulated`` counts the settings that were executed or remembered.
+    ``slower`` are training's next rungs. ``simulated`` counts the settings that were simulated or read from the cache.
     """
 
     settings: Settings
@@ -82,11 +82,11 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     found: list[Settings] = []
     for kind, tokens, tiled in rungs:
         if kind == "selective" and base.attn == "math":
-            continue  # keeps the output of a fused attention, and there is none
+            continue  # this would keep the output of a fused attention, and the run has none
         if (tokens == _LARGE_PIECE and min(rows * length, tokens // length * length) <= piece) or (
             tokens == length and (rows == 1 or length * 2 > _PIECE)
         ):
-            continue  # the same pieces as without
+            continue  # this makes the same pieces as the rung before
         changes = {"gradient_checkpointing": kind, "max_tokens_per_piece": tokens, "tiled_mlp": tiled}
         settings = base.with_(**{name: value for name, value in changes.items() if name not in fixed})
         if settings not in found:
@@ -97,8 +97,8 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
 def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
     """Count the recomputed FLOPs and host traffic of one micro-batch, from the model's config.
 
-    A linear layer of ``n`` weights takes ``2 n`` FLOPs a token; causal attention ``2 * heads * head_dim * length``.
-    A tile's network is computed again in its backward, once: under a checkpoint that is the recomputation itself.
+    A linear layer of ``n`` weights takes ``2 n`` FLOPs per token, causal attention ``2 * heads * head_dim * length``.
+    A tile's network is computed again once, in its backward; under a checkpoint that is the recomputation itself.
     """
     shape = ModelShape.of(config)
     hidden, layers, heads, width = shape.hidden, shape.layers, shape.heads, shape.head_dim
@@ -118,29 +118,31 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
 
 
 def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] = ()) -> Choice:
-    """The fastest settings that fit.
+    """Choose the fastest settings that fit.
 
     Args:
         base: the run, with ``recipe="lean"``.
-        budget_bytes: what the device is to have; reserved memory, what is outside torch and a margin must fit.
+        budget_bytes: the device's memory; reserved memory, memory outside torch and a margin must fit in it.
         run: simulates settings and returns their rows (:func:`memprof.simulate.fit.run_row`), judged on a GPU of
             ``budget_bytes`` where ``base.device`` is ``cuda``.
-        fixed: names of settings that are not to be changed.
+        fixed: names of settings that must not change.
 
     Raises:
-        DoesNotFit: nothing does; the message names the smallest need.
-        UsageError: another recipe than the lean trainer's.
+        DoesNotFit: no settings fit; the message names the smallest need.
+        UsageError: the recipe is not the lean trainer's.
     """
     if base.recipe != "lean":
         raise UsageError("--memory-budget chooses settings of the lean trainer: add --recipe lean.")
     if ModelShape.of(find_config(base.model)).experts:
-        fixed = {*fixed, "tiled_mlp"}  # which refuses a mixture of experts
-    if base.checkpointing == "auto":  # leaves the kind open
+        fixed = {*fixed, "tiled_mlp"}  # tiles refuse a mixture of experts
+    if base.checkpointing == "auto":  # the kind of checkpointing is open
         fixed = set(fixed) - {"gradient_checkpointing"}
     return _Search(base, budget_bytes, run, fixed).found()
 
 
 class _Search:
+    """Search both ladders; a place is (training's rung, generation's rung), counted from the fastest."""
+
     def __init__(self, base: Settings, budget: int, run: Rows, fixed: Collection[str]) -> None:
         self._budget, self._run = budget, run
         self._training = ladder(base, fixed)
@@ -148,6 +150,11 @@ class _Search:
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
 
     def found(self) -> Choice:
+        """Return the fastest settings that fit.
+
+        Raises:
+            DoesNotFit: not even the slowest rungs fit.
+        """
         last = (len(self._training) - 1, len(self._generation) - 1)
         self._simulate((0, 0))
         if self._fits((0, 0)):
@@ -155,7 +162,7 @@ class _Search:
         too_high = _held_too_high(self._rows[0, 0], self._budget)
         generates = Phase.GENERATE.value
         batch = 0
-        # What generates together first, with training at its leanest: generation is what a smaller batch slows most.
+        # Choose the generation batch first, with training at its leanest: a smaller batch slows generation most.
         if generates in too_high or not self._tried((last[0], 0)):
             if not self._tried(last):
                 raise DoesNotFit(self._refusal(last))
@@ -167,7 +174,7 @@ class _Search:
         return self._fits(place)
 
     def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
-        """The first of ``places`` that fits, where the last one does, by bisection."""
+        """Find by bisection the first of ``places`` that fits; the last one is known to fit."""
         low, high = int(not_the_first and len(places) > 1), len(places) - 1
         while low < high:
             middle = (low + high) // 2
@@ -198,7 +205,7 @@ class _Search:
             f"Nothing fits a memory budget of {format_gib(self._budget)} GiB: the leanest settings "
             f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB and {MARGIN:.0%} for the "
             f"prediction's error, highest in {row['peak_phase']}. Shorter sequences, a 4-bit base or a smaller model "
-            "are left."
+            "would need less."
         )
 
 

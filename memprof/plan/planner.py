@@ -1,4 +1,4 @@
-"""Make a plan: simulate every method, then find and execute the most of what was asked for that fits."""
+"""Make a plan: simulate every method, then search the largest configuration that fits and execute it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 MAXIMIZE = ("context", "num_generations", "batch")
 _LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
 _ROUNDS = 4
-# A search ends where this much of the room is used: the rest is not worth another simulation.
+# A search ends when this share of the room is used; the rest is not worth another simulation.
 _FULL = 0.985
 
 
 @dataclass(frozen=True)
 class Row:
-    """One simulated configuration; sizes in bytes. ``device_peak_bytes`` is reserved plus what is outside torch."""
+    """Hold one simulated configuration; sizes in bytes. ``device_peak_bytes`` is reserved plus outside torch."""
 
     method: str
     settings: Settings
@@ -37,7 +37,7 @@ class Row:
     categories: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as it stands in ``memprof.plan/1``."""
+        """Return the row as in ``memprof.plan/1``."""
         return {
             "method": self.method,
             "config": self.settings.to_dict(),
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """``rows`` are the methods, or the values of ``--vary``; ``best`` is the largest configuration found to fit."""
+    """Hold a plan: ``rows`` are the methods or the values of ``--vary``; ``best`` is the largest one found to fit."""
 
     model: str
     gpu: str
@@ -94,16 +94,16 @@ def make_plan(
     """Simulate the methods (or one setting's values) and search the best configuration that fits.
 
     Args:
-        base: what the user fixed, and defaults for the rest.
-        gpu: name or size.
-        fixed: names of settings the user gave: no method changes them.
-        maximize: what is made as large as fits: ``context`` (completion length), ``num_generations`` or ``batch``.
+        base: the settings that the user fixed, and defaults for the rest.
+        gpu: a GPU's name or its memory size.
+        fixed: names of the settings that the user gave; no method changes them.
+        maximize: the setting to enlarge: ``context`` (completion length), ``num_generations`` or ``batch``.
         vary: a setting and the values to compare instead of the methods.
-        search: look for the best configuration.
+        search: whether to search for the best configuration.
         workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
 
     Raises:
-        UsageError: a name is not known.
+        UsageError: a name is not known, or no method agrees with the fixed settings.
         InputError: the model cannot be found or simulated.
     """
     if maximize not in MAXIMIZE:
@@ -132,7 +132,7 @@ def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Sett
 
 
 def _together(base: Settings, name: str, value: Any) -> dict[str, Any]:
-    """Let the micro-batch follow where TRL would refuse the batch otherwise."""
+    """Return one changed setting, with the micro-batch changed too where TRL would otherwise refuse the batch."""
     if name == "num_generations" and (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
         return {"per_device_train_batch_size": value}
     return {}
@@ -163,8 +163,8 @@ def _largest_fitting(rows: list[Row]) -> Row | None:
 def _search(machine: Runner, rows: list[Row], what: str) -> Row | None:
     """Find the most of ``what`` that fits, with the first method of the table that fits as given (it trains the most).
 
-    Memory grows almost linearly with lengths and batches, so a line through two executed points says where to look;
-    every answer is executed before it is given.
+    Memory grows almost linearly with lengths and batches, so a line through two simulated points shows where to look
+    next. Every answer is simulated before it is given.
     """
     start = next((row for row in rows if row.fits), None)
     if start is None:
@@ -188,7 +188,7 @@ def _search(machine: Runner, rows: list[Row], what: str) -> Row | None:
 
 
 def _next(one: Row, other: Row, good: Row, bad: Row | None, what: str, room: int) -> int:
-    """Return where the line through two points meets the card's size, kept between what fits and what does not."""
+    """Return where the line through two points meets the card's memory, kept between ``good`` and ``bad``."""
     rise = other.device_peak_bytes - one.device_peak_bytes
     run = _size(other.settings, what) - _size(one.settings, what)
     low = _size(good.settings, what)
@@ -202,7 +202,7 @@ def _next(one: Row, other: Row, good: Row, bad: Row | None, what: str, room: int
 
 
 def limit_of(gpu: str) -> int:
-    """Return what a prediction must not exceed on a GPU, in bytes."""
+    """Return the bytes that a prediction must not exceed on a GPU."""
     return int(find_gpu(gpu).total_bytes / (1 + MARGIN))
 
 
@@ -212,7 +212,7 @@ def _room(machine: Runner) -> int:
 
 
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
-    """Shrink the leanest method, as nothing fits as given: smaller micro-batches, then shorter completions."""
+    """Shrink the leanest method, where none fits as given: smaller micro-batches, then shorter completions."""
     row = min(rows, key=lambda r: r.device_peak_bytes)
     settings = row.settings
     for _ in range(_ROUNDS):
@@ -229,7 +229,7 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
 def _halved(settings: Settings) -> Settings | None:
     size = settings.per_device_train_batch_size
     if size > 1 and size % 2 == 0:
-        # The same completions in more, smaller micro-batches: the same step, mathematically.
+        # The same completions in more, smaller micro-batches make the same step mathematically.
         return settings.with_(
             per_device_train_batch_size=size // 2,
             gradient_accumulation_steps=settings.gradient_accumulation_steps * 2,

@@ -1,7 +1,8 @@
-"""Simulate settings in processes of their own, or take the result from the cache.
+"""Simulate settings in separate processes, or take the result from the cache.
 
-The asking program must not notice: workers are neither forked nor do they import its main module, they see no GPU,
-and none of a launcher's variables makes them a rank of its run. Nothing of the simulator is imported here.
+The calling program must not be affected. Workers are not forked and do not import its main module. They see no GPU,
+and a launcher's variables are removed, so that they do not join its run as a rank. This module imports nothing of the
+simulator.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from memprof.plan import cache
 
 __all__ = ["Runner", "runner"]
 
-_ONE = 1_200_000_000  # bytes a worker takes while it simulates, measured with room to spare
+_ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
@@ -33,13 +34,13 @@ _LAUNCHERS_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CON
 
 
 class Runner:
-    """Run settings in parallel, and remember what came out.
+    """Simulate settings in parallel and keep the results.
 
     Args:
-        gpu: as ``--gpu``; None judges nothing.
-        workers: processes; None takes the cores there are, and no more than memory allows.
-        progress: told of every simulation that is done or was known: how many, and of how many asked for.
-        use_cache: keep results on disk.
+        gpu: as ``--gpu``; with None, rows do not tell whether they fit.
+        workers: number of processes; None takes one per core, as far as memory allows.
+        progress: called after every simulation or cached result with (how many are done, how many were requested).
+        use_cache: whether to keep results on disk.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Runner:
         """Return rows in the order of ``wanted``.
 
         Args:
-            wanted: what to simulate.
-            refused: where to put, by index, why one could not be simulated; its row is empty then.
+            wanted: the settings to simulate.
+            refused: receives, by index, the reason why settings could not be simulated; their row is then empty.
 
         Raises:
-            InputError, UsageError: one cannot be simulated, and ``refused`` was not given.
+            InputError, UsageError: some settings cannot be simulated, and ``refused`` was not given.
         """
         rows: dict[int, dict[str, Any]] = {}
         waiting: dict[Future[dict[str, Any]], tuple[int, str]] = {}
@@ -91,7 +92,7 @@ class Runner:
         return [rows[i] for i in range(len(wanted))]
 
     def close(self) -> None:
-        """End the workers, in the middle of a simulation too."""
+        """End the workers, even in the middle of a simulation."""
         if self._threads is None:
             return
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -132,7 +133,7 @@ class _Worker:
         """Return the row of one simulation.
 
         Raises:
-            InputError, UsageError: it cannot be simulated, or the process ended by itself.
+            InputError, UsageError: the settings cannot be simulated, or the process ended by itself.
         """
         with self._starting:
             if self._ended:
@@ -156,7 +157,7 @@ class _Worker:
         return row
 
     def end(self) -> None:
-        """Kill the process: it writes nothing that could be left half-written."""
+        """Kill the process, which is safe because it writes no files."""
         with self._starting:
             self._ended, process = True, self._process
         if process is not None:

@@ -1,4 +1,4 @@
-"""Reading and writing torch memory snapshots."""
+"""Read and write torch memory snapshots."""
 
 from memprof.snapshot.model import Action, Blocks, BlockState, Frame, Segments, Snapshot, StackTable, Trace
 from memprof.snapshot.reader import load_snapshot, snapshot_from_raw

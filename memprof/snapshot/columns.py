@@ -1,4 +1,4 @@
-"""Lists of dicts, as torch writes them, to numpy columns with interned stacks."""
+"""Turn the lists of dicts that torch writes into numpy columns with interned stacks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _STATES = {
 }
 
 
-# Bytes and addresses beyond these are no memory; they would overflow sums of 64 bits.
+# Sizes and addresses beyond these cannot be memory; they would overflow 64-bit sums.
 _MAX_SIZE, _MAX_ADDRESS, _MAX_SUM = 1 << 50, 1 << 62, float(1 << 61)
-_LONGEST = 4000  # characters of a file name or function; C++ signatures come near
+_LONGEST = 4000  # characters of a file name or function; C++ signatures come near this
 
 
 class Interner:
-    """Stacks, pools and metadata strings of one file, each kept once.
+    """Keep each stack, pool and metadata string of a file once, and give it an id.
 
     torch shares frames, and sometimes whole ``frames`` lists, between events. So a list is looked up
     by its own identity, then by its frames' identities, and only then by content.
@@ -46,11 +46,11 @@ class Interner:
         self._stacks: dict[tuple[int, ...], int] = {(): 0}
         self._stack_by_identity: dict[int, int] = {}
         self._stack_by_frames: dict[tuple[int, ...], int] = {}
-        # Identities are only good while the object lives: everything remembered by id is kept here.
+        # An identity is valid only while its object lives, so every object remembered by id is kept here.
         self._alive: list[Any] = []
 
     def stack(self, frames: Any) -> int:
-        """The id of a list of frames (0 for none)."""
+        """Return the id of a list of frames; 0 where there are none."""
         if not frames or not isinstance(frames, (list, tuple)):
             return 0
         known = self._stack_by_identity.get(id(frames))
@@ -75,7 +75,7 @@ class Interner:
         return known
 
     def pool(self, raw: Any) -> int:
-        """The id of a pool's ``(owner, id)`` pair."""
+        """Return the id of a pool's ``(owner, id)`` pair; 0 (the default pool) for anything else."""
         if not isinstance(raw, (list, tuple)) or len(raw) != 2 or not all(isinstance(p, int) for p in raw):
             return 0
         key = (int(raw[0]), int(raw[1]))
@@ -86,7 +86,7 @@ class Interner:
         return known
 
     def text(self, raw: Any) -> int:
-        """The id of a metadata string (0 for none)."""
+        """Return the id of a metadata string; 0 where there is none."""
         if not isinstance(raw, str):
             return 0
         known = self._metadata_ids.get(raw)
@@ -96,7 +96,7 @@ class Interner:
         return known
 
     def stack_table(self) -> StackTable:
-        """Everything interned so far; forgets the identities and lets the raw frames go."""
+        """Return all stacks interned so far, and release the raw frames and their identities."""
         self._stack_by_identity.clear()
         self._stack_by_frames.clear()
         self._frame_by_identity.clear()
@@ -120,7 +120,7 @@ def _ints(items: Iterable[Any], count: int) -> I64:
 
 
 def _values(events: list[dict[str, Any]], key: str) -> list[Any]:
-    """One field of every event; None where it is missing."""
+    """Return one field of every event; None where it is missing."""
     try:
         return list(map(itemgetter(key), events))
     except KeyError:
@@ -128,7 +128,7 @@ def _values(events: list[dict[str, Any]], key: str) -> list[Any]:
 
 
 def _column(events: list[dict[str, Any]], key: str) -> I64:
-    """One integer field of every event; 0 where it is missing or None."""
+    """Return one integer field of every event; 0 where it is missing or None."""
     try:
         return _ints(map(itemgetter(key), events), len(events))
     except (KeyError, TypeError):
@@ -136,21 +136,21 @@ def _column(events: list[dict[str, Any]], key: str) -> I64:
 
 
 def _check_range(address: I64, size: I64) -> None:
-    """Refuse what cannot be memory.
+    """Refuse sizes and addresses that cannot be memory.
 
     Raises:
-        ValueError: a size or address is negative or absurd, or the sizes' sum overflows.
+        ValueError: a size or address is negative or too large, or the sizes' sum overflows.
     """
     if not len(size):
         return
     if size.min() < 0 or size.max() > _MAX_SIZE or address.max() > _MAX_ADDRESS or address.min() < -1:
-        raise ValueError("a size or an address that cannot be one")
+        raise ValueError("a size or an address is out of range")
     if size.sum(dtype=np.float64) > _MAX_SUM:
-        raise ValueError("sizes that add up to more than any memory")
+        raise ValueError("the sizes add up to more than any memory")
 
 
 def _by_value(values: list[Any], intern: Callable[[Any], int]) -> I32:
-    """Ids of values, one call of ``intern`` for each distinct one where they can be hashed."""
+    """Return the ids of values, calling ``intern`` once for each distinct value that can be hashed."""
     try:
         table = {v: intern(v) for v in dict.fromkeys(values)}
         return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
@@ -159,7 +159,7 @@ def _by_value(values: list[Any], intern: Callable[[Any], int]) -> I32:
 
 
 def _by_identity(objects: list[Any], intern: Callable[[Any], int]) -> I32:
-    """Ids of objects, one call of ``intern`` for each distinct object, in order of appearance."""
+    """Return the ids of objects, calling ``intern`` once for each distinct object, in order of appearance."""
     _, first, inverse = np.unique(_ints(map(id, objects), len(objects)), return_index=True, return_inverse=True)
     ids = np.empty(len(first), np.int32)
     for position in np.argsort(first, kind="stable").tolist():
@@ -168,14 +168,14 @@ def _by_identity(objects: list[Any], intern: Callable[[Any], int]) -> I32:
 
 
 def read_trace(events: list[Any], interner: Interner, device: int, notes: list[str]) -> Trace:
-    """One device's events as columns. Unknown actions are kept as such and counted in ``notes``.
+    """Return one device's events as columns. Unknown actions are kept as ``UNKNOWN`` and counted in ``notes``.
 
     Raises:
-        TypeError, OverflowError: an event is not what torch writes.
+        TypeError, OverflowError, ValueError: an event is not what torch writes.
     """
     count = len(events)
     if set(map(type, events)) != {dict}:
-        raise TypeError("an entry of the trace is no record")
+        raise TypeError("an entry of the trace is not a record")
     names = _values(events, "action")
     action = _by_value(names, _action_code).astype(np.uint8)
     _note_unknown(names, action, device, notes)
@@ -200,7 +200,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
 
 
 def _times(events: list[dict[str, Any]]) -> I64:
-    """Times, the one before it for an event that has none, within what differences can hold."""
+    """Return the events' times. An event without one gets the time before it; differences cannot overflow."""
     try:
         times = _ints(map(itemgetter("time_us"), events), len(events))
     except (KeyError, TypeError):
@@ -220,7 +220,7 @@ def _action_code(name: Any) -> int:
 
 
 def _optional(events: list[dict[str, Any]], key: str, intern: Callable[[Any], int]) -> I32:
-    """A field that only newer releases write: not looked for where neither end of the trace has it."""
+    """Return the ids of a field that only newer releases write; 0 where neither end of the trace has it."""
     if key not in events[0] and key not in events[-1]:
         return np.zeros(len(events), np.int32)
     return _by_value(_values(events, key), intern)
@@ -235,7 +235,11 @@ def _note_unknown(names: list[Any], action: NDArray[np.uint8], device: int, note
 
 
 def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segments, Blocks]:
-    """One device's segments and their blocks, by address."""
+    """Return one device's segments and their blocks, sorted by address.
+
+    Raises:
+        KeyError, TypeError, OverflowError, ValueError: a segment or block is not what torch writes.
+    """
     raw = sorted(raw, key=itemgetter("address"))
     count = len(raw)
     rows: list[tuple[int, int, int, int, int, int]] = []
@@ -268,7 +272,7 @@ def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segmen
 def _read_blocks(
     segment: dict[str, Any], index: int, interner: Interner, rows: list[tuple[int, int, int, int, int, int]]
 ) -> None:
-    """Append a segment's blocks. Where they have no address (torch 2.0) they follow one another."""
+    """Append a segment's blocks to ``rows``. Blocks without an address (torch 2.0) follow one another."""
     address = segment["address"]
     for block in segment.get("blocks") or ():
         history = block.get("history") or ()

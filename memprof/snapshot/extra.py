@@ -1,4 +1,4 @@
-"""The ``"memprof"`` key: kept where it has the documented types, dropped with a note where not."""
+"""Check a snapshot's ``"memprof"`` key: keep what has the documented types and drop the rest with a note."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "overhead": (dict,),
     "notes": (list,),
     "own_folders": (list,),
-    # Of simulated runs; memprof.analysis.prediction checks what is in them.
+    # Only in simulated runs; memprof.analysis.prediction checks their content.
     "expected_error": (dict,),
     "fit": (dict,),
     "lengths": (dict,),
@@ -56,8 +56,8 @@ _TEXT: _Kinds = (str, _NONE)
 _WHOLE: _Kinds = (int, _NONE)
 _NUMBER: _Kinds = (int, float, _NONE)
 
-# What the entries of a list, or the values of a dict, have to be. A dict's names without None are
-# required; names that are not listed may hold anything.
+# Types of the entries of each list, or of the values of each dict. A dict's name is required unless its
+# types include None; a name that is not listed may hold anything.
 _RECORDS: dict[str, dict[str, _Kinds]] = {
     "phases": {"phase": (str,), "start_us": (int,), "end_us": _WHOLE, "step": _WHOLE, "within": _TEXT, "detail": _TEXT},
     "counters": {
@@ -69,7 +69,7 @@ _RECORDS: dict[str, dict[str, _Kinds]] = {
         **dict.fromkeys(("active_peak", "requested_peak"), _WHOLE),
     },
 }
-_ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last kind holds for all that follow
+_ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last entry holds for every later column
     "steps": ((int,), (int,), (int,), _WHOLE),
     "owners": ((int,), (int,), (str,), _TEXT),
     "holders": ((int,), (int,), (str,)),
@@ -97,14 +97,14 @@ _FIELDS: dict[str, dict[str, _Kinds]] = {
 
 
 def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
-    """The part of the ``"memprof"`` key that can be used; what cannot is named in ``notes``.
+    """Return the usable part of the ``"memprof"`` key; ``notes`` names what was dropped.
 
-    The result is a copy: plain, printable, at most 16 levels deep and without anything shared.
+    The result is a copy. It is plain and printable, at most 16 levels deep, and shares no objects.
     """
     if value is None:
         return {}
     if not isinstance(value, dict):
-        notes.append("the memprof key is no dict and was ignored")
+        notes.append("the memprof key is not a dict and was ignored")
         return {}
     kept: dict[str, Any] = {}
     for key, raw in value.items():
@@ -122,7 +122,7 @@ def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
 
 
 def _usable(key: str, part: Any) -> tuple[Any, int]:
-    """A documented part without the entries of a wrong type, and how many those were."""
+    """Return a documented part without its entries of a wrong type, and how many of those there were."""
     if key in _RECORDS:
         good = [entry for entry in part if _is_record(entry, _RECORDS[key])]
         return good, len(part) - len(good)
@@ -150,7 +150,7 @@ def _is_row(entry: Any, kinds: tuple[_Kinds, ...]) -> bool:
 def _fields(part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
     good = {name: value for name, value in part.items() if name not in kinds or type(value) in kinds[name]}
     dropped = len(part) - len(good)
-    for name in ("thinned", "stack"):  # lists of pairs, and of text
+    for name in ("thinned", "stack"):  # a list of pairs and a list of text
         inner = good.get(name)
         if isinstance(inner, list):
             good[name] = [v for v in inner if (_is_row(v, ((int,), (int,))) if name == "thinned" else type(v) is str)]
@@ -167,10 +167,10 @@ _HISTORIES = (None, *(str(h) for h in History))
 
 def _problem(key: Any, raw: Any, part: Any) -> str:
     if not isinstance(key, str):
-        return "a name in it is no text"
+        return "a name in it is not text"
     name = repr(clean_text(key, 40))
     if part is None:
-        return "" if raw is None else f"{name} is no plain data, or too deep"
+        return "" if raw is None else f"{name} is not plain data, or is nested too deep"
     wanted = _TYPES.get(key)
     if wanted and (not isinstance(part, wanted) or isinstance(part, bool)):
         return f"{name} is not of the documented type"
@@ -180,11 +180,11 @@ def _problem(key: Any, raw: Any, part: Any) -> str:
 
 
 class _TooMuch(ValueError):
-    """Too deep, too many values, or not plain."""
+    """Report a value that is too deep, too large or not plain data."""
 
 
 def clean(value: Any) -> Any:
-    """A copy of plain data with printable text and string keys; None where it is no such thing."""
+    """Copy plain data, with printable text and string keys only; return None where it is not plain data."""
     try:
         return _clean(value, _MAX_DEPTH, [_MAX_VALUES])
     except _TooMuch:
@@ -212,7 +212,7 @@ def _clean(value: Any, depth: int, budget: list[int]) -> Any:
 
 
 def clean_text(text: str, longest: int = 1 << 20) -> str:
-    """Text without control characters (terminal escapes) and lone surrogates; new lines and tabs stay."""
+    """Replace control characters (terminal escapes) and lone surrogates in text; keep new lines and tabs."""
     text = text[:longest]
     if text.isprintable():
         return text

@@ -1,8 +1,8 @@
-"""A memory snapshot as columns: what every reader produces and everything else consumes.
+"""Define a memory snapshot as numpy columns, the form every later stage reads.
 
-One :class:`Trace` (events in order), one :class:`Segments` and one :class:`Blocks` table (the
-allocator's state when the snapshot was taken) per device. Stacks and metadata strings are interned
-once per file. Nothing here is ever changed after it was read.
+Each device has one :class:`Trace` (its events in order), one :class:`Segments` and one :class:`Blocks`
+table (the allocator's state when the snapshot was taken). Stacks and metadata strings are kept once per
+file. Nothing here changes after it was read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BlockState(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One stack frame."""
+    """Hold one stack frame; it prints as ``file:line function``."""
 
     file: str
     line: int
@@ -59,23 +59,23 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class StackTable:
-    """Interned stacks. ``stacks[i]`` holds frame ids, innermost first; ``stacks[0]`` is empty."""
+    """Hold each distinct stack once. ``stacks[i]`` lists frame ids, innermost first; ``stacks[0]`` is empty."""
 
     frames: list[Frame]
     stacks: list[tuple[int, ...]]
 
     def of(self, stack: int) -> list[Frame]:
-        """The frames of one stack, innermost first."""
+        """Return the frames of one stack, innermost first."""
         return [self.frames[f] for f in self.stacks[stack]]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Events of one device, oldest first; all columns have one entry an event.
+    """Hold the events of one device, oldest first; every column has one entry per event.
 
-    ``size`` is in bytes as written in the file (requested or block size, see ``Timeline``);
-    ``time_us`` counts 0, 1, 2 ... where the file has no times (``has_times`` false);
-    ``address`` of an ``OOM`` event holds the device's free bytes.
+    ``size`` is in bytes as written in the file: requested or block bytes (see ``row_sizes``).
+    ``time_us`` counts 0, 1, 2 ... where the file has no times (``has_times`` is then false).
+    ``address`` of an ``OOM`` event holds the device's free bytes, or -1 where they are not known.
     """
 
     action: U8
@@ -94,7 +94,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments at the snapshot, by address. ``total`` in bytes (mapped bytes when expandable)."""
+    """Hold the segments at the snapshot, by address. ``total`` is in bytes (the mapped ones when expandable)."""
 
     address: I64
     total: I64
@@ -110,9 +110,9 @@ class Segments:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks at the snapshot, by address. ``size`` is the block, ``requested`` what was asked for.
+    """Hold the blocks at the snapshot, by address. ``size`` and ``requested`` are in bytes.
 
-    ``requested`` is 0 for inactive blocks; ``segment`` indexes :class:`Segments`.
+    ``requested`` is 0 for inactive blocks. ``segment`` indexes :class:`Segments`.
     """
 
     address: I64
@@ -128,11 +128,12 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One file, read.
+    """Hold the content of one snapshot file.
 
-    ``pools`` are torch's ``(owner, id)`` pairs, ``pools[0] == (0, 0)`` is the default pool;
-    ``metadata[0] == ""``. ``extra`` is the ``"memprof"`` key (see ``docs/snapshot-format.md``),
-    empty for a foreign file. ``notes`` say what could not be known.
+    ``traces``, ``segments`` and ``blocks`` are by device index. ``pools`` are torch's ``(owner, id)`` pairs;
+    ``pools[0] == (0, 0)`` is the default pool, and ``metadata[0] == ""``. ``extra`` is the ``"memprof"`` key
+    (see ``docs/snapshot-format.md``), empty for a file that memprof did not write. ``notes`` tell the reader
+    what was dropped or could not be read.
     """
 
     path: str | None
@@ -151,7 +152,7 @@ class Snapshot:
 
     @property
     def devices(self) -> list[int]:
-        """Devices that have at least one event or segment."""
+        """Return the devices that have at least one event or segment, in ascending order."""
         return sorted(
             d
             for d in self.segments.keys() | self.traces.keys()

@@ -1,7 +1,7 @@
-"""From a snapshot file to columns.
+"""Read a snapshot file into columns.
 
-Every shape torch has written since 2.0 is understood; see ``docs/snapshot-format.md``. The plain
-data is taken apart one device at a time, so that millions of dicts do not live beside the columns.
+Every layout that torch has written since 2.0 is understood; see ``docs/snapshot-format.md``. The plain
+data is converted one device at a time, so that millions of dicts do not stay in memory beside the columns.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     Nothing in the file is executed: a pickle that names a global is refused.
 
     Raises:
-        UnsafePickle: the pickle wants to load code.
-        InputError: the file cannot be used; the message says what is wrong and what to do.
+        UnsafePickle: the pickle tries to load code.
+        InputError: the file cannot be used; the message tells what is wrong and what to do.
     """
     file = Path(path)
-    with collector_paused():  # until the dicts are gone: one collection over them costs more than reading them
+    with collector_paused():  # one collection over all the dicts would cost more than reading them
         return snapshot_from_raw(read_plain(file), path=str(file), consume=True)
 
 
 def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = False) -> Snapshot:
-    """Columns from what ``torch.cuda.memory._snapshot()`` returns.
+    """Convert the result of ``torch.cuda.memory._snapshot()`` to columns.
 
-    ``consume`` empties ``raw`` while it is read, which halves the memory that takes.
+    ``consume`` empties ``raw`` while it is read, which halves the memory needed.
 
     Raises:
         InputError: ``raw`` is not a memory snapshot.
@@ -82,7 +82,7 @@ def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
         if consume:
             raw_traces[device] = None
         if not isinstance(events, list):
-            raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is no list).")
+            raise InputError(f"{name}: not a memory snapshot (the trace of device {device} is not a list).")
         if events:
             traces[device] = read_trace(events, interner, device, notes)
         del events
@@ -116,7 +116,7 @@ def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, A
 
 
 def _guess_version(raw: dict[str, Any], segments: list[Any], traces: list[Any]) -> str:
-    """The torch release by the keys it introduced, as a version or a range; "" where nothing tells."""
+    """Guess the torch release from the keys it introduced: a version, a range, or "" where no key tells."""
     event = next((t[-1] for t in traces if isinstance(t, list) and t and isinstance(t[-1], dict)), {})
     if "user_metadata" in event:
         return ">=2.10"

@@ -1,11 +1,10 @@
-"""Look through a pickle's opcodes before anything is built from them.
+"""Check a pickle's opcodes before anything is built from them.
 
-A snapshot needs a handful of opcodes: dicts, lists, strings, numbers and pairs of small numbers.
-Everything else is refused here, which keeps out what could run code (globals, objects), what could
-take far more memory than the file is large (a memo index or a length out of the blue, huge
-numbers), and what could keep Python busy or crash it (nested tuples as dict keys). Runs of harmless
-opcodes are skipped by one regular expression, at about 150 MB a second; each of its alternatives
-is one or more whole opcodes.
+A snapshot needs only a few opcodes: dicts, lists, strings, numbers and pairs of small numbers. All others
+are refused. That keeps out pickles that run code (globals, objects), that take far more memory than the
+file is large (wrong memo indices or lengths, huge numbers), and that keep Python busy or crash it (nested
+tuples as dict keys). One regular expression skips runs of harmless opcodes at about 150 MB a second; each
+of its alternatives is one or more whole opcodes.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from memprof.errors import InputError, UnsafePickle
 
 __all__ = ["check_opcodes", "without_frames"]
 
-_RUN = 1000  # opcodes a match: the regular expression engine remembers each until the match ends
-_ODD_TUPLES = 12  # tuples other than pairs of numbers; 3 ** 12 steps is the worst such a nest can cost
+_RUN = 1000  # opcodes per match: the regular expression engine remembers each until the match ends
+_ODD_TUPLES = 12  # tuples other than pairs of numbers; nested, they cost at most 3 ** 12 steps
 
 _GLOBALS = {
     ord("c"): "a global",
@@ -31,25 +30,25 @@ _GLOBALS = {
     ord("Q"): "a persistent id",
 }
 _OBJECTS = {ord("R"), ord("b"), ord("o"), 0x81, 0x92}
-_LENGTHS = {ord("X"): 4, 0x8D: 8}  # text and long text: a length of so many bytes follows
+_LENGTHS = {ord("X"): 4, 0x8D: 8}  # text and long text: a length of this many bytes follows
 _FRAME = 0x95
 
 
 @cache
 def _harmless() -> re.Pattern[bytes]:
-    """One or more harmless opcodes. Built when first needed: it takes a few milliseconds."""
+    """Compile the pattern of one or more harmless opcodes, when first needed: it takes a few milliseconds."""
 
     def sized(sizes: tuple[int, ...] | range) -> bytes:
         return b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in sizes) + b")"
 
     integer = rb"(?:K.|M..)"
     pair = rb"(?:" + integer + rb"\x86)?"
-    number = rb"J.{4}|M.." + pair + rb"|K." + pair  # or a pair of small ones: a pool's id
+    number = rb"J.{4}|M.." + pair + rb"|K." + pair  # a number, or a pair of small ones (a pool's id)
     long_ = rb"\x8a" + sized((6, 7, 5, 8, 4, 3, 2, 1, 0, 9))
     text = rb"\x8c" + sized(range(256))
     value = rb"h.|" + long_ + rb"|j.{4}|" + number + rb"|" + text
     opcode = (
-        # Most of a large file are lists of frames, each a reference to one seen before.
+        # Most of a large file is lists of frames, each a reference to a frame seen before.
         rb"(?:" + rb"j...\0" * 4 + rb"|"
         rb"h.(?:" + value + rb")|j.{4}(?:" + value + rb")|u\}\x94\(|[}\]ueasNdl01)\x88\x89\x94]|"
         rb"\((?:" + integer + integer + rb"t)?|" + value + rb"|q.|r..[\x00-\x0f]\x00|G.{8})"
@@ -58,10 +57,10 @@ def _harmless() -> re.Pattern[bytes]:
 
 
 def without_frames(data: bytes, name: str) -> bytes:
-    """A pickle with its frames' marks taken out, so that whoever reads it reads the same opcodes.
+    """Return a pickle without its frame opcodes, so that the unpickler runs exactly the opcodes checked here.
 
-    A frame only says how many bytes to fetch at once. Where an opcode straddles a frame's end, Python's
-    C unpickler loses bytes and goes on elsewhere: it would run other opcodes than those that were checked.
+    A frame only tells how many bytes to fetch at once. Where an opcode straddles a frame's end, Python's C
+    unpickler loses bytes and continues elsewhere. It would then run opcodes that were not checked.
 
     Raises:
         InputError: a frame is longer than the file.
@@ -87,16 +86,16 @@ def without_frames(data: bytes, name: str) -> bytes:
 
 
 def check_opcodes(data: bytes, name: str) -> None:
-    """Accept a pickle of plain data, without frames, whose size in memory is in proportion to its own.
+    """Accept a pickle of plain data, without frames, whose size in memory is in proportion to its file size.
 
     Raises:
         UnsafePickle: it names a global, an object or a persistent id.
-        InputError: it is damaged, or holds what no snapshot does.
+        InputError: it is damaged, or holds opcodes that no snapshot has.
     """
     if data[:1] != b"\x80" or data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise InputError(f"{name}: {_what_instead(data)}; expected what torch.cuda.memory._dump_snapshot writes.")
-    # At most as many lists and dicts as their opcodes' bytes occur; each takes 60 to 240 bytes. A genuine
-    # dict has several entries: at least 16 bytes.
+    # The bytes "}" and "]" bound the number of dicts and lists, which take 60 to 240 bytes of memory each.
+    # A genuine dict has several entries, so it takes at least 16 bytes of the file.
     if data.count(b"}") + data.count(b"]") > len(data) // 10 + 4096:
         raise InputError(f"{name}: not a memory snapshot (little but empty containers in it).")
     match = _harmless().match
@@ -119,7 +118,7 @@ def check_opcodes(data: bytes, name: str) -> None:
 
 
 def _special(data: bytes, position: int, name: str) -> int:
-    """Where the opcode after the one at ``position`` begins; raises for what is refused."""
+    """Return where the opcode after the one at ``position`` begins; raise for a refused one."""
     opcode = data[position]
     if opcode in _LENGTHS:
         width = _LENGTHS[opcode]
@@ -137,11 +136,11 @@ def _special(data: bytes, position: int, name: str) -> int:
         )
     reason = "nested tuples" if opcode in (0x85, 0x86, 0x87, ord("t")) else f"pickle opcode 0x{opcode:02x}"
     if opcode not in _KNOWN:
-        raise InputError(f"{name}: damaged, or no pickle ({reason} at byte {position}); copy the file again.")
+        raise InputError(f"{name}: damaged, or not a pickle ({reason} at byte {position}); copy the file again.")
     raise InputError(f"{name}: not a memory snapshot ({reason} at byte {position}).")
 
 
-# Opcodes of Python's pickle that have no place in a snapshot; any other byte is damage.
+# All opcodes of Python's pickle. One of these does not belong in a snapshot; any other byte is damage.
 _KNOWN = frozenset(b"(.01234ILFSTUVGdegijpstBC") | {*range(0x80, 0x99)}
 
 _TEXT = rb"(?:\x8c.|X.{4})([\w.]{1,120})(?:\x94|q.|r.{4})?"
@@ -150,7 +149,7 @@ _GLOBAL = re.compile(rb"[ci]([^\n]{1,120})\n([^\n]{1,120})\n", re.DOTALL)
 
 
 def _named(data: bytes, position: int) -> str:
-    """The global an opcode asks for, as ``module.name`` where it can be read off."""
+    """Name the global an opcode asks for, as ``module.name`` where it can be read."""
     opcode = data[position]
     match = _GLOBAL.match(data, position) or _STACK_GLOBAL.search(data[max(position - 500, 0) : position + 1])
     if match is not None:
@@ -160,7 +159,7 @@ def _named(data: bytes, position: int) -> str:
 
 
 def _what_instead(data: bytes) -> str:
-    """What a file that is no pickle seems to be."""
+    """Tell in words what a file that is not a pickle seems to be."""
     start = data[:512].lstrip()[:64].lower()
     if start.startswith(b"pk\x03\x04"):
         return "a zip archive (perhaps a checkpoint), not a memory snapshot"

@@ -1,7 +1,7 @@
-"""Reading an untrusted file into plain Python data, and nothing but plain data.
+"""Read an untrusted file into plain Python data, and nothing but plain data.
 
-A memory snapshot needs no globals to be unpickled, so every one is refused by name; what else a
-pickle could do to its reader is kept out by :mod:`memprof.snapshot.scan`.
+A memory snapshot needs no globals, so every global is refused by name. :mod:`memprof.snapshot.scan` keeps
+out the other ways in which a pickle could harm its reader.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from memprof.units import format_bytes
 
 __all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
 
-# Snapshots compress 5 to 30 times; a gzip that gives more than this is made to fill memory.
+# Snapshots compress 5 to 30 times; a gzip file that grows by more than this was made to fill memory.
 _MAX_INFLATION = 200
 _FREE_INFLATION = 64 * 2**20
-# What a snapshot takes while it is read, by its size; a hostile file can reach five times that.
+# Bytes of memory per byte of file while a snapshot is read; a hostile file can reach five times as many.
 _BYTES_PER_BYTE = 6
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """A second lock: the opcode check has let no global through."""
+    """Unpickle plain data and refuse every global, as a second lock behind the opcode check."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise UnsafePickle(f"{module}.{name}")
@@ -43,7 +43,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Reading makes millions of containers and no garbage: the cycle collector only costs time."""
+    """Pause the garbage collector: reading makes millions of containers and no garbage cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -54,17 +54,17 @@ def collector_paused() -> Iterator[None]:
 
 
 def read_plain(path: Path) -> Any:
-    """The plain Python data in a pickle, gzip'd pickle or JSON file.
+    """Return the plain Python data in a pickle, gzip'd pickle or JSON file.
 
     Raises:
         UnsafePickle: the pickle names a global.
-        InputError: anything else that keeps the file from being read, in one sentence.
+        InputError: the file cannot be read; the message is one sentence.
     """
     return plain_from_bytes(_read_bytes(path), str(path))
 
 
 def plain_from_bytes(data: bytes, name: str) -> Any:
-    """As :func:`read_plain`, for a file's bytes; ``name`` is what messages call it."""
+    """Do :func:`read_plain` on a file's bytes; error messages call the file ``name``."""
     if not data:
         raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
     if data[:2] == b"\x1f\x8b":
@@ -82,8 +82,8 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
         except InputError:
             raise
         except MemoryError:
-            raise InputError(f"{name}: reading it needs more memory than there is.") from None
-        except Exception as error:  # what the unpickler raises for damaged data is not bounded
+            raise InputError(f"{name}: reading it needs more memory than this machine has.") from None
+        except Exception as error:  # the unpickler may raise anything for damaged data
             raise InputError(
                 f"{name}: not a memory snapshot, or damaged ({type(error).__name__} while reading); "
                 "expected what torch.cuda.memory._dump_snapshot writes."
@@ -101,7 +101,7 @@ def _parse(data: bytes, name: str) -> Any:
             raise InputError(f"{name}: damaged JSON ({reason}); copy the file again.") from None
     check_opcodes(data, name)
     try:
-        # Without frames the unpickler asks for a few bytes at a time; it looks ahead in a buffered reader.
+        # Without frames the unpickler asks for a few bytes at a time, so it needs a buffered reader.
         return _PlainUnpickler(io.BufferedReader(io.BytesIO(data), 1 << 16)).load()
     except EOFError:
         raise InputError(f"{name}: the pickle ends too early; copy the file again or record a new one.") from None
@@ -130,7 +130,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _inflate(data: bytes, name: str) -> bytes:
-    """All members of a gzip file, as long as they are in proportion to it."""
+    """Unpack all members of a gzip file, up to a bound in proportion to its size."""
     left = _FREE_INFLATION + _MAX_INFLATION * len(data)
     parts: list[bytes] = []
     rest = data
@@ -152,7 +152,7 @@ def _inflate(data: bytes, name: str) -> bytes:
 
 
 def _physical_memory() -> int:
-    """Bytes of memory in this machine; a very large number where that cannot be asked."""
+    """Return the bytes of memory in this machine; a very large number where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

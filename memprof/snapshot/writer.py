@@ -1,4 +1,4 @@
-"""Writing a snapshot so that torch's own viewers, and memprof, can read it."""
+"""Write a snapshot so that torch's own viewers, and memprof, can read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save_snapshot(raw: dict[str, Any], path: str | os.PathLike[str]) -> Path:
     """Write a snapshot dict (torch's layout, plus the ``"memprof"`` key) and return the path.
 
     The file appears whole or not at all: it is written under a temporary name in the same folder
-    and renamed. Missing folders are made.
+    and then renamed. Missing folders are made.
 
     Raises:
         InputError: the folder or file cannot be written.
@@ -46,7 +46,7 @@ def save_snapshot(raw: dict[str, Any], path: str | os.PathLike[str]) -> Path:
 
 
 def _umask() -> int:
-    # Only settable, not readable, in one call; the window is harmless for a reporting tool.
+    # The umask can be read only by setting it; the moment in between is harmless here.
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,10 +1,9 @@
-"""The size of a block that no final state shows, from the allocator's rules.
+"""Derive the sizes of blocks that the final state does not show, from the allocator's rules.
 
-A trace tells what was asked for, not what was given. In the small pool and in expandable segments
-a block is its request rounded up. In the large pool a rest of at most 1 MiB is not split off: the
-block then reaches to the next block in use, or to its segment's end, as it was when the block was
-made. That is a question about one instant, so no event has to be replayed: all of them are looked
-up at once, in lifetimes sorted by address.
+A trace holds the requested bytes, not the block's. In the small pool and in expandable segments, a block is
+its request rounded up. In the large pool, a rest of at most 1 MiB is not split off: the block then reaches to
+the next block in use, or to the end of its segment, at the instant the block was made. Only that instant
+matters, so no event is replayed: all blocks are looked up at once, in lifetimes sorted by address.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from memprof.vocabulary import Kind
 
 __all__ = ["block_sizes", "round_sizes", "row_sizes"]
 
-# Real traces have one to five places to look at for each unknown block; with far more than that, in a
-# file made to keep its reader busy, rounding alone has to do.
+# Real traces have one to five places to look at for each unknown block. A file with far more was made to
+# keep its reader busy; its sizes are only rounded.
 _PAIRS_EACH, _PAIRS_FREE = 64, 1_000_000
-# Places in 20 MiB, 512 bytes apart.
+# The number of places in 20 MiB, 512 bytes apart.
 _MAX_STEPS = 40_960
 
 
 def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]) -> tuple[I64, I64]:
     """Return requested and block bytes of every row.
 
-    A trace's sizes are requests in some files and blocks in others: what is still there at the end
-    shows which. Blocks freed within the trace get their size from the allocator's rules.
+    The sizes in a trace are requested bytes in some files and block bytes in others. The blocks that
+    are still there at the end show which. Blocks freed in the trace get their size from the allocator's rules.
     """
     ended, known = rows.trace_size >= 0, rows.block_size >= 0
     if snapshot.kind is Kind.TRACE:
@@ -43,7 +42,7 @@ def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]
     as_block = np.count_nonzero(rows.trace_size[both] == rows.block_size[both])
     requested = np.where(known, rows.block_requested, rows.trace_size)
     if as_block > as_requested:
-        notes.append("the trace holds block sizes: what was requested is not known for blocks freed in it")
+        notes.append("the trace holds block sizes: the requested bytes of blocks freed in it are not known")
         return requested, np.where(known, rows.block_size, rows.trace_size)
     settings = settings_of(snapshot.settings)
     if not settings.expandable_segments and np.any(regions.page > 0):
@@ -55,7 +54,7 @@ def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]
 
 
 def round_sizes(settings: AllocatorSettings, requested: I64) -> I64:
-    """The block size of each request before any unsplit rest, as ``AllocatorSettings.round_size``."""
+    """Return each request's block bytes before any unsplit rest, as ``AllocatorSettings.round_size`` does."""
     plain = np.maximum(-(-requested // MIN_BLOCK) * MIN_BLOCK, MIN_BLOCK)
     if max(settings.roundup_divisions) <= 1:
         return plain
@@ -65,10 +64,10 @@ def round_sizes(settings: AllocatorSettings, requested: I64) -> I64:
 
 
 def block_sizes(rows: Rows, requested: I64, regions: Regions, settings: AllocatorSettings) -> tuple[I64, int]:
-    """Block bytes of every row, and for how many of them the allocator's rules were needed.
+    """Return the block bytes of every row, and the number of rows that needed the allocator's rules.
 
-    Rows with a final block keep its size. For blocks freed in the trace but made before it, the
-    state at the first event stands in for the one they were made in.
+    Rows with a final block keep its size. Blocks made before the trace and freed in it are looked up
+    at the first event instead of at their birth.
     """
     known = rows.block_size >= 0
     size = np.where(known, rows.block_size, round_sizes(settings, requested))
@@ -91,9 +90,9 @@ _NOWHERE = np.iinfo(np.int64).max
 
 
 def _next_in_use(low: I64, high: I64, when: I64, place: I64, begin: I64, end: I64) -> I64:
-    """For each query the first ``place`` in ``[low, high]`` whose lifetime holds event ``when``.
+    """Return for each query the first ``place`` in ``[low, high]`` that is in use at event ``when``.
 
-    Lifetimes at one place do not overlap. ``_NOWHERE`` where there is none.
+    Lifetimes at one place do not overlap. The answer is ``_NOWHERE`` where no such place exists.
     """
     order = np.lexsort((begin, place))
     place, begin, end = place[order], begin[order], end[order]
@@ -108,10 +107,10 @@ def _next_in_use(low: I64, high: I64, when: I64, place: I64, begin: I64, end: I6
         return answer
     open_ = np.flatnonzero(first < last)
     at = first[open_].copy()
-    for _ in range(_MAX_STEPS):  # one step looks at the next place of every query that has found nothing yet
+    for _ in range(_MAX_STEPS):  # each step looks at the next place of every query that has no answer yet
         if not len(open_):
             break
-        # The last lifetime there that began before the event; before the first event, the one there from the start.
+        # Take the last lifetime there that began before the event, or the one there at the start of the trace.
         row = np.searchsorted(key, at * span + np.maximum(when[open_], 0), side="right") - 1
         hit = (row >= 0) & (index[row] == at) & (end[row] > when[open_])
         answer[open_[hit]] = spots[at[hit]]

@@ -1,4 +1,4 @@
-"""Split the reserved memory that holds no block: cached, inactive parts of used segments, private pools."""
+"""Split the reserved memory that holds no block into cached, inactive and private-pool bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["idle_memory"]
 def idle_memory(timeline: Timeline) -> Callable[[int], dict[str, int]]:
     """Return a function of an instant that splits reserved − active bytes.
 
-    Its keys: ``cached`` (segments, or whole pages of expandable ones, that hold no block),
+    Its keys are ``cached`` (segments, or whole pages of expandable ones, that hold no block),
     ``inactive_split`` (free parts of segments in use: fragmentation) and ``private_pools`` (free
-    memory of CUDA graphs' and engines' pools, which others cannot have). The three add up to
-    ``reserved - active`` exactly; all are 0 for a tensor trace.
+    memory of CUDA graphs' and engines' pools, which nothing else can use). The three add up to
+    ``reserved - active`` bytes exactly; all are 0 for a tensor trace.
     """
     regions = timeline.regions
 
@@ -38,7 +38,7 @@ def idle_memory(timeline: Timeline) -> Callable[[int], dict[str, int]]:
 
 
 def _idle(timeline: Timeline, regions: Regions, instant: int) -> tuple[int, int]:
-    """Free bytes in private pools and in wholly free segments or pages, at an instant."""
+    """Return the free bytes in private pools and in wholly free segments or pages, at an instant."""
     there = regions.alive_at(instant)
     if not len(there):
         return 0, 0
@@ -71,7 +71,7 @@ def _idle(timeline: Timeline, regions: Regions, instant: int) -> tuple[int, int]
 def _free_pages(
     timeline: Timeline, live: I64, at: I64, start: I64, total: I64, page: I64, partly: NDArray[np.bool_]
 ) -> int:
-    """Bytes of whole pages between the blocks of expandable regions in use."""
+    """Return the bytes of whole pages between the blocks of expandable regions in use."""
     chosen = partly[at]
     region, rows = at[chosen], live[chosen]
     begin = timeline.address[rows] - start[region]

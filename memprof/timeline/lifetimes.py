@@ -1,7 +1,7 @@
-"""Which alloc ends with which free, and what was there before and after: one row per lifetime.
+"""Pair each alloc event with the free that ends it, and with the final blocks: one row per lifetime.
 
-Sorted by address and then by time, an alloc is ended by its neighbour. A free with no alloc before
-it, and a final block that no event made, were there before the first event ("ghosts").
+With events sorted by address and then by time, the event after an alloc ends it. A free without an alloc
+before it, and a final block that no event made, belong to a "ghost": a block older than the first event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = ["Rows", "pair_blocks"]
 
 @dataclass
 class Rows:
-    """Rows under construction; ``block_size``/``block_requested`` are -1 where no final block is known."""
+    """Hold the columns of rows while they are built; sizes are bytes.
+
+    ``block_size`` and ``block_requested`` are -1 where no final block is known.
+    """
 
     address: I64
     trace_size: I64
@@ -32,12 +35,12 @@ class Rows:
     metadata: I32
 
     def joined(self, other: Rows) -> Rows:
-        """These rows and then the other's."""
+        """Return these rows followed by the other's."""
         mine, theirs = vars(self), vars(other)
         return Rows(**{name: np.concatenate([mine[name], theirs[name]]) for name in mine})
 
     def take(self, order: I64) -> None:
-        """Reorder or choose rows."""
+        """Reorder or choose rows, in place."""
         for name, column in vars(self).items():
             setattr(self, name, column[order])
 
@@ -47,7 +50,7 @@ _PAD = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class _ByAddress:
-    """Alloc and free events sorted by address, then time; one sentinel at each end of every column."""
+    """Hold alloc and free events by address, then time, with one sentinel at each end of every column."""
 
     action: U8
     address: I64
@@ -55,6 +58,7 @@ class _ByAddress:
 
     @classmethod
     def of(cls, trace: Trace) -> _ByAddress:
+        """Sort a trace's alloc and free events."""
         event = np.flatnonzero(trace.action <= Action.FREE_COMPLETED)
         event = event[np.argsort(trace.address[event], kind="stable")]
         return cls(
@@ -64,26 +68,26 @@ class _ByAddress:
         )
 
     def take(self, at: I64) -> _ByAddress:
-        """The entries at ``at``, between sentinels again."""
+        """Return the entries at ``at``, again between sentinels."""
         at = np.concatenate([[0], at, [len(self.action) - 1]])
         return _ByAddress(self.action[at], self.address[at], self.event[at])
 
     def requested_before(self, at: I64) -> I64:
-        """When the completed frees at ``at`` were requested; themselves where that was not recorded."""
+        """Return the events that requested the completed frees at ``at``; the frees themselves without one."""
         before = (self.action[at - 1] == Action.FREE_REQUESTED) & (self.address[at - 1] == self.address[at])
         return np.where(before, self.event[at - 1], self.event[at])
 
     def requested_after(self, at: I64) -> I64:
-        """When the allocs at ``at``, never freed, were asked to be; the end of the trace where never."""
+        """Return the events that requested to free the allocs at ``at``; the end of the trace without one."""
         after = (self.action[at + 1] == Action.FREE_REQUESTED) & (self.address[at + 1] == self.address[at])
         return np.where(after, self.event[at + 1], self.event[-1])
 
 
 def pair_blocks(trace: Trace, blocks: Blocks | None, segments: Segments | None, notes: list[str]) -> Rows:
-    """Match every alloc with the free that ends it, and what is left over with the final blocks.
+    """Match every alloc with the free that ends it, and the rest with the final blocks.
 
-    Sorted by address and then by time, an alloc is ended by its neighbour. A free with no alloc
-    before it, and a final block with no event at all, were there before the first event.
+    A free without an alloc before it, and a final block without any event, become rows with
+    ``alloc_event == -1``. Contradictions in the trace are counted in ``notes``.
     """
     every = _ByAddress.of(trace)
     place = np.flatnonzero((every.action == Action.ALLOC) | (every.action == Action.FREE_COMPLETED))
@@ -133,7 +137,7 @@ def _join_blocks(
     address = blocks.address[active]
     count = int(every.event[-1])
     inner = ends.address[1:-1]
-    last = np.searchsorted(inner, address, side="right") - 1  # the last alloc or free at that address
+    last = np.searchsorted(inner, address, side="right") - 1  # the last alloc or free at each address
     seen = (last >= 0) & (inner[last] == address) if len(inner) else np.zeros(len(address), np.bool_)
     last = np.where(seen, last + 1, 0)
     is_alloc = ends.action == Action.ALLOC

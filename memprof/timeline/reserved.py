@@ -1,7 +1,7 @@
-"""Find which stretches of the device the allocator held, and when.
+"""Find which address ranges of the device the allocator held, and when.
 
-A region is a segment, or one stretch of an expandable segment between two places where pages were
-ever mapped or unmapped; each has one row per lifetime, by the timeline's convention for instants.
+A region is a segment, or a stretch of an expandable segment between two places where pages were ever
+mapped or unmapped. Each region has one row per lifetime, by the timeline's convention for instants.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from memprof.timeline.lifetimes import Rows
 __all__ = ["Regions", "add_pools", "regions_of"]
 
 _PAGE_SMALL, _PAGE_LARGE = 2 * 2**20, 20 * 2**20
-# A hostile file can make every unmap span every map; real ones stay near one stretch an event.
+# In a hostile file every unmap can span every map; real files stay near one stretch per event.
 _STRETCHES_EACH, _STRETCHES_FREE = 8, 1_000_000
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Rows by address, then time. ``page`` is 0 for ordinary segments, which come and go whole."""
+    """Hold regions by address, then time. ``size`` and ``page`` are in bytes.
+
+    ``page`` is 0 for ordinary segments, which are allocated and freed as a whole.
+    """
 
     address: I64
     size: I64
@@ -36,12 +39,12 @@ class Regions:
         return len(self.address)
 
     def alive_at(self, instant: int) -> I64:
-        """Rows there at ``instant``, by address."""
+        """Return the rows alive at ``instant``, by address."""
         return np.flatnonzero((self.begin_event < instant) & (instant <= self.end_event))
 
 
 def regions_of(trace: Trace, segments: Segments | None) -> Regions:
-    """Every region that existed between the first event and the last."""
+    """Return every region that existed between the first event and the last."""
     final = segments if segments is not None else _no_segments()
     whole = _lifetimes(trace, final, Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, expandable=False)
     paged = _lifetimes(trace, final, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP, expandable=True)
@@ -59,11 +62,11 @@ def _no_segments() -> Segments:
 def _lifetimes(
     trace: Trace, final: Segments, gain: Action, loss: Action, *, expandable: bool
 ) -> tuple[I64, I64, I64, I64, I64, I64]:
-    """Address, size, begin, end, pool and page of the stretches of one kind."""
+    """Return the address, size, begin, end, pool and page of all regions of one kind."""
     count = len(trace)
     event = np.flatnonzero((trace.action == gain) | (trace.action == loss))
     last = np.flatnonzero(final.expandable == expandable)
-    # One entry per event and, at the end of time, one per segment that is still there.
+    # One entry per event, and one at the end of the trace per segment that is still there.
     start = np.concatenate([trace.address[event], final.address[last]])
     size = np.concatenate([trace.size[event], final.total[last]])
     when = np.concatenate([event, np.full(len(last), count)])
@@ -78,17 +81,17 @@ def _lifetimes(
     same = np.zeros(len(start) + 1, np.bool_)
     np.equal(start[1:], start[:-1], out=same[1:-1]) if len(start) else None
 
-    # A row is born at a rise, or before the trace where the first entry is a fall or the final state.
+    # A row begins at a rise. It begins before the trace (a ghost) where its first entry is a fall or the final state.
     first = ~same[:-1]
     ghost = first & (~rises | (when == count))
     born = np.flatnonzero(ghost | (rises & (when < count)))
     begin = np.where(ghost[born], -1, when[born])
-    # It ends at its own fall (a ghost known by it) or the next entry's, else it is there at the end.
+    # A ghost known by its fall ends there. Any other row ends at the next entry, or is there at the end.
     own = ghost[born] & ~rises[born]
     following = np.minimum(born + 1, max(len(start) - 1, 0))
     end = np.where(same[1:][born], when[following], count)
     end = np.where(own, when[born], end)
-    # Where it is still there at the end, the final segment knows best: old traces name no pools.
+    # A row that is there at the end takes the final segment's pool, because old traces name no pools.
     last_entry = np.where(same[1:][born] & (when[following] == count), following, born)
     pool, large = pool[last_entry], large[last_entry]
     page = np.where(large, _PAGE_LARGE, _PAGE_SMALL) if expandable else np.zeros(len(born), np.int64)
@@ -96,7 +99,7 @@ def _lifetimes(
 
 
 def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
-    """Cut ranges at every place where any of them begins or ends: (entry, start, size) of the parts."""
+    """Cut ranges at every place where one begins or ends; return the parts as (entry, start, size)."""
     edges = np.unique(np.concatenate([start, start + size]))
     low, high = np.searchsorted(edges, start), np.searchsorted(edges, start + size)
     parts = np.maximum(high - low, 0)
@@ -110,7 +113,7 @@ def _stretches(start: I64, size: I64) -> tuple[NDArray[np.intp], I64, I64]:
 
 
 def add_pools(rows: Rows, trace: Trace, regions: Regions) -> None:
-    """Give rows the private pool of the segment around them: before torch 2.10 events name none."""
+    """Give rows the private pool of the segment around them, because events before torch 2.10 name no pool."""
     private = np.flatnonzero((regions.pool != 0) & (regions.end_event == len(trace)))
     if not len(private) or np.any(trace.pool):
         return

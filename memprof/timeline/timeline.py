@@ -1,8 +1,8 @@
-"""Allocation lifetimes of one device, rebuilt from its trace and its final state.
+"""Rebuild the allocation lifetimes of one device from its trace and its final state.
 
-Instants: ``k`` is the state after the first ``k`` events, ``0 <= k <= n_events``. A row is alive at
-``k`` when ``alloc_event < k <= free_event``. Blocks that were there before the first event
-("ghosts") have ``alloc_event == -1``; what is still alive at the end has ``free_event == n_events``.
+Instant ``k`` is the state after the first ``k`` events, ``0 <= k <= n_events``. A row is alive at ``k`` when
+``alloc_event < k <= free_event``. Blocks older than the first event ("ghosts") have ``alloc_event == -1``;
+rows still alive at the end have ``free_event == n_events``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["Timeline", "build_timeline", "history_of"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """One row per allocation lifetime, and the running totals.
+    """Hold one row per allocation lifetime, and the running totals.
 
-    Row columns: ``address``; ``size`` (block bytes, what the device holds); ``requested`` bytes;
-    ``alloc_event``, ``release_event`` (free_requested) and ``free_event`` (free_completed), see the
-    module's convention for instants; ``born_us``/``died_us`` (``died_us`` is -1 while alive);
-    ``stream``, ``pool``, ``stack`` and ``metadata`` index the snapshot's tables.
+    Row columns: ``address``; ``size`` (block bytes, which the device holds); ``requested`` bytes;
+    ``alloc_event``, ``release_event`` (free_requested) and ``free_event`` (free_completed), by the module's
+    convention for instants; ``born_us`` and ``died_us`` in microseconds (``died_us`` is -1 while alive);
+    ``stream``; ``pool``, ``stack`` and ``metadata``, which index the snapshot's tables.
 
-    Totals have ``n_events + 1`` entries, one an instant: ``active`` = bytes whose free has not
-    completed, ``allocated`` = bytes the program holds, ``requested_total`` = live requested bytes,
-    ``reserved`` = bytes of segments (None for a tensor trace). ``regions`` are the segments over time, and
-    ``history`` says how much of the run the events cover.
+    Totals have shape ``[n_events + 1]``, one entry per instant, in bytes: ``active`` (blocks whose free has not
+    completed), ``allocated`` (blocks the program holds), ``requested_total`` (requested bytes of active blocks) and
+    ``reserved`` (segments; None for a tensor trace). ``regions`` are the segments over time. ``history`` tells how
+    much of the run the events cover.
     """
 
     device: int
@@ -65,38 +65,38 @@ class Timeline:
         return len(self.address)
 
     def alive_at(self, instant: int) -> NDArray[np.int64]:
-        """Rows alive (active) at ``instant``, in order of birth."""
+        """Return the rows alive (active) at ``instant``, in order of birth."""
         return np.flatnonzero((self.alloc_event < instant) & (instant <= self.free_event))
 
     def row_at(self, address: int, instant: int) -> int | None:
-        """The row alive at ``instant`` whose block begins at ``address``."""
+        """Return the row alive at ``instant`` whose block begins at ``address``; None where there is none."""
         alive = (self.address == address) & (self.alloc_event < instant) & (instant <= self.free_event)
         found = np.flatnonzero(alive)
         return int(found[0]) if len(found) else None
 
     def time_us(self, instant: int) -> int:
-        """When ``instant`` began: the time of the event that led to it (0 without events)."""
+        """Return when ``instant`` began, in microseconds: the time of the event that led to it (0 without events)."""
         if not self.n_events:
             return 0
         return int(self.event_us[max(instant - 1, 0)])
 
     def instant_at(self, time_us: int) -> int:
-        """The state at ``time_us``: after every event up to and including that time."""
+        """Return the instant at ``time_us``: the state after every event up to and including that time."""
         return int(np.searchsorted(self.event_us, time_us, side="right"))
 
     @property
     def peak_instant(self) -> int:
-        """First instant of the highest ``allocated``."""
+        """Return the first instant at which ``allocated`` is highest."""
         return int(np.argmax(self.allocated))
 
     @property
     def max_requested(self) -> int:
-        """The highest sum of live requested bytes."""
+        """Return the highest total of requested bytes."""
         return int(self.requested_total.max())
 
 
 def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
-    """Lifetimes on ``device`` (default: the one with the highest peak of requested bytes).
+    """Build the timeline of ``device`` (default: the one with the highest peak of requested bytes).
 
     Raises:
         InputError: the snapshot holds nothing about that device, or nothing at all.
@@ -130,19 +130,19 @@ def _no_events() -> Trace:
 
 
 def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]) -> None:
-    """Say so where blocks that were never freed are missing from the final state."""
+    """Add a note where blocks that were never freed are missing from the final state."""
     if blocks is None or not len(blocks):
         return
     strays = (rows.free_event == count) & (rows.block_size < 0)
     if np.any(strays):
         notes.append(
             f"{np.count_nonzero(strays)} blocks ({rows.trace_size[strays].sum():,} bytes) were never freed "
-            "and yet are not in the final state; they are counted as alive"
+            "but are missing from the final state; they are counted as alive"
         )
 
 
 def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
-    """Say so where torch counts more than the device has, as it does for memory an engine put to sleep."""
+    """Add a note where torch counts more than the device has, as it does while an engine sleeps."""
     total = snapshot.extra.get("device", {}).get("total_bytes")
     if timeline.reserved is None or not isinstance(total, int) or total <= 0:
         return
@@ -207,7 +207,10 @@ def _totals(
 
 
 def _running(size: I64, begin: I64, end: I64, count: int) -> I64:
-    """The sum of ``size`` over what lives at each instant; a row that ends before it begins never lives."""
+    """Return the sum of ``size`` over the rows alive at each instant, shape ``[count + 1]``.
+
+    A row that ends before it begins is never alive.
+    """
     change = np.zeros(count + 2, np.int64)
     lives = begin < end
     np.add.at(change, begin[lives] + 1, size[lives])
@@ -216,7 +219,7 @@ def _running(size: I64, begin: I64, end: I64, count: int) -> I64:
 
 
 def _reserved(trace: Trace, segments: Segments | None) -> I64:
-    """Bytes of segments at each instant, from their sum at the end backwards."""
+    """Return the bytes of segments at each instant, counted backwards from their sum at the end."""
     sign = np.zeros(Action.UNKNOWN + 1, np.int64)
     sign[[Action.SEGMENT_ALLOC, Action.SEGMENT_MAP]] = 1
     sign[[Action.SEGMENT_FREE, Action.SEGMENT_UNMAP]] = -1
@@ -227,11 +230,11 @@ def _reserved(trace: Trace, segments: Segments | None) -> I64:
 
 
 def history_of(snapshot: Snapshot, device: int) -> History:
-    """How much of the run the snapshot's events cover; ``Timeline.history`` where there is a timeline.
+    """Tell how much of the run the snapshot's events cover; with a timeline, read ``Timeline.history`` instead.
 
-    What the recorder itself noted wins. Else: no events (``none``); nothing there before the first
-    event (``complete``); as many events as a round ring buffer holds (``truncated``: the oldest
-    were overwritten); otherwise recording began when memory was in use (``started_late``).
+    The recorder's own note wins. Without one: ``none`` where there are no events; ``complete`` where no block is
+    older than the first event; ``truncated`` where the number of events is that of a full ring buffer (the oldest
+    were overwritten); otherwise ``started_late``, as recording began with memory in use.
     """
     trace = snapshot.traces.get(device) or _no_events()
     rows = pair_blocks(trace, snapshot.blocks.get(device), snapshot.segments.get(device), [])
@@ -240,7 +243,7 @@ def history_of(snapshot: Snapshot, device: int) -> History:
 
 def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
     recorded = snapshot.extra.get("recorded", {}).get("history")
-    if recorded is not None:  # one of ours: the reader has checked it
+    if recorded is not None:  # written by memprof, and checked by the reader
         return History(recorded)
     if not np.any(trace.action <= Action.FREE_COMPLETED):
         return History.NONE
@@ -251,6 +254,6 @@ def _history(snapshot: Snapshot, trace: Trace, rows: Rows) -> History:
 
 
 def _is_ring_size(count: int) -> bool:
-    """Whether a person would have typed this number as ``max_entries``."""
+    """Tell whether this is a number that a person would type as ``max_entries``."""
     digits = str(count).rstrip("0")
     return count >= 1000 and ((len(digits) <= 2 and count % 1000 == 0) or count & (count - 1) == 0)

@@ -1,4 +1,4 @@
-"""The ranks of one distributed run side by side: a few kilobytes of each, put together without torch."""
+"""Compare the ranks of one distributed run from a few kilobytes of each, without torch."""
 
 from __future__ import annotations
 

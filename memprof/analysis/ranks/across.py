@@ -1,4 +1,4 @@
-"""The ranks compared: which holds most, by how much, in which phase, of what, and on which node."""
+"""Compare ranks: which one holds most, by how much, in which phase and category, and on which node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["across"]
 
 Summary = Mapping[str, Any]
 
-# What differs by less than this part of the median rank's peak is not worth a word.
+# Differences below this share of the median rank's peak are left out.
 _WORTH = 0.01
 _MOST_CATEGORIES = 3
 
@@ -21,15 +21,15 @@ _MOST_CATEGORIES = 3
 def across(
     ranks: Sequence[Summary], world_size: int | None, missing: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """What the ranks' summaries say together (``across_ranks`` of ``memprof.report/1``); sizes in bytes.
+    """Compare the ranks' summaries (``across_ranks`` of ``memprof.report/1``); sizes in bytes.
 
-    Figures are *active* bytes, whose categories add up, each rank at its own peak; the device's own figures (reserved
-    and what lies outside torch) stand apart. The median is one of the ranks' own values, the lower of two middle ones.
+    Figures are *active* bytes, each rank at its own peak, so that categories add up. The device's figures (reserved
+    bytes and those outside torch) are apart. The median is one of the ranks' own values, the lower of two middle ones.
 
     Args:
-        ranks: one summary each (:func:`memprof.analysis.ranks.rank_summary`), at least one.
+        ranks: the summary of each rank (:func:`memprof.analysis.ranks.rank_summary`), at least one.
         world_size: how many ranks the run had, where known.
-        missing: ``{"rank", "last_step", "peak_allocated_bytes"}`` of each rank of which there is no recording.
+        missing: ``{"rank", "last_step", "peak_allocated_bytes"}`` of each rank without a recording.
     """
     steps = {r["peak"]["step"] for r in ranks}
     return {
@@ -46,17 +46,17 @@ def across(
 
 
 def _held(summary: Summary) -> int | None:
-    """What a rank held of its device at its device peak: reserved, and outside torch where that was measured."""
+    """Return a rank's bytes at its device peak: reserved plus, where measured, memory outside torch."""
     peak = summary["device_peak"]
     return None if peak["reserved_bytes"] is None else peak["reserved_bytes"] + (peak["non_torch_bytes"] or 0)
 
 
 def _spread(ranks: Sequence[Summary], of: Callable[[Summary], int | None]) -> dict[str, Any] | None:
-    """Highest, lowest, median and mean of a figure, with whose they are; None where no rank knows it."""
+    """Return the highest, lowest, median and mean of a figure, with their ranks; None where no rank knows it."""
     known = [(n, r["rank"]) for r in ranks if (n := of(r)) is not None]
     if not known:
         return None
-    # Of equals the lowest rank is named.
+    # Among equal ranks the one with the lowest number is named.
     highest = max(known, key=lambda k: (k[0], -k[1]))
     lowest = min(known)
     total = sum(n for n, _ in known)
@@ -69,7 +69,7 @@ def _spread(ranks: Sequence[Summary], of: Callable[[Summary], int | None]) -> di
         "median_bytes": median_low(n for n, _ in known),
         "mean_bytes": round(mean),
         "total_bytes": total,
-        # How far the fullest rank stands above the mean: 0 where all are alike.
+        # How far the fullest rank lies above the mean: 0 where all are equal.
         "imbalance": highest[0] / mean - 1 if mean else 0.0,
     }
 
@@ -112,7 +112,7 @@ def _nodes(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
 
 
 def _differences(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
-    """What the fullest rank, and rank 0 where it is not the fullest, hold above the median rank in the same phase."""
+    """List what the fullest rank, and rank 0 if it is another, hold above the median rank in the same phase."""
     if len(ranks) < 2:
         return []
     by_rank = {r["rank"]: r for r in ranks}
@@ -123,7 +123,7 @@ def _differences(ranks: Sequence[Summary]) -> list[dict[str, Any]]:
 
 def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]]:
     phase = own["peak"]["phase"]
-    # Compared in one phase: a rank that happens to peak elsewhere differs in everything.
+    # Ranks are compared in one phase, because a rank that peaks in another phase differs in everything.
     held = {r["rank"]: _in_phase(r, phase) for r in ranks}
     known = {rank: parts for rank, parts in held.items() if parts is not None}
     mine = known.get(own["rank"])

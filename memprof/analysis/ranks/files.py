@@ -1,4 +1,4 @@
-"""The recordings of a run's ranks in a folder: which there are, and which of them belong side by side."""
+"""Find the recordings of a run's ranks in a folder, and choose those that belong together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memprof.errors import InputError, UsageError
 
 __all__ = ["Recording", "choose", "find_recordings", "recording_of"]
 
-# What the callback writes, and what others call the snapshots of their ranks (rank0_memory.pickle, mem_rank_3.pickle).
+# File names of the callback, and common names of other tools (rank0_memory.pickle, mem_rank_3.pickle).
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 _THEIRS = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
@@ -19,7 +19,7 @@ _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording of one rank: a snapshot, its report's JSON, or both. ``rank`` None: the file has to say."""
+    """Hold one recording of one rank: a snapshot, its report's JSON, or both. A ``rank`` of None is in the file."""
 
     rank: int | None
     step: int | None
@@ -28,17 +28,17 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The snapshot, or the report where that is all there is."""
+        """Return the snapshot, or the report where there is no snapshot."""
         path = self.snapshot or self.report
         assert path is not None, "a recording is made of at least one file"
         return path
 
 
 def find_recordings(place: Path) -> list[Recording]:
-    """What there is in ``place``, or in ``_memprof`` below it.
+    """Find the recordings in ``place``, or in ``_memprof`` below it.
 
     Raises:
-        InputError: nothing that is a rank's recording, or no such folder.
+        InputError: the folder does not exist or cannot be read, or holds no rank's recording.
     """
     for folder in (place, place / "_memprof"):
         try:
@@ -56,7 +56,7 @@ def find_recordings(place: Path) -> list[Recording]:
 
 
 def recordings_of(files: Iterable[Path]) -> list[Recording]:
-    """The recordings among ``files``, a snapshot and its report taken together; by step and rank."""
+    """Return the recordings among ``files`` by step and rank; a snapshot and its report are one recording."""
     ours: dict[tuple[int, int], dict[str, Path]] = {}
     theirs: list[Recording] = []
     for path in sorted(files):
@@ -69,7 +69,7 @@ def recordings_of(files: Iterable[Path]) -> list[Recording]:
 
 
 def recording_of(path: Path) -> Recording:
-    """One file named on the command line."""
+    """Return the recording of one file named on the command line."""
     if match := _OURS.fullmatch(path.name):
         json = path if match.group(3) == "json" else None
         return Recording(int(match.group(2)), int(match.group(1)), None if json else path, json)
@@ -78,20 +78,20 @@ def recording_of(path: Path) -> Recording:
 
 
 def choose(recordings: Iterable[Recording], step: int | None = None) -> list[Recording]:
-    """One recording of each rank: all of the step that most ranks recorded, the newest such step.
+    """Choose one recording of each rank, all of the newest step that most ranks recorded (or of ``step``).
 
-    A rank that did not record it is left out: what it held in another step says nothing beside the others.
+    A rank without a recording of that step is left out, because figures of different steps cannot be compared.
 
     Raises:
-        UsageError: nothing of the step asked for.
+        UsageError: there is no recording of the requested step.
     """
     by_step: dict[int | None, dict[int | None, Recording]] = {}
     for recording in recordings:
         by_step.setdefault(recording.step, {}).setdefault(recording.rank, recording)
     if step is not None:
         if step not in by_step:
-            known = ", ".join(str(s) for s in sorted(s for s in by_step if s is not None)) or "none that is known"
-            raise UsageError(f"--step {step}: no recording of it; there are recordings of step {known}.")
+            known = ", ".join(str(s) for s in sorted(s for s in by_step if s is not None)) or "no known number"
+            raise UsageError(f"--step {step}: not recorded; there are recordings of step {known}.")
         return list(by_step[step].values())
     newest = max(by_step, key=lambda s: (len(by_step[s]), -1 if s is None else s))
     return list(by_step[newest].values())

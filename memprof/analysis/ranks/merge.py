@@ -1,4 +1,4 @@
-"""One report of many ranks: the fullest rank's own, with every rank's summary and what they say together."""
+"""Merge the reports of many ranks: the fullest rank's own, with every rank's summary and their comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def merged(
     world_size: int | None,
     missing: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """``report`` with ``ranks`` (by number) and ``across_ranks``.
+    """Return ``report`` with ``ranks`` (by number) and ``across_ranks`` added.
 
     Args:
         report: the report of the rank to be shown in full.
@@ -28,36 +28,36 @@ def merged(
         missing: see :func:`missing_ranks`.
 
     Raises:
-        InputError: two summaries of one rank.
+        InputError: there are two summaries of one rank.
     """
     entries = sorted((dict(r) for r in ranks), key=lambda r: r["rank"])
     count = Counter(r["rank"] for r in entries)
     twice = [rank for rank in count if count[rank] > 1]
     if twice:
         raise InputError(
-            f"rank {twice[0]} is there twice: these are not the ranks of one run; put runs side by side with "
+            f"rank {twice[0]} is there twice, so these are not the ranks of one run; compare runs with "
             "`memprof compare`."
         )
     return {**report, "ranks": entries, "across_ranks": across(entries, world_size, missing)}
 
 
 def fullest(ranks: Iterable[Mapping[str, Any]]) -> int:
-    """The rank to look at first: one that ran out of memory, else the highest peak; of equals the lowest number."""
+    """Choose the rank to show first: one that ran out of memory, else the highest peak, else the lowest number."""
     first = max(ranks, key=lambda r: (r["oom"] is not None, r["peak"]["active_bytes"], -r["rank"]))
     rank: int = first["rank"]
     return rank
 
 
 def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
-    """How many ranks the run had by what its recordings claim; None where no recording knows (they all say 1).
+    """Return how many ranks the run had, from its recordings' claims; None where every recording claims 1.
 
     Raises:
-        InputError: recordings of runs of different sizes.
+        InputError: the recordings come from runs of different sizes.
     """
     sizes = sorted({n for n in claims if type(n) is int and n > 1})
     if len(sizes) > 1:
         raise InputError(
-            f"recordings of a run of {sizes[0]} ranks and of one of {sizes[-1]}: put runs side by side with "
+            f"these recordings are of a run of {sizes[0]} ranks and of one of {sizes[-1]}; compare runs with "
             "`memprof compare`."
         )
     highest = max(present, default=0)
@@ -65,9 +65,9 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
 
 
 def missing_ranks(present: Iterable[int], world_size: int | None, folder: Path | None = None) -> list[dict[str, Any]]:
-    """Ranks of which there is no recording, with the last that their counters file says, where there is one.
+    """List the ranks without a recording, with the last line of their counters file where there is one.
 
-    Each is ``{"rank", "last_step", "peak_allocated_bytes"}``, the latter two None where nothing is known.
+    Each is ``{"rank", "last_step", "peak_allocated_bytes"}``; the last two are None where they are not known.
     """
     there = set(present)
     absent = [rank for rank in range(world_size or 0) if rank not in there]

@@ -1,4 +1,4 @@
-"""Why a rank usually holds more of a category than the others do."""
+"""Name the usual reason why a rank holds more of a category than the others do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["usual_reason"]
 
-_LONGER = "longer or more sequences there: ranks pad to their own longest, not to a common length"
+_LONGER = "longer or more sequences on this rank: each rank pads to its own longest, not to a common length"
 _LOADED = "the model was loaded on this rank only"
 _GATHERED = "whole tensors gathered on this rank, as when a full state dict is saved or weights are sent to an engine"
 _UNEVEN = "shards of uneven size: a layer that does not divide by the number of ranks, or a wrapper left out"
@@ -24,13 +24,13 @@ _REASONS = {
     "activations": _LONGER,
     "activation_gradients": _LONGER,
     "loss_logits": _LONGER,
-    "kv_cache": "longer or more prompts in its share of the generation batch, or an engine that serves only there",
+    "kv_cache": "longer or more prompts in its share of the generation batch, or an engine that runs on this rank only",
     "inference_engine": "the engine runs on this rank only",
-    "inputs": "a longer rollout buffer, or metrics and texts gathered to it",
+    "inputs": "a longer rollout buffer, or metrics and texts gathered to this rank",
     "temporaries": "work that only this rank does: logging, evaluating, saving",
-    "communication": "it receives what the others send (gathering objects, broadcasting weights)",
+    "communication": "this rank receives what the others send (gathering objects, broadcasting weights)",
     "workspace": "libraries that only this rank uses",
-    "unattributed": "allocations no evidence explains; see its own report",
+    "unattributed": "allocations that no evidence explains; see the rank's own report",
 }
 _FIRST = {
     "weights": _GATHERED,
@@ -43,20 +43,20 @@ _FIRST = {
 }
 _OUTSIDE = (
     "other processes made a CUDA context on its device: every rank that touches CUDA before it chooses its own device "
-    "opens one on device 0"
+    "makes one on device 0"
 )
 
 
 def usual_reason(category: str, rank: int, own: Mapping[str, Any], median_tokens: int | None) -> str:
-    """What usually makes a rank hold more of ``category`` (or of ``"non_torch"``) than the median rank.
+    """Return the usual reason why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank.
 
-    Tokens are named where they were counted and bear the explanation out.
+    Where tokens were counted, the sentence tells whether they explain the difference.
     """
     tokens = own.get("tokens")
     if _REASONS.get(category) == _LONGER and isinstance(tokens, int) and median_tokens:
         if tokens > median_tokens:
             return f"{tokens:,} tokens in that step where the median rank had {median_tokens:,}"
-        return f"not more tokens ({tokens:,}; the median rank had {median_tokens:,}): work only this rank does"
+        return f"not more tokens ({tokens:,}; the median rank had {median_tokens:,}), but work that only this rank does"
     if category == "non_torch":
         return _OUTSIDE
     if rank == 0 and category in _FIRST:

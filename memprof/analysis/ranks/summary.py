@@ -1,4 +1,4 @@
-"""What is kept of one rank's report: enough for every comparison between ranks, a few kilobytes."""
+"""Summarise one rank's report in a few kilobytes, enough for every comparison between ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _PHASES = {p.value for p in Phase}
 
 
 def rank_summary(report: Mapping[str, Any], rank: int | None = None, file: str | None = None) -> dict[str, Any]:
-    """The summary of one rank's report (an entry of ``ranks`` in ``memprof.report/1``); sizes in bytes.
+    """Summarise one rank's report (an entry of ``ranks`` in ``memprof.report/1``); sizes in bytes.
 
     Args:
         report: the rank's own ``memprof.report/1``.
         rank: its number, where the report does not know it.
-        file: the name of the recording; the report's own where it says.
+        file: the name of the recording; default: the report's own.
 
     Raises:
-        InputError: the report lacks what a summary needs.
+        InputError: the report lacks a figure that a summary needs.
     """
     try:
         source, peak = report["source"], report["peak"]
@@ -48,12 +48,12 @@ def rank_summary(report: Mapping[str, Any], rank: int | None = None, file: str |
             "oom": None if report["oom"] is None else {name: report["oom"].get(name) for name in _OOM},
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"a rank's report without what a summary needs ({error!r}); write it again.") from None
+        raise InputError(f"a rank's report lacks a figure of its summary ({error!r}); write it again.") from None
     return check_summary(summary)
 
 
 def check_summary(summary: Any) -> dict[str, Any]:
-    """The summary, if its figures can be reckoned with: it may have come from another machine or another version.
+    """Return the summary after checking its figures, as it may come from another machine or version.
 
     Raises:
         InputError: it cannot be used.
@@ -107,7 +107,7 @@ def _present(categories: Mapping[str, int]) -> dict[str, int]:
 
 
 def _highest(phases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each phase at its highest, in the order in which they first ran."""
+    """Return each phase at its highest peak, in the order in which they first ran."""
     found: dict[str, dict[str, Any]] = {}
     for span in phases:
         known = found.setdefault(span["phase"], {"phase": span["phase"], "peak_bytes": -1, "categories": {}})
@@ -117,7 +117,7 @@ def _highest(phases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _tokens(report: Mapping[str, Any], step: int | None) -> int | None:
-    """Tokens the step of the peak trained on; of the only step where the peak lies outside any."""
+    """Return the tokens of the peak's step, or of the only step where the peak lies outside any step."""
     steps = (report.get("growth") or {}).get("steps") or []
     at = [s["tokens"] for s in steps if s["step"] == step or len(steps) == 1]
     return at[0] if at else None
