@@ -1,1 +1,1 @@
-"""Show recordings in TensorBoard's Memory tab."""
+"""Show memprof's reports in TensorBoard's Memory tab."""

@@ -1,4 +1,4 @@
-"""Load the tab when TensorBoard starts: next to nothing, because an error here would end it for everyone."""
+"""Load the tab. TensorBoard imports this module when it starts, so an error here would end TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MemoryTabLoader(TBLoader):  # type: ignore[misc, unused-ignore]
     """Load the tab, or leave it out."""
 
     def load(self, context: Any) -> Any:
-        """Return the plugin, or None where it cannot be had."""
+        """Return the plugin; print the error and return None where it cannot be loaded."""
         try:
             from memprof.integrations.board.plugin import MemoryTab
 

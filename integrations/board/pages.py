@@ -49,7 +49,7 @@ class Pages:
         return self._page([recording])
 
     def comparison(self, first: Recording, second: Recording) -> Page:
-        """Return two recordings side by side."""
+        """Return the page that compares two recordings."""
         return self._page([first, second])
 
     def _page(self, recordings: list[Recording]) -> Page:
@@ -66,7 +66,7 @@ class Pages:
 
 
 def script_hashes(text: str) -> list[str]:
-    """Return SHA-256 of every inline script that runs, as a content security policy names them."""
+    """Return the SHA-256 hash of every inline script that runs, as a content security policy names it."""
     return [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _SCRIPT.findall(text)]
 
 

@@ -1,4 +1,4 @@
-"""Serve the tab: what there is, and pages of it."""
+"""Serve the tab: the list of recordings, their report pages and comparisons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         self._pages = Pages()
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        """Return addresses below ``data/plugin/memprof``."""
+        """Return the handler of each address below ``data/plugin/memprof``."""
         return {
             "/static/index.js": self._script,
             "/recordings": self._list,
@@ -43,14 +43,14 @@ class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
         }
 
     def is_active(self) -> bool:
-        """Tell whether there is anything to show."""
+        """Tell whether there is any recording to show."""
         try:
             return bool(self._recordings.all())
         except Exception:
             return False
 
     def frontend_metadata(self) -> Any:
-        """Return how TensorBoard shows the tab."""
+        """Return the name of the tab and the address of its script."""
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
     @_app
@@ -110,7 +110,7 @@ def _places(context: Any) -> list[tuple[str, Path]]:
 
 
 def _headline(recording: Recording) -> dict[str, Any]:
-    """Return the peak, from the report's JSON where there is one (a picker should not analyse anything)."""
+    """Return the peak from the report's JSON where it exists, so that listing recordings analyses nothing."""
     if recording.json is None:
         return {}
     try:

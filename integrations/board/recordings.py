@@ -65,7 +65,7 @@ class Recordings:
             return [self._found[key] for key in sorted(self._found)]
 
     def get(self, run: str, step: int, rank: int) -> Recording | None:
-        """Return one recording; None if there is none of that name."""
+        """Return one recording; None where it does not exist."""
         self.all()
         return self._found.get((run, step, rank))
 
@@ -92,7 +92,7 @@ class Recordings:
 
 
 def _run_name(prefix: str, root: Path, inside: Path) -> str:
-    """Return the folder a run's own folder lies in, as TensorBoard names runs: relative to the log directory."""
+    """Return a run's name as TensorBoard does: the folder around the run's own, relative to the log directory."""
     parts = inside.parts[:-1] if inside.name == "_memprof" else inside.parts
     name = "/".join((*((prefix,) if prefix else ()), *parts))
     return name or root.name or "."

@@ -39,7 +39,7 @@ class OutOfMemory(DoesNotFit):
 
 
 class _Block:
-    """Hold a stretch of a segment: in use, free, or (expandable segments) not mapped to memory."""
+    """Hold a stretch of a segment: in use, free, or (in expandable segments) not mapped to memory."""
 
     __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
 
@@ -57,7 +57,7 @@ class _Block:
 
 
 class _Segment:
-    """Hold memory from the device, or the address range of an expandable segment."""
+    """Hold a segment: memory from the device, or the address range of an expandable segment."""
 
     __slots__ = ("address", "expandable", "first", "page", "size")
 
@@ -70,7 +70,7 @@ class _Segment:
 
 
 class _Pool:
-    """Keep the free blocks of one size class on one stream, best fit first."""
+    """Hold the free blocks of one size class on one stream, smallest first."""
 
     __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
 
@@ -88,7 +88,7 @@ EventCallback = Callable[[str, int, int, int, int], None]
 
 @dataclass
 class CachingAllocator:
-    """Allocate on one device.
+    """Model the allocator of one device.
 
     ``capacity`` is the device's bytes for this process (None: no limit). ``on_event`` is called
     with ``(action, address, bytes, stream, pool)`` for every event that torch's history would hold,
@@ -125,7 +125,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ what a program does
 
     def malloc(self, size: int, stream: int = 0, pool: int = 0) -> tuple[int, int]:
-        """Allocate a block for ``size`` bytes; return its address and its own size.
+        """Allocate a block for ``size`` bytes; return its address and its own bytes.
 
         Zero bytes take no block, as in torch: the result is ``(0, 0)``.
 
@@ -155,7 +155,7 @@ class CachingAllocator:
         self.complete_free(address)
 
     def request_free(self, address: int) -> None:
-        """Let go of a block on behalf of the program; it can be used again after :meth:`complete_free`.
+        """Request to free a block; the allocator can use it again after :meth:`complete_free`.
 
         The two calls are apart for blocks that another stream still reads (``record_stream``).
 
@@ -170,7 +170,11 @@ class CachingAllocator:
         self._emit("free_requested", address, block.requested, block.pool)
 
     def complete_free(self, address: int) -> None:
-        """Free a block that the program has let go of."""
+        """Free a block after :meth:`request_free`.
+
+        Raises:
+            UsageError: no free was requested for this address.
+        """
         if address not in self._pending:
             raise UsageError(f"no block with the address {address:#x} was asked to be freed.")
         self._pending.discard(address)
@@ -188,7 +192,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ the final state
 
     def segments(self) -> list[dict[str, Any]]:
-        """List segments and blocks as torch's snapshot has them, by address; block frames are empty."""
+        """Return segments and blocks as in torch's snapshot, by address; block frames are empty."""
         out: list[dict[str, Any]] = []
         for segment in sorted(self._segments.values(), key=lambda s: s.address):
             run: list[_Block] = []
@@ -245,7 +249,7 @@ class CachingAllocator:
         return home
 
     def _best_fit(self, home: _Pool, need: int) -> _Block | None:
-        """Find the smallest free block that is large enough, or none: only that one block is considered."""
+        """Return the smallest free block that is large enough; None without one, or where split limits forbid it."""
         free = home.free
         index = bisect_left(free, (need, 0))
         if index == len(free):
@@ -324,7 +328,7 @@ class CachingAllocator:
     # ------------------------------------------------------------------ memory from the device
 
     def _grow(self, home: _Pool, need: int, size: int) -> _Block:
-        """Make a free block of new memory, after giving back cached memory where the device is full."""
+        """Return a free block of new memory; where the device is full, give cached memory back first."""
         if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
         block = self._device_alloc(home, need)
@@ -361,7 +365,7 @@ class CachingAllocator:
         self.max_reserved = max(self.max_reserved, self.reserved)
 
     def _address_for(self, size: int) -> int:
-        """Choose where the device puts a segment: a range of that size it got back, else fresh addresses.
+        """Choose a segment's address: a returned range of that size, else fresh addresses.
 
         The driver's own choice cannot be known; it only decides ties between free blocks.
         """
@@ -380,7 +384,7 @@ class CachingAllocator:
         self._emit("segment_free", block.address, block.size, block.pool)
 
     def _release_available(self, home: _Pool, need: int) -> bool:
-        """Give back one large enough oversize block, else the largest until enough, where there is a split limit."""
+        """With a split limit, give back one oversize block that is large enough, else the largest that sum to it."""
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
             return False
@@ -416,7 +420,7 @@ class CachingAllocator:
                 self._unmap(block)
 
     def _collect_garbage(self) -> None:
-        """Give back, above the threshold, the unsplit large blocks that have been free the longest."""
+        """Above the threshold, give back the unsplit large blocks that have been free the longest."""
         assert self.capacity is not None
         limit = int(self.capacity * self.settings.garbage_collection_threshold)
         target = self.reserved - limit
@@ -452,7 +456,7 @@ class CachingAllocator:
         return mapped
 
     def _expandable_candidate(self, home: _Pool, need: int) -> _Block:
-        """Find the lowest unmapped block, with the free one before it, that has room; else a new range."""
+        """Return the lowest unmapped block that has room, with the free one before it; else a new range."""
         for address in home.unmapped:
             block = self._unmapped[address]
             if block.prev is not None and block.prev.free:
@@ -480,7 +484,7 @@ class CachingAllocator:
         del self._unmapped[block.address]
 
     def _map(self, block: _Block, size: int) -> _Block | None:
-        """Back the beginning of an unmapped block with whole pages; return the free block it becomes part of."""
+        """Map whole pages at the start of an unmapped block; return the free block they become part of."""
         page = block.segment.page
         mapped = min(-(-size // page) * page, block.size)
         if mapped > self._device_free():
@@ -519,7 +523,7 @@ class CachingAllocator:
             self._add_unmapped(block)
 
     def _cut(self, block: _Block, at: int) -> _Block:
-        """Divide a block that is in no pool; return its second part, in no pool either."""
+        """Divide a block that is in no pool and return its second part, which is in no pool either."""
         tail = _Block(at, block.address + block.size - at, block.pool, block.segment)
         tail.prev, tail.next = block, block.next
         if block.next is not None:
@@ -533,13 +537,13 @@ class CachingAllocator:
 
 
 def _room(block: _Block) -> int:
-    """Count what a block of an expandable segment can become without moving: itself and the unmapped rest."""
+    """Return the bytes a block of an expandable segment can grow to: its own and the unmapped block after it."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 
 
 def _free_run(block: _Block, need: int) -> bool:
-    """Tell whether a block and the free or unmapped ones behind it hold ``need`` bytes."""
+    """Tell whether a block and the free or unmapped blocks after it hold ``need`` bytes."""
     total, at = 0, block
     while total < need:
         total += at.size

@@ -1,4 +1,4 @@
-"""Read what ``PYTORCH_CUDA_ALLOC_CONF`` sets of the caching allocator, and the sizes that follow from it.
+"""Parse ``PYTORCH_CUDA_ALLOC_CONF``, and compute the block and segment sizes that follow from it.
 
 The rules are those of torch's ``AllocatorConfig``. All sizes are bytes.
 """
@@ -35,7 +35,7 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """Hold what ``PYTORCH_CUDA_ALLOC_CONF`` (``PYTORCH_ALLOC_CONF``) sets, in bytes.
+    """Hold the settings of ``PYTORCH_CUDA_ALLOC_CONF`` (``PYTORCH_ALLOC_CONF``); sizes are bytes.
 
     ``roundup_divisions`` has one entry for each power of two from 1 MiB to 32 GiB; 0 and 1 mean off.
     """
@@ -48,7 +48,7 @@ class AllocatorSettings:
     roundup_divisions: tuple[int, ...] = (0,) * 16
 
     def round_size(self, size: int) -> int:
-        """Return the block size for a request, before any unsplit rest is added."""
+        """Return the block bytes for a request, before any unsplit rest is added."""
         if size < MIN_BLOCK:
             return MIN_BLOCK
         divisions = self.roundup_divisions[min(max(size.bit_length() - 21, 0), 15)]
@@ -57,7 +57,7 @@ class AllocatorSettings:
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def segment_size(self, block: int) -> int:
-        """Return the bytes that are asked of the device to make room for a block."""
+        """Return the bytes of the segment that the device is asked for to make room for a block."""
         if block <= SMALL_LIMIT:
             return SMALL_SEGMENT
         if block < MIN_LARGE_SEGMENT:
@@ -74,7 +74,7 @@ def _round_to_division(size: int, divisions: int) -> int:
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Read settings from a ``PYTORCH_CUDA_ALLOC_CONF`` string; options of no effect on sizes are passed over.
+    """Parse a ``PYTORCH_CUDA_ALLOC_CONF`` string; options that do not affect sizes are ignored.
 
     Raises:
         UsageError: the string is malformed or a value is out of range.
@@ -121,7 +121,7 @@ def _apply(values: dict[str, Any], key: str, value: str) -> None:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """Read ``4`` for all sizes, or ``[256:1,512:2,>:8]``: each holds from its size in MB up."""
+    """Parse ``4`` (for all sizes) or ``[256:1,512:2,>:8]`` (each from its size in MB up)."""
     if not value.startswith("["):
         return (_power_of_two(value),) * 16
     table = [0] * 16
@@ -148,7 +148,7 @@ def _power_of_two(text: str) -> int:
 
 
 def settings_of(recorded: dict[str, Any]) -> AllocatorSettings:
-    """Read settings from a snapshot's ``allocator_settings``; defaults where something is missing or odd."""
+    """Read a snapshot's ``allocator_settings``; missing or unusable ones keep their defaults."""
     values: dict[str, Any] = {}
     split = recorded.get("max_split_size")
     if isinstance(split, int) and 0 < split < UNLIMITED:
