@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memprof.attribution.attribute import attribute
+    from memprof.attribution.pipeline import attribute
     from memprof.attribution.result import Attribution, PhaseSpan, PhaseTrack
     from memprof.attribution.rules import RuleSet, load_rules
 
@@ -19,7 +19,7 @@ _HOME = {
     "PhaseSpan": "result",
     "PhaseTrack": "result",
     "RuleSet": "rules",
-    "attribute": "attribute",
+    "attribute": "pipeline",
     "load_rules": "rules",
 }
 
@@ -30,6 +30,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # otherwise ``attribute`` would name the module attribute.py, not its function
-    return value
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

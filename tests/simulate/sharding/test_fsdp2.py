@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.vocabulary import Category
+from tests.simulate.sharding.test_zero import _sizes_of
 from tests.simulate.test_closed_forms import LAYER, PARAMETERS, ROPE, H, L, V, _analysis, _requested, _sizes
-from tests.simulate.test_zero import _sizes_of
 
 
 def test_a_rank_holds_its_share(settings_for: Callable[..., Any]) -> None:
