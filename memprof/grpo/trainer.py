@@ -101,6 +101,11 @@ class LeanGRPOTrainer(GRPOTrainer):
             raise UsageError(f"memory_budget chooses among settings of pieces, and {self._whole_batch_reason}.")
         keep_within_budget(self, self._techniques, self._once_log)
 
+    @property
+    def applied_checkpointing(self) -> str:
+        """The kind of checkpointing in use; ``auto`` leaves it to TRL's own arguments."""
+        return self._techniques.checkpointing
+
     def step_context(self) -> StepContext:
         """Describe the trainer as it is now to the functions of a step."""
         return StepContext(

@@ -116,7 +116,10 @@ def _lean_facts(trainer: Any) -> dict[str, Any]:
     args = trainer.args
     defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
     facts = {name: _scalar(v) for name, v in args.lean_settings().items() if v is not None and v != defaults.get(name)}
-    kind = getattr(trainer, "_checkpointing", "auto")  # not there while it is being built
+    try:
+        kind = trainer.applied_checkpointing
+    except AttributeError:  # while the trainer is being built
+        kind = "auto"
     if kind != "auto":  # then transformers' own was switched off
         facts["gradient_checkpointing"] = kind != "none"
     return {"recipe": "lean", **facts}
