@@ -82,3 +82,11 @@ FLASH_ATTN_PACKED = Target(
     _FLASH, "torch.ops.flash_attn._flash_attn_varlen_forward.default", optional_for=("lean",),
     consequence=_FLASH_AGAIN,
 )  # fmt: skip
+
+# -- vLLM ------------------------------------------------------------------------------------------------------------
+
+#: The allocator behind sleep mode; its ``instance`` knows which pages it has given back.
+ENGINE_POOL = Target(
+    "vllm.device_allocator.cumem", "CuMemAllocator", how=READ, optional_for=_WATCHED,
+    consequence="what vLLM's sleeping engine gave back is not known",
+)  # fmt: skip

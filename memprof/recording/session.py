@@ -381,7 +381,7 @@ class Session:
             "oom": self._oom(),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
-            "notes": [*self.notes, *self.recorder.notes, *self.owners.remarks()],
+            "notes": [*self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()],
         }
         if self._redact:
             redact_snapshot(raw)

@@ -194,6 +194,10 @@ def test_pages_an_engine_gave_back_are_not_resident(monkeypatch: pytest.MonkeyPa
     data[0].cpu_backup_tensor = None
     residency.note(4, "wake", 1, state, 13 << 30)
     assert [row[5] >> 30 for row in residency.rows] == [10, 10, 5, 0]
+    assert residency.notes == []
+    del module.CuMemAllocator.instance.pointer_to_data  # as another release may have it
+    assert residency.unmapped_bytes() == 0
+    assert "its pool has changed" in residency.notes[0]
     monkeypatch.delitem(sys.modules, "vllm.device_allocator.cumem")
     paused = (
         Residency()

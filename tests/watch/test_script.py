@@ -117,3 +117,21 @@ def test_a_loop_computes_the_same_and_switched_off_nothing_is_watched(tmp_path: 
     assert (off.stdout, off.stderr) == (alone.stdout, alone.stderr)
     assert watched.stdout == alone.stdout
     assert watched.stderr == alone.stderr + f"memprof: _memprof{os.sep}report.html\n"
+
+
+def test_nothing_heavy_is_imported_before_the_scripts_first_line(tmp_path: Path) -> None:
+    """The script sets its environment before it imports torch or transformers; a script without them needs neither."""
+    script = tmp_path / "first.py"
+    heavy = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
+    script.write_text(f"import sys\nprint([name for name in {heavy!r} if name in sys.modules])")
+    seen = python(*RUN, "--out", str(tmp_path / "out"), str(script), cwd=tmp_path)
+    assert seen.returncode == 0, seen.stderr
+    assert seen.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("missing", ["transformers", "torch"])
+def test_a_script_runs_without_what_it_does_not_use(tmp_path: Path, missing: str) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(f"import sys\nsys.modules[{missing!r}] = None\nprint('done')")
+    seen = python(*RUN, "--out", str(tmp_path / "out"), str(script), cwd=tmp_path)
+    assert (seen.returncode, seen.stdout.strip()) == (0, "done"), seen.stderr

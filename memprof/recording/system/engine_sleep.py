@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from memprof.compat.optional_packages import ENGINE_POOL
 from memprof.vocabulary import Phase
 
 __all__ = ["SWITCHES", "Residency"]
@@ -18,7 +19,7 @@ SWITCHES = {Phase.SLEEP.value, Phase.WAKE.value, Phase.WEIGHT_SYNC.value}
 
 
 class Residency:
-    """Follows an engine's switches.
+    """Follow an engine as it sleeps, wakes and receives weights.
 
     After a sleep all of the engine's pool is unmapped; after a wake what is still backed up on the host is (a wake of
     some tags only brings back a part). Engines in other processes are seen by the driver alone.
@@ -26,12 +27,13 @@ class Residency:
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
+        self.notes: list[str] = []
         self._asleep = False
 
     def note(
         self, now_us: int, phase: str, step: int | None, state: dict[str, int], used: int | None, own: int | None = None
     ) -> None:
-        """A switch has ended.
+        """Record device memory after an engine sleeps, wakes or receives weights.
 
         Args:
             now_us: when.
@@ -53,12 +55,13 @@ class Residency:
 
     def unmapped_bytes(self) -> int:
         """Return bytes torch counts whose pages the engine in this process has given back."""
-        module = sys.modules.get("vllm.device_allocator.cumem")
-        pool = getattr(getattr(module, "CuMemAllocator", None), "instance", None)
-        if pool is None:
+        module = sys.modules.get(ENGINE_POOL.module)
+        if module is None:
             return 0
         try:
-            held = list(pool.pointer_to_data.values())
+            pool = ENGINE_POOL.of(module).instance
+            held = list(pool.pointer_to_data.values()) if pool is not None else []
             return sum(int(d.handle[1]) for d in held if self._asleep or d.cpu_backup_tensor is not None)
-        except Exception:  # another release's pool
+        except Exception as error:  # another release's pool: its names are not declared, vLLM is rarely installed here
+            self.notes[:] = [f"What vLLM's sleeping engine gave back is not known: its pool has changed ({error!r})."]
             return 0
