@@ -18,8 +18,8 @@ Every other file belongs to the user's program. Its root is not known and its pa
 
 Three cases stay ambiguous. A user's file with exactly the name and folders of a package's file
 (``/home/u/transformers/trainer.py``) counts as the package's, as a copy or a fork of it should. So does a user's file
-below a folder that ``packages.toml`` lists whole (``/home/u/vllm/worker/train.py``, ``/home/u/torch/optim/train.py``). A
-file of an uninstalled package that ``packages.toml`` does not list counts as the user's.
+below a folder that ``packages.toml`` lists whole, such as ``/home/u/vllm/worker/train.py``. A file of an uninstalled
+package that ``packages.toml`` does not list counts as the user's.
 """
 
 from __future__ import annotations
