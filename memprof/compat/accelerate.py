@@ -12,6 +12,7 @@ _STATE = "accelerate.state"
 BACKWARD = Target(
     _ACCELERATOR, "Accelerator.backward", "(self, loss, **kwargs)", how=REPLACED,
     needed_by=("lean", "simulate"), optional_for=("callback",), consequence="phase backward cannot be marked",
+    used_in="transformers.trainer:Trainer.training_step",
 )  # fmt: skip
 GRADIENT_STATE = Target(
     _ACCELERATOR, "Accelerator.gradient_state", how=ASSIGNED, needed_by=("lean", "simulate"),
@@ -24,13 +25,18 @@ SYNC_GRADIENTS = Target(
 SET_SYNC_GRADIENTS = Target(
     _STATE, "GradientState._set_sync_gradients", "(self, sync_gradients)", needed_by=("lean", "rehearse")
 )
-GATHER = Target(_ACCELERATOR, "Accelerator.gather", "(self, tensor)", how=REPLACED, needed_by=("lean",))
+_TRLS_LOSS = "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss"
+GATHER = Target(
+    _ACCELERATOR, "Accelerator.gather", "(self, tensor)", how=REPLACED, needed_by=("lean",), used_in=_TRLS_LOSS
+)
 GATHER_METRICS = Target(
-    _ACCELERATOR, "Accelerator.gather_for_metrics", "(self, _, **kwargs)", how=REPLACED, needed_by=("lean",)
-)
+    _ACCELERATOR, "Accelerator.gather_for_metrics", "(self, _, **kwargs)", how=REPLACED, needed_by=("lean",),
+    used_in=_TRLS_LOSS,
+)  # fmt: skip
 REDUCE = Target(
-    _ACCELERATOR, "Accelerator.reduce", "(self, tensor, reduction, scale)", how=REPLACED, needed_by=("lean",)
-)
+    _ACCELERATOR, "Accelerator.reduce", "(self, tensor, reduction, scale)", how=REPLACED, needed_by=("lean",),
+    used_in=_TRLS_LOSS,
+)  # fmt: skip
 UNWRAP = Target(_ACCELERATOR, "Accelerator.unwrap_model", "(self, model)", needed_by=("lean", "simulate"))
 NO_SYNC = Target(_ACCELERATOR, "Accelerator.no_sync", "(self, model)", needed_by=("rehearse",))
 SCALER = Target(_ACCELERATOR, "Accelerator.scaler", how=ASSIGNED, needed_by=("lean", "rehearse"))

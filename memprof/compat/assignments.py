@@ -11,11 +11,11 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["assigns", "names_used"]
+__all__ = ["assigns", "keys_in", "names_used"]
 
 
 def assigns(holder: Any, name: str) -> bool:
@@ -33,12 +33,41 @@ def assigns(holder: Any, name: str) -> bool:
 def names_used(function: Any) -> set[str]:
     """All names a function's code uses, its local variables and those of functions inside it too.
 
-    Empty where it is not written in Python.
+    Of a table that methods are looked up in by name, the names. Empty for what is not written in Python.
     """
+    if isinstance(function, Mapping):
+        return {value for value in function.values() if isinstance(value, str)}
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return set()
     return {name for part in _with_inner(code) for name in (*part.co_names, *part.co_varnames)}
+
+
+def keys_in(function: Any) -> set[str]:
+    """All keys that a function's code writes or asks for by a constant text, and attributes it sets.
+
+    Names of arguments and of local variables are none, though they often are the same words. Empty where it is not
+    written in Python.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return set()
+    return {key for part in _with_inner(code) for key in (*_texts(part), *_stored(part))}
+
+
+@functools.lru_cache(maxsize=512)
+def _texts(code: CodeType) -> frozenset[str]:
+    """Texts a code loads; a dictionary that is written out has all its keys in one tuple up to Python 3.13."""
+    found: set[str] = set()
+    instructions = list(dis.get_instructions(code))
+    for this, following in zip(instructions, [*instructions[1:], None], strict=True):
+        if not this.opname.startswith("LOAD_CONST"):
+            continue
+        if isinstance(this.argval, str):
+            found.add(this.argval)
+        elif following is not None and following.opname == "BUILD_CONST_KEY_MAP":
+            found |= {key for key in this.argval if isinstance(key, str)}
+    return frozenset(found)
 
 
 def _annotated(kind: type) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memprof.compat import accelerate, optional_packages, peft, torch, torch_sharding, transformers, trl
-from memprof.compat.assignments import assigns, names_used
+from memprof.compat.assignments import assigns, keys_in, names_used
 from memprof.compat.features import FEATURES, targets_for
 from memprof.compat.signatures import fits, parameters_of, shown
-from memprof.compat.targets import ABSENT, ASSIGNED, LOCAL, READ, Target, look_up
+from memprof.compat.targets import ABSENT, ASSIGNED, KEY, LOCAL, READ, Target, look_up
 from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
 from memprof.errors import UsageError
 
@@ -73,10 +73,15 @@ def missing(feature: str, of: Any = None) -> list[str]:
 
 def fault_of(target: Target) -> str | None:
     """What is wrong with a target, a clause that names it and the installed version; None if it is as declared."""
-    difference = _difference(target)
+    package, difference = target.package, _difference(target)
+    if difference is None and target.used_in and not _is_used(target):
+        module, user = target.user
+        package = module.partition(".")[0]
+        name = repr(target.name) if target.how == KEY else target.name
+        difference = f"{user} does not use {name}"
     if difference is None:
         return None
-    return f"{difference} in the {spoken(target.package)} that is installed, {installed(target.package)}"
+    return f"{difference} in the {spoken(package)} that is installed, {installed(package)}"
 
 
 def _difference(target: Target) -> str | None:
@@ -84,18 +89,24 @@ def _difference(target: Target) -> str | None:
     if target.how == ASSIGNED:
         return None if _is_assigned(target) else absent
     if target.how == LOCAL:
-        return None if target.name in names_used(look_up(target.module, target.used_in)) else absent
+        return None if _is_used(target) else absent
+    if target.how == KEY:  # there is nothing but its use
+        return None
     found = target.find()
     if found is ABSENT:
         return absent
     parameters = parameters_of(found) if target.signature is not None and target.how != READ else None
     if parameters is not None and not fits(str(target.signature), parameters, target.how):
         return f"{target.path}{target.signature} is {target.name}{shown(parameters)}"
-    if target.used_in:
-        user = look_up(target.module, target.used_in)
-        if user is ABSENT or target.name not in names_used(user):
-            return f"{target.used_in} does not use {target.name}"
     return None
+
+
+def _is_used(target: Target) -> bool:
+    """Whether the function that is said to use a target names it."""
+    user = look_up(*target.user)
+    if user is ABSENT:
+        return False
+    return target.name in (keys_in(user) if target.how == KEY else names_used(user))
 
 
 def spoken(package: str) -> str:

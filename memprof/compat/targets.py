@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ABSENT", "ASSIGNED", "CALLED", "LOCAL", "READ", "REPLACED", "Missing", "Target"]
+__all__ = ["ABSENT", "ASSIGNED", "CALLED", "KEY", "LOCAL", "READ", "REPLACED", "Missing", "Target"]
 
 #: What :meth:`Target.find` returns for a name that is not there.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__": lambda self: False})()
@@ -20,7 +20,8 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__":
 #: How a name is used. ``CALLED``: our call must bind. ``REPLACED``: by a function of ours, or overridden in a subclass,
 #: which must take whatever the package passes. ``READ``: it must be there. ``ASSIGNED``: an attribute of instances,
 #: which no class shows; see :mod:`memprof.compat.assignments`. ``LOCAL``: a local variable of the function ``used_in``.
-CALLED, REPLACED, READ, ASSIGNED, LOCAL = "called", "replaced", "read", "assigned", "local"
+#: ``KEY``: a key, or an attribute given by its name, that the function ``used_in`` has as a constant text.
+CALLED, REPLACED, READ, ASSIGNED, LOCAL, KEY = "called", "replaced", "read", "assigned", "local", "key"
 
 
 class Missing(AttributeError):
@@ -36,12 +37,13 @@ class Target:
         path: the name inside the module, dotted: ``"GRPOTrainer._compute_loss"``.
         signature: the arguments we pass or receive, ``"(self, model, inputs)"``; None where nothing is called, or where
             the package does not say (C functions). Rules: :mod:`memprof.compat.signatures`.
-        how: ``CALLED``, ``REPLACED``, ``READ``, ``ASSIGNED`` or ``LOCAL``.
+        how: ``CALLED``, ``REPLACED``, ``READ``, ``ASSIGNED``, ``LOCAL`` or ``KEY``.
         needed_by: features that are refused without it.
         optional_for: features that work without it, with a note.
         consequence: what those cannot do then, a clause: "phase generate cannot be marked".
         or_else: other paths that serve as well, newest first (``"module:path"`` in another module).
-        used_in: function of the same module that must still name it: replacing what nobody calls changes nothing.
+        used_in: function, or table of names, that must still name it: replacing what nobody calls changes nothing.
+            It is in the same module, or in another: ``"module:path"``.
         assigned_in: with ``ASSIGNED``, further classes (``"module:Class"``) whose code may assign it.
         build: "cuda" for what only torch's CUDA and ROCm builds have.
     """
@@ -86,6 +88,12 @@ class Target:
             module, colon, path = place.partition(":")
             found.append((module, path) if colon else (self.module, place))
         return found
+
+    @property
+    def user(self) -> tuple[str, str]:
+        """Module and path of ``used_in``."""
+        module, colon, path = self.used_in.partition(":")
+        return (module, path) if colon else (self.module, self.used_in)
 
     def find(self) -> Any:
         """The thing itself, or what serves in its stead; ``ABSENT`` where neither is there."""

@@ -88,7 +88,7 @@ AFTER_STEP = Target(
 )
 BACKWARD = Target(
     "torch.autograd", "backward", "(*args, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
-    optional_for=("run", "attach"), consequence="phase backward cannot be marked",
+    optional_for=("run", "attach"), consequence="phase backward cannot be marked", used_in="torch:Tensor.backward",
 )  # fmt: skip
 CLIP = Target(
     "torch.nn.utils.clip_grad", "clip_grad_norm_", "(*args, **kwargs)", how=REPLACED, optional_for=("run",),
@@ -107,6 +107,7 @@ FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed
 FAKE_KEYS = Target(
     _FAKE, "FakeTensorMode._prep_args_for_hash", "(self, result, args, state, id_hashed_objects)", how=REPLACED,
     optional_for=_SIMULATED, consequence="the simulator takes about a quarter longer",
+    used_in="FakeTensorMode._cache_key",
 )  # fmt: skip
 FAKE_SYMBOLIC = Target(
     "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED,
@@ -115,7 +116,9 @@ FAKE_SYMBOLIC = Target(
 NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
 NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
 UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
-MODULE_APPLY = Target("torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED)
+MODULE_APPLY = Target(
+    "torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED, used_in="Module.to"
+)
 MODULE_PARAMETERS = Target("torch.nn", "Module._parameters", how=ASSIGNED, needed_by=_SIMULATED)
 MODULE_BUFFERS = Target("torch.nn", "Module._buffers", how=ASSIGNED, needed_by=_SIMULATED)
 MODULE_TO = Target("torch.nn", "Module.to", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))
@@ -130,11 +133,13 @@ SAVE_ON_CPU = Target(
 STORAGE_USES = Target("torch._C", "_storage_Use_Count", needed_by=_SIMULATED)
 TENSOR_USES = Target("torch", "Tensor._use_count", how=READ, needed_by=_SIMULATED)
 FOREACH_DEVICES = Target(
-    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED
-)
+    "torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED,
+    used_in="_device_has_foreach_support",
+)  # fmt: skip
 FOREACH_DEVICES_IN_OPTIMIZERS = Target(
-    "torch.optim.optimizer", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED
-)
+    "torch.optim.optimizer", "_get_foreach_kernels_supported_devices", "()", how=REPLACED, needed_by=_SIMULATED,
+    used_in="_default_to_fused_or_foreach",
+)  # fmt: skip
 FOREACH_TYPES = Target("torch.optim.optimizer", "_foreach_supported_types", how=READ, needed_by=_SIMULATED)
 TREE_MAP = Target("torch.utils._pytree", "tree_map", "(func, tree)", needed_by=_SIMULATED)
 EXCLUDE_KEYS = Target("torch._C", "_ExcludeDispatchKeyGuard", needed_by=_SIMULATED)

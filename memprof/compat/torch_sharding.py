@@ -36,6 +36,7 @@ DDP_BUCKETS = Target(
 PLANNING = Target(
     "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta_non_cached",
     "(self, *args, **kwargs)", how=REPLACED, needed_by=("simulate.fsdp2", "simulate.tp"),
+    used_in="ShardingPropagator._propagate_tensor_meta",
 )  # fmt: skip
 LOCAL_TENSOR = Target(
     "torch.distributed.tensor", "DTensor._local_tensor", how=ASSIGNED, needed_by=("simulate.fsdp2", "simulate.tp"),
@@ -65,14 +66,17 @@ PARAMETER_NAME = Target(
     consequence="parameters that FSDP2 gathers have no names",
 )  # fmt: skip
 SHARDED_PARAMETER = Target(f"{_FULLY}._fsdp_param", "FSDPParam.sharded_param", how=ASSIGNED, needed_by=_FSDP2)
-GATHER = Target(f"{_FULLY}._fsdp_param", "FSDPParam.alloc_all_gather_outputs", "(self)", how=REPLACED, needed_by=_FSDP2)
+GATHER = Target(
+    f"{_FULLY}._fsdp_param", "FSDPParam.alloc_all_gather_outputs", "(self)", how=REPLACED, needed_by=_FSDP2,
+    used_in=f"{_FULLY}._fsdp_collectives:foreach_all_gather_copy_out",
+)  # fmt: skip
 REDUCE = Target(
     f"{_FULLY}._fsdp_param_group", "FSDPParamGroup.post_backward", "(self, *args, **kwargs)", how=REPLACED,
-    needed_by=_FSDP2,
+    needed_by=_FSDP2, used_in="RegisterPostBackwardFunction.backward",
 )  # fmt: skip
 ALLOCATE = Target(
     f"{_FULLY}._fsdp_collectives", "DefaultAllocMixin.allocate", "(self, *args, **kwargs)", how=REPLACED,
-    needed_by=_FSDP2,
+    needed_by=_FSDP2, used_in="foreach_all_gather",
 )  # fmt: skip
 # Told apart from what is gathered by this name of its caller's.
 REDUCE_INPUT = Target(

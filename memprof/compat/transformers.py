@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import ASSIGNED, KEY, READ, REPLACED, Target
 
 __all__: list[str] = []
 
@@ -35,11 +35,13 @@ LOSS = Target(
     optional_for=("callback",), consequence="phase forward cannot be marked",
 )  # fmt: skip
 CREATE_OPTIMIZER = Target(
-    _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",)
-)
+    _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",),
+    used_in="Trainer.create_optimizer_and_scheduler",
+)  # fmt: skip
 OPTIMIZER_OF = Target(
-    _TRAINER, "Trainer.get_optimizer_cls_and_kwargs", "(args, model)", how=REPLACED, needed_by=("lean", "simulate")
-)
+    _TRAINER, "Trainer.get_optimizer_cls_and_kwargs", "(args, model)", how=REPLACED, needed_by=("lean", "simulate"),
+    used_in="Trainer.create_optimizer",
+)  # fmt: skip
 PREPARE_INPUTS = Target(
     _TRAINER, "Trainer._prepare_inputs", "(self, inputs)", needed_by=_SIMULATED, optional_for=("callback",),
     consequence="tensors of a batch cannot be known as inputs, nor their tokens counted",
@@ -79,12 +81,16 @@ WRAPPED_MODEL = Target(
 )  # fmt: skip
 ACCELERATOR = Target(_TRAINER, "Trainer.accelerator", how=ASSIGNED, needed_by=("callback", "lean", "simulate"))
 ARGUMENTS_CHECK = Target(
-    "transformers.training_args", "TrainingArguments.__post_init__", "(self)", how=REPLACED, needed_by=_SCRIPT
-)
+    "transformers.training_args", "TrainingArguments.__post_init__", "(self)", how=REPLACED, needed_by=_SCRIPT,
+    used_in="TrainingArguments.__init__",
+)  # fmt: skip
 
 # -- generation and its caches ---------------------------------------------------------------------------------------
 
-SAMPLE = Target(_GENERATION, "GenerationMixin._sample", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SIMULATED)
+SAMPLE = Target(
+    _GENERATION, "GenerationMixin._sample", "(self, *args, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="GENERATION_MODES_MAPPING",
+)  # fmt: skip
 UNFINISHED = Target(
     _GENERATION, "GenerationMixin._has_unfinished_sequences", "(self, *args, **kwargs)", how=REPLACED,
     needed_by=_SIMULATED, used_in="GenerationMixin._sample",
@@ -97,6 +103,11 @@ CACHE_UPDATE = Target(
     _CACHE, "Cache.update", "(self, key_states, value_states, layer_idx, *args, **kwargs)", how=REPLACED,
     needed_by=_SIMULATED, optional_for=("callback", "run", "attach"),
     consequence="keys and values of generation cannot be known",
+)  # fmt: skip
+# The callback looks at no model's code: it would have to be imported.
+CACHE_IS_UPDATED = Target(
+    _CACHE, "Cache.update", how=READ, needed_by=_SIMULATED,
+    used_in="transformers.models.llama.modeling_llama:LlamaAttention.forward",
 )  # fmt: skip
 CACHE_LAYERS = Target(
     _CACHE, "Cache.layers", how=ASSIGNED, or_else=("Cache.key_cache",), needed_by=_SIMULATED,
@@ -122,15 +133,28 @@ QUANTIZED_VALUES = Target(
     optional_for=("callback", "run", "attach"), consequence="values of a quantised cache cannot be known",
 )  # fmt: skip
 CACHE_LENGTH = Target(_CACHE, "DynamicSlidingWindowLayer.cumulative_length", how=ASSIGNED, needed_by=_SIMULATED)
+CACHE_WINDOW = Target(_CACHE, "DynamicSlidingWindowLayer.sliding_window", how=ASSIGNED, needed_by=_SIMULATED)
 CACHE_RESIDUAL = Target(_CACHE, "QuantizedLayer.residual_length", how=ASSIGNED, needed_by=_SIMULATED)
-QUANTIZE = Target(_CACHE, "QuantizedLayer._quantize", "(self, tensor, axis)", how=REPLACED, needed_by=_SIMULATED)
-DEQUANTIZE = Target(_CACHE, "QuantizedLayer._dequantize", "(self, q_tensor)", how=REPLACED, needed_by=_SIMULATED)
+QUANTIZE = Target(
+    _CACHE, "QuantizedLayer._quantize", "(self, tensor, axis)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="QuantizedLayer.update",
+)  # fmt: skip
+DEQUANTIZE = Target(
+    _CACHE, "QuantizedLayer._dequantize", "(self, q_tensor)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="QuantizedLayer.update",
+)  # fmt: skip
 QUANTO_LAYER = Target(_CACHE, "QuantoQuantizedLayer", how=READ, needed_by=_SIMULATED, used_in="QuantizedCache.__init__")
 
 # -- masks, attention and checkpointing ------------------------------------------------------------------------------
 
-MASK_IS_ALL = Target("transformers.masking_utils", "fast_all", "(tensor)", how=REPLACED, needed_by=_SIMULATED)
-IS_TRACING = Target("transformers.masking_utils", "is_tracing", "(_)", how=REPLACED, needed_by=_SIMULATED)
+MASK_IS_ALL = Target(
+    "transformers.masking_utils", "fast_all", "(tensor)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="_ignore_causal_mask_sdpa",
+)  # fmt: skip
+IS_TRACING = Target(
+    "transformers.masking_utils", "is_tracing", "(_)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="_ignore_causal_mask_sdpa",
+)  # fmt: skip
 ATTENTION_FUNCTIONS = Target(_MODELS, "ALL_ATTENTION_FUNCTIONS.register", "(key, value)", needed_by=_LEAN)
 ATTENTION_KIND = Target(
     _CONFIG, "PreTrainedConfig._attn_implementation", how=ASSIGNED, needed_by=_LEAN, optional_for=("callback",),
@@ -145,15 +169,16 @@ TEXT_CONFIG = Target(_CONFIG, "PreTrainedConfig.get_text_config", "(self, *, dec
 DECODER_LAYER = Target("transformers.modeling_layers", "GradientCheckpointingLayer", how=READ, needed_by=_LEAN)
 CHECKPOINTING = Target(
     _MODELS, "PreTrainedModel.gradient_checkpointing_enable", "(self, gradient_checkpointing_kwargs, **kwargs)",
-    how=REPLACED, needed_by=("simulate.offloaded",),
+    how=REPLACED, needed_by=("simulate.offloaded",), used_in=f"{_TRAINER}:Trainer.train",
 )  # fmt: skip
 OFFLOADED_CHECKPOINTING = Target(
     _MODELS, "PreTrainedModel._activation_checkpointing_enable",
     "(self, activation_checkpointing_kwargs, every_n_layers, offload)", needed_by=("simulate.offloaded",),
 )  # fmt: skip
 SAVE_ON_CPU = Target(
-    _MODELS, "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",)
-)
+    _MODELS, "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",),
+    used_in="PreTrainedModel._activation_checkpointing_enable",
+)  # fmt: skip
 
 # -- loading, for a script that is simulated -------------------------------------------------------------------------
 
@@ -166,6 +191,12 @@ MODEL_FROM_CONFIG = Target(_MODELS, "PreTrainedModel._from_config", "(config, **
 MODEL_FROM_PRETRAINED = Target(
     _MODELS, "PreTrainedModel.from_pretrained", "(_, *args, **kwargs)", how=REPLACED, needed_by=_SCRIPT
 )
+# Set on a model by its name, and by no class's code.
+IN_4BIT = Target(
+    "transformers.quantizers.quantizer_bnb_4bit", "is_loaded_in_4bit", how=KEY, needed_by=_SCRIPT,
+    used_in="Bnb4BitHfQuantizer._process_model_after_weight_loading", optional_for=("callback",),
+    consequence="models in 4 bits cannot be told from others",
+)  # fmt: skip
 TIE_WEIGHTS = Target(_MODELS, "PreTrainedModel.tie_weights", "(self)", needed_by=_SIMULATED)
 
 # -- sharding --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.compat.targets import ASSIGNED, READ, REPLACED, Target
+from memprof.compat.targets import ASSIGNED, KEY, READ, REPLACED, Target
 
 __all__: list[str] = []
 
@@ -30,7 +30,7 @@ CONFIG = Target(
 )  # fmt: skip
 COMPUTE_LOSS = Target(
     _GRPO, "GRPOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
-    needed_by=_LEAN,
+    needed_by=_LEAN, used_in="transformers.trainer:Trainer.training_step",
 )  # fmt: skip
 LOSS = Target(
     _GRPO, "GRPOTrainer._compute_loss", "(self, model, inputs)", how=REPLACED, needed_by=_BOTH,
@@ -151,7 +151,10 @@ UNWRAPPED = Target(
     "(model, accelerator, *, gather_deepspeed3_params, generation_kwargs, gradient_checkpointing_kwargs)",
     needed_by=_SIMULATED,
 )  # fmt: skip
-GATHERED_HEAD = Target(_UTILS, "maybe_gather_lm_head_ctx", "(*params)", how=REPLACED, needed_by=("simulate.zero",))
+GATHERED_HEAD = Target(
+    _UTILS, "maybe_gather_lm_head_ctx", "(*params)", how=REPLACED, needed_by=("simulate.zero",),
+    used_in="add_fused_lm_head",
+)  # fmt: skip
 SELECTIVE = Target(
     "trl.models", "enable_selective_activation_checkpointing", "(model)", needed_by=("simulate.selective",)
 )
@@ -162,7 +165,9 @@ USE_TRITON = Target(
     _KERNELS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED,
     used_in="ChunkedLogProbFunction.forward",
 )  # fmt: skip
-USE_TRITON_IN_HEAD = Target(_UTILS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED)
+USE_TRITON_IN_HEAD = Target(
+    _UTILS, "_use_triton", "(device)", how=REPLACED, needed_by=_SIMULATED, used_in="add_fused_lm_head"
+)
 FORWARD_KERNEL = Target(
     _KERNELS, "_forward_kernel", how=READ, needed_by=_SIMULATED, used_in="ChunkedLogProbFunction.forward"
 )
@@ -182,3 +187,33 @@ ENTROPY_QUANTILE = Target(_GRPO, "GRPOTrainer.top_entropy_quantile", how=ASSIGNE
 OFF_POLICY_MASK = Target(_GRPO, "GRPOTrainer.off_policy_mask_threshold", how=ASSIGNED, needed_by=_LEAN)
 AUX_LOSS = Target(_GRPO, "GRPOTrainer.aux_loss_enabled", how=ASSIGNED, needed_by=_LEAN)
 GROUP_SIZE = Target(_GRPO, "GRPOTrainer.num_generations", how=ASSIGNED, needed_by=_LEAN)
+
+# -- keys of a micro-batch -------------------------------------------------------------------------------------------
+
+_WRITES, _READS = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
+_OF_TOKENS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "old_per_token_logps")
+
+#: The lean trainer asks for these by name, and what is not there has a meaning: a micro-batch without
+#: ``old_per_token_logps`` is on-policy, one without ``pixel_values`` has no images.
+MICRO_BATCH_KEYS = {
+    (function, key): Target(_GRPO, key, how=KEY, used_in=function, needed_by=("lean", "simulate.liger"))
+    for function in (_WRITES, _READS)
+    for key in (*_OF_TOKENS, "ref_per_token_logps", "pixel_values")
+}
+
+# -- settings of GRPOConfig that the lean trainer goes by ------------------------------------------------------------
+
+_ARGUMENTS = "transformers.training_args"
+
+#: Public, and read off the arguments as they are: one that is gone is refused before it is asked for.
+CONFIG_FIELDS = {
+    field: Target(module, f"{kind}.{field}", how=READ, needed_by=_LEAN)
+    for module, kind, fields in (
+        ("trl.trainer.grpo_config", "GRPOConfig", (
+            "sync_ref_model", "cast_lm_head_to_fp32", "trust_remote_code", "model_init_kwargs",
+            "use_bias_correction_kl", "temperature", "top_entropy_quantile",
+        )),
+        (_ARGUMENTS, "TrainingArguments", ("torch_compile", "fsdp", "deepspeed", "optim", "bf16", "fp16")),
+    )
+    for field in fields
+}  # fmt: skip

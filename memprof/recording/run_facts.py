@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
+from memprof.compat.transformers import ATTENTION_KIND, IN_4BIT, MODEL_NAME
 from memprof.compat.trl import REFERENCE
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
@@ -71,7 +71,7 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
     kwargs = kwargs or trainer.args.to_dict().get("gradient_checkpointing_kwargs")
     if isinstance(kwargs, dict) and kwargs:
         setup["checkpointing"] = {str(k): _scalar(v) for k, v in kwargs.items()}
-    setup["load_in_4bit"] = bool(getattr(model, "is_loaded_in_4bit", False))
+    setup["load_in_4bit"] = bool(IN_4BIT.of(model, False))
     return setup
 
 

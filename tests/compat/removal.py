@@ -6,7 +6,9 @@ code of every function that assigns it, as an edit of the source would.
 
 from __future__ import annotations
 
+import dis
 import inspect
+import itertools
 import sys
 from types import CodeType, ModuleType
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from memprof.compat.check import look_up
-from memprof.compat.targets import ASSIGNED, LOCAL, Target
+from memprof.compat.targets import ASSIGNED, KEY, LOCAL, Target
 
 RENAMED = "renamed_by_a_test"
 
@@ -28,7 +30,7 @@ def remove(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
             for name in names:
                 _rename_assignments(look_up(*holder), name, monkeypatch)
         return
-    if target.how == LOCAL:
+    if target.how in (LOCAL, KEY):
         stop_using(target, monkeypatch)
         return
     for module, path in target.places:
@@ -38,8 +40,14 @@ def remove(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_using(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the function that is said to use the target name something else instead."""
-    function = inspect.unwrap(look_up(target.module, target.used_in))
-    monkeypatch.setattr(function, "__code__", _renamed(function.__code__, target.name))
+    user = look_up(*target.user)
+    if isinstance(user, dict):
+        for key in [key for key, name in user.items() if name == target.name]:
+            monkeypatch.setitem(user, key, RENAMED)
+        return
+    function = inspect.unwrap(user)
+    rename = _with_other_key if target.how == KEY else _renamed
+    monkeypatch.setattr(function, "__code__", rename(function.__code__, target.name))
 
 
 def _take_out(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, module: str, path: str) -> None:
@@ -123,3 +131,22 @@ def _renamed(code: CodeType, name: str) -> CodeType:
     variables = tuple(RENAMED if n == name else n for n in code.co_varnames)
     constants = tuple(_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_names=names, co_varnames=variables, co_consts=constants)
+
+
+def _with_other_key(code: CodeType, key: str) -> CodeType:
+    """The code with another text in place of ``key``, in the tuples of keys that dictionaries are made from too."""
+    calls = ("CALL_FUNCTION_KW", "CALL_KW")
+    keywords = {
+        i.argval
+        for i, following in itertools.pairwise([*dis.get_instructions(code)])
+        if isinstance(i.argval, tuple) and (i.opname == "KW_NAMES" or following.opname in calls)
+    }
+
+    def other(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return _with_other_key(constant, key)
+        if isinstance(constant, tuple) and constant not in keywords:  # names of arguments stay, as they would
+            return tuple(map(other, constant))
+        return RENAMED if isinstance(constant, str) and constant == key else constant
+
+    return code.replace(co_consts=tuple(map(other, code.co_consts)))

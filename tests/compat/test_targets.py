@@ -11,7 +11,7 @@ from memprof.compat import missing, require
 from memprof.compat.check import TARGETS, fault_of, spoken
 from memprof.compat.features import FEATURES
 from memprof.compat.signatures import declared, parameters_of
-from memprof.compat.targets import ASSIGNED, LOCAL, READ, REPLACED, Target
+from memprof.compat.targets import ASSIGNED, KEY, LOCAL, READ, REPLACED, Target
 from memprof.compat.versions import installed, is_installed
 from memprof.errors import UsageError
 from tests.compat.removal import remove, stop_using
@@ -76,21 +76,31 @@ def test_a_feature_needs_what_those_it_includes_need(feature: str, monkeypatch: 
         require(feature)
 
 
+@pytest.mark.parametrize("target", [t for t in NEEDED if t.how == KEY], **_IDS)
+def test_a_key_that_has_another_name_is_refused_by_its_name(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks for it finds nothing, and nothing has a meaning: that would be a wrong result and no error."""
+    remove(target, monkeypatch)
+    for feature in target.needed_by:
+        with pytest.raises(UsageError, match=rf"{re.escape(target.user[1])} does not use '{target.name}' in the "):
+            require(feature)
+
+
 @pytest.mark.parametrize("target", OPTIONAL, **_IDS)
 def test_an_optional_target_that_is_gone_is_noted(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     remove(target, monkeypatch)
     words = target.consequence[:1].upper() + target.consequence[1:]
     for feature in target.optional_for:
         notes = missing(feature)
-        assert any(note.startswith(f"{words}: {target.path} is not in the ") for note in notes), notes
+        said = f"{target.user[1]} does not use {target.name!r}" if target.how == KEY else f"{target.path} is not"
+        assert any(note.startswith(f"{words}: {said} in the ") for note in notes), notes
 
 
-@pytest.mark.parametrize("target", [t for t in HERE if t.used_in and t.how != LOCAL], **_IDS)
+@pytest.mark.parametrize("target", [t for t in HERE if t.used_in and t.how not in (LOCAL, KEY)], **_IDS)
 def test_a_target_nobody_uses_any_more_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is still there, but replacing it would change nothing: as bad as one that is gone."""
     stop_using(target, monkeypatch)
     for feature in target.needed_by:
-        with pytest.raises(UsageError, match=rf"{re.escape(target.used_in)} does not use {target.name} in the "):
+        with pytest.raises(UsageError, match=rf"{re.escape(target.user[1])} does not use {target.name} in the "):
             require(feature)
 
 

@@ -64,7 +64,7 @@ def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Sett
 
     cache = DynamicCache(config=config)
     for index, shape in enumerate(shapes):
-        window = getattr(cache.layers[index], "sliding_window", None) if index < len(cache.layers) else None
+        window = transformers_names.CACHE_WINDOW.of(cache.layers[index]) if index < len(cache.layers) else None
         _update(cache, index, shape, min(held, window - 1) if window else held)
         if hasattr(cache.layers[index], transformers_names.CACHE_LENGTH.name):
             setattr(cache.layers[index], transformers_names.CACHE_LENGTH.name, held)
