@@ -153,7 +153,7 @@ def test_gate_in_a_real_process(files: dict[str, Path]) -> None:
     [
         (["small"], 2, "two runs"),
         (["small", "missing.pickle"], 3, "missing.pickle"),
-        (["small", "page.html"], 3, "a page"),
+        (["small", "page.html"], 3, "an HTML page"),
         (["small", "broken.json"], 3, "broken.json"),
         (["small", "explain.json"], 3, "memprof.explain/1"),
         (["small", "newer.json"], 3, "memprof.report/9"),

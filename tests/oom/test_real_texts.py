@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.oom_texts import checked
+from memprof.reports.terminal.oom import render_failures as render_text
 
-from memprof.oom import explain_log, render_text
+from benchmarks.oom.texts import checked
+from memprof.oom import explain_log
 
 
 def test_every_text_is_read_as_an_expert_reads_it(shared: Path) -> None:
