@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,15 @@ __all__ = ["Context", "Frame", "context_of", "public_frames"]
 Frame = dict[str, "str | int"]
 Raw = tuple[tuple[CodeType, int], ...]
 
-_HERE = str(Path(__file__).parents[1])
+# The checkout: the harness, and whatever else of memprof stands around the script (a wrapper that a test left behind).
+_CHECKOUT = str(Path(__file__).resolve().parents[3])
 _SCRIPTS = str(Path(__file__).parents[1] / "scripts")
 # What runs a case from the command line stands outside the script.
 _COMMAND = str(Path(click.__file__).parent)
 _SITE = sysconfig.get_paths()["purelib"]
 _STDLIB = sysconfig.get_paths()["stdlib"]
+_ENVIRONMENT = sys.prefix  # may lie inside the checkout
+_NOT_OURS = (_SCRIPTS, _ENVIRONMENT)
 _MODULE = str(Path(torch.nn.modules.module.__file__))
 # The dispatch mode's own machinery, innermost: not there on a GPU.
 _PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/utils/_python_dispatch.py", "weakref.py")
@@ -29,7 +33,8 @@ _SCORING = ("_get_per_token_logps_and_entropies", "_compute_loss", "compute_loss
 
 
 def _ours(code: CodeType) -> bool:
-    return code.co_filename.startswith((_HERE, _COMMAND)) and not code.co_filename.startswith(_SCRIPTS)
+    name = code.co_filename
+    return name.startswith(_COMMAND) or (name.startswith(_CHECKOUT) and not name.startswith(_NOT_OURS))
 
 
 def _path(name: str) -> str:
