@@ -40,7 +40,7 @@ def names_used(function: Any) -> set[str]:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return set()
-    return {name for part in _with_inner(code) for name in (*part.co_names, *part.co_varnames)}
+    return {name for part in _with_inner(code) for name in (*_mentioned(part), *part.co_varnames)}
 
 
 def keys_in(function: Any) -> set[str]:
@@ -68,6 +68,12 @@ def _texts(code: CodeType) -> frozenset[str]:
         elif following is not None and following.opname == "BUILD_CONST_KEY_MAP":
             found |= {key for key in this.argval if isinstance(key, str)}
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=512)
+def _mentioned(code: CodeType) -> frozenset[str]:
+    """Names that instructions have. Code that can never run has none, and still has its names in ``co_names``."""
+    return frozenset(code.co_names).intersection(str(i.argval) for i in dis.get_instructions(code))
 
 
 def _annotated(kind: type) -> Any:

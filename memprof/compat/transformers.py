@@ -169,7 +169,7 @@ TEXT_CONFIG = Target(_CONFIG, "PreTrainedConfig.get_text_config", "(self, *, dec
 DECODER_LAYER = Target("transformers.modeling_layers", "GradientCheckpointingLayer", how=READ, needed_by=_LEAN)
 CHECKPOINTING = Target(
     _MODELS, "PreTrainedModel.gradient_checkpointing_enable", "(self, gradient_checkpointing_kwargs, **kwargs)",
-    how=REPLACED, needed_by=("simulate.offloaded",), used_in=f"{_TRAINER}:Trainer.train",
+    how=REPLACED, needed_by=("simulate.offloaded",), used_in="PreTrainedModel.activation_checkpointing_enable",
 )  # fmt: skip
 OFFLOADED_CHECKPOINTING = Target(
     _MODELS, "PreTrainedModel._activation_checkpointing_enable",
