@@ -116,9 +116,7 @@ FAKE_SYMBOLIC = Target(
 NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
 NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
 UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
-MODULE_APPLY = Target(
-    "torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED, used_in="Module.to"
-)
+MODULE_APPLY = Target("torch.nn", "Module._apply", "(self, fn, recurse)", how=REPLACED, needed_by=_SIMULATED)
 MODULE_PARAMETERS = Target("torch.nn", "Module._parameters", how=ASSIGNED, needed_by=_SIMULATED)
 MODULE_BUFFERS = Target("torch.nn", "Module._buffers", how=ASSIGNED, needed_by=_SIMULATED)
 MODULE_TO = Target("torch.nn", "Module.to", "(self, *args, **kwargs)", how=REPLACED, needed_by=("script",))

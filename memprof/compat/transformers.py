@@ -194,8 +194,7 @@ MODEL_FROM_PRETRAINED = Target(
 # Set on a model by its name, and by no class's code.
 IN_4BIT = Target(
     "transformers.quantizers.quantizer_bnb_4bit", "is_loaded_in_4bit", how=KEY, needed_by=_SCRIPT,
-    used_in="Bnb4BitHfQuantizer._process_model_after_weight_loading", optional_for=("callback",),
-    consequence="models in 4 bits cannot be told from others",
+    used_in="Bnb4BitHfQuantizer._process_model_after_weight_loading",
 )  # fmt: skip
 TIE_WEIGHTS = Target(_MODELS, "PreTrainedModel.tie_weights", "(self)", needed_by=_SIMULATED)
 
