@@ -158,6 +158,10 @@ model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(1, 4):
     if step == 2 and dist.get_rank() == 1 and "kill" in sys.argv:
+        # torchrun ends rank 0 as soon as rank 1 is gone: not before rank 0 has written its first step.
+        until = time.monotonic() + 60
+        while not os.path.exists("_memprof/step-000001.rank-0.pickle") and time.monotonic() < until:
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
