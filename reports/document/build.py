@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
 from memprof.reports.document.checks import adds_up
-from memprof.reports.document.model import DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
+from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import prediction_of
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.document.summary import summary_of
 from memprof.reports.document.tables import (
+    SMALLEST_BOX,
     allocation_rows,
     call_site,
     evidence_shares,
@@ -21,6 +22,7 @@ from memprof.reports.document.tables import (
     icicle,
     phase_rows,
     shown_stack,
+    whole_stack,
 )
 from memprof.reports.document.text import (
     HISTORY_WORDS,
@@ -117,6 +119,7 @@ def build_document(
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
+        openable=_openable(rows, active),
         elsewhere=allocation_rows(fold(elsewhere), active)[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
@@ -138,6 +141,11 @@ def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the groups of alike blocks; a report without them lists single blocks only, which are folded here."""
     found: Sequence[Mapping[str, Any]] | None = peak.get("largest")
     return fold(peak["allocations"]) if found is None else found
+
+
+def _openable(rows: Sequence[Allocation], whole: int) -> tuple[Allocation, ...]:
+    """Choose the rows that a page can open: those of the table, and those that get a box in the icicle."""
+    return tuple(row for i, row in enumerate(rows) if i < _MAX_ROWS or row.bytes * SMALLEST_BOX >= whole)
 
 
 def _sentence(note: str) -> str:
@@ -210,7 +218,8 @@ def _growths(grown_by: Sequence[Mapping[str, Any]]) -> tuple[Growth, ...]:
         site = call_site(grown["stack"])
         known = merged.get((phase, site))
         stack = known.stack if known else shown_stack(grown["stack"])
-        merged[phase, site] = Growth(grown["bytes"] + (known.bytes if known else 0), phase, site, stack)
+        whole = known.whole_stack if known else whole_stack(grown["stack"])
+        merged[phase, site] = Growth(grown["bytes"] + (known.bytes if known else 0), phase, site, stack, whole)
     return tuple(sorted(merged.values(), key=lambda g: -g.bytes))
 
 
@@ -244,6 +253,7 @@ def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
             held_by=tuple(plain(who) for who in x.get("held_by") or []),
             site=call_site(x["stack"]),
             stack=shown_stack(x["stack"]),
+            whole_stack=whole_stack(x["stack"]),
         )
         for x in growth["left_behind"]
     )

@@ -31,6 +31,7 @@ from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
 __all__ = [
+    "SMALLEST_BOX",
     "allocation_rows",
     "call_site",
     "category_parts",
@@ -40,8 +41,12 @@ __all__ = [
     "phase_rows",
     "shown_stack",
     "single_allocations",
+    "whole_stack",
     "why",
 ]
+
+#: The icicle draws no box for less than this part of the peak.
+SMALLEST_BOX = 250
 
 _CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
 for _category, _group in GROUP_OF.items():
@@ -165,6 +170,11 @@ def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def whole_stack(stack: Sequence[str]) -> tuple[str, ...]:
+    """Return every frame, harmless."""
+    return tuple(plain(frame) for frame in stack)
+
+
 def why(allocation: Mapping[str, Any]) -> str:
     """Say in one line how the category of this allocation is known."""
     evidence, rule = allocation["evidence"], allocation.get("rule")
@@ -219,6 +229,7 @@ def _allocation(group: Mapping[str, Any], whole: int) -> Allocation:
         held_by=tuple(plain(who) for who in group.get("held_by") or []),
         site=call_site(group.get("stack") or []),
         stack=shown_stack(group.get("stack") or []),
+        whole_stack=whole_stack(group.get("stack") or []),
     )
 
 
@@ -239,33 +250,73 @@ def _lifetime(lives: Sequence[tuple[int | None, int | None]]) -> str:
 
 
 def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:
-    """Nest the peak as rectangles: category, call site, tensor. What is not listed is a node of its own."""
+    """Nest the peak as rectangles: category, frames, tensor. What is not listed is a node of its own."""
     peak = report["peak"]
     listed: dict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
         listed[allocation.category].append(allocation)
     parts = sorted(category_parts(peak["categories"]), key=lambda p: -p.bytes)
-    children = tuple(Node(p.label, p.id, p.bytes, _sites(p, listed[p.id])) for p in parts)
+    children = tuple(Node(p.label, p.id, p.bytes, _places(p, listed[p.id])) for p in parts)
     return Node("Peak", "", peak["active_bytes"], children)
 
 
-def _sites(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
-    by_site: dict[str, list[Allocation]] = defaultdict(list)
-    for allocation in allocations:
-        by_site[allocation.site or "no stack recorded"].append(allocation)
-    nodes = [
-        Node(site, part.id, sum(a.bytes for a in group), tuple(Node(_leaf(a), part.id, a.bytes) for a in group))
-        for site, group in by_site.items()
-    ]
+# Frames of a call site that the icicle shows, the innermost and those that called it.
+_FRAMES = 3
+
+
+def _places(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
+    """Nest a category's allocations by where they were made; the rest, which is not listed, comes last."""
+    nodes = _nested(part.id, [(_path(a), a) for a in allocations])
     rest = part.bytes - sum(n.bytes for n in nodes)
-    nodes.sort(key=lambda n: -n.bytes)
-    if rest > 0:
-        nodes.append(Node("smaller allocations", part.id, rest))
-    return tuple(nodes)
+    return (*nodes, Node("smaller allocations", part.id, rest)) if rest > 0 else nodes
 
 
-def _leaf(allocation: Allocation) -> str:
+def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]]) -> tuple[Node, ...]:
+    """Nest allocations by their paths, the largest box first."""
+    below: dict[str, list[tuple[tuple[str, ...], Allocation]]] = defaultdict(list)
+    nodes = []
+    for path, allocation in placed:
+        if path:
+            below[path[0]].append((path[1:], allocation))
+        else:
+            nodes.append(_box(category, allocation))
+    for label, group in below.items():
+        total = sum(allocation.bytes for _, allocation in group)
+        nodes.append(Node(label, category, total, _nested(category, group), _shorter(label)))
+    return tuple(sorted(nodes, key=lambda n: -n.bytes))
+
+
+def _path(allocation: Allocation) -> tuple[str, ...]:
+    """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
+    frames = [frame for frame in allocation.whole_stack if not _NATIVE.search(frame) and not _is_inner(frame)]
+    if frames or allocation.site:
+        inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
+        return tuple(dict.fromkeys(reversed(inner)))
+    return _module_path(allocation.name) or ("no stack recorded",)
+
+
+def _module_path(name: str) -> tuple[str, ...]:
+    """Split a parameter's name into boxes: ``model.layers.*.mlp.up_proj.weight`` as ``model.layers.*`` and ``mlp``."""
+    parts = name.split(".")
+    if len(parts) < 3:
+        return ()
+    repeated = next((i for i, part in enumerate(parts) if part == "*" or part.isdigit()), None)
+    split = repeated + 1 if repeated is not None and repeated + 1 < len(parts) - 2 else len(parts) - 2
+    return tuple(".".join(piece) for piece in (parts[:split], parts[split:-2]) if piece)
+
+
+def _shorter(label: str) -> tuple[str, ...]:
+    """Shorten a frame's label: without its folder, then its function alone; a module's to its last part."""
+    location, _, function = label.partition(" ")
+    if function and label != "no stack recorded":
+        return (f"{location.rpartition('/')[2]} {function}", function)
+    return (label.rpartition(".")[2],) if "." in label else ()
+
+
+def _box(category: str, allocation: Allocation) -> Node:
     """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
     parts = (allocation.detail, size(allocation.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
-    return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label
+    many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
+    shorter = (".".join(label.split(".")[-2:]) + many,) if allocation.name.count(".") > 1 else ()
+    return Node(label + many, category, allocation.bytes, shorter=shorter, allocation=allocation)
