@@ -61,7 +61,10 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     show_default=True,
     help="Choose the recorder.",
 )
-@click.option("--max-disk", metavar="SIZE", help="Let snapshots take at most SIZE; the oldest go first.")
+@click.option(
+    "--max-disk", metavar="SIZE", default="10GB", show_default=True,
+    help="Let snapshots take at most SIZE; the oldest go first.",
+)  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave this machine's paths out of what is written.")
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")
 @click.option("--no-table", is_flag=True, help="Print no table at the end.")
