@@ -96,14 +96,18 @@ def _interpret(kernel: Any, arguments: Mapping[str, Any], grid: Sequence[int]) -
     programs = functools.reduce(lambda a, b: a * b, grid, 1)
     if programs > _MOST_PROGRAMS:
         return False
+    from triton import language
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     def call(device_function: Any, *args: Any, **kwargs: Any) -> Any:
-        # Not by calling it: that would replace Triton's language for good, and this is not the only kernel.
+        # Not by calling the interpreted one: that would replace Triton's language for good.
         return InterpretedFunction(device_function.fn).rewrite()(*args, **kwargs)
 
-    before = JITFunction.__call__
+    # The interpreter replaces, for as long as a kernel runs, the modules of the language that the kernel's own module
+    # names; what Triton's own device functions use (tl.sum, tl.sigmoid) is the core.
+    seen, name, before = kernel.fn.__globals__, "memprof_emulated_core", JITFunction.__call__
+    seen[name] = language.core
     JITFunction.__call__ = call
     try:
         InterpretedFunction(kernel.fn).run(**arguments, grid=tuple(grid), warmup=False)
@@ -113,4 +117,5 @@ def _interpret(kernel: Any, arguments: Mapping[str, Any], grid: Sequence[int]) -
         return False
     finally:
         JITFunction.__call__ = before
+        del seen[name]
     return True

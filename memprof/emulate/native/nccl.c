@@ -18,7 +18,7 @@ int nccl_failed(int status, const char *why) {
     return status;
 }
 
-API const char *ncclGetErrorString(int status) { return status ? "error of memprof's emulated NCCL" : "no error"; }
+API const char *ncclGetErrorString(int status) { return status ? last_error : "no error"; }
 API const char *ncclGetLastError(ncclComm_t comm) { return last_error; }
 API int ncclGetVersion(int *version) { *version = 22907; return NCCL_SUCCESS; }
 API int ncclCommGetAsyncError(ncclComm_t comm, int *error) {
@@ -144,6 +144,17 @@ API int ncclSend(const void *from, size_t n, int type, int peer, ncclComm_t comm
 }
 API int ncclRecv(void *to, size_t n, int type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return post(comm, peer, 0, to, n * nccl_sizes[type]);
+}
+
+API int ncclAlltoAll(const void *from, void *to, size_t n, int type, ncclComm_t comm, cudaStream_t stream) {
+    size_t bytes = n * nccl_sizes[type];
+    int status = ncclGroupStart();
+    for (int peer = 0; peer < comm->ranks && !status; peer++) {
+        status = ncclSend((const char *)from + (size_t)peer * bytes, n, type, peer, comm, stream);
+        if (!status) status = ncclRecv((char *)to + (size_t)peer * bytes, n, type, peer, comm, stream);
+    }
+    int end = ncclGroupEnd();
+    return status ? status : end;
 }
 
 /* ---- reductions that multiply first */
