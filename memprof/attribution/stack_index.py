@@ -69,7 +69,6 @@ class _FrameMatcher:
         return self._function_hits[alternatives]
 
 
-
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:
     ids: dict[str, int] = {}
     codes = [ids.setdefault(text, len(ids)) for text in texts]
