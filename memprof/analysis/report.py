@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
 _MAX_LEFTOVERS = 10
+_MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
 
 
@@ -126,7 +127,21 @@ def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
         **_composition(analysis.peak),
         "non_torch_bytes": analysis.snapshot.extra.get("non_torch_bytes"),
         "allocations": analysis.explain("peak", top=allocations),
+        "largest": [_group(found) for found in analysis.largest(None if allocations is None else _MAX_LARGEST)],
     }
+
+
+def _group(found: dict[str, Any]) -> dict[str, Any]:
+    """Return one entry of ``largest``: the times of every block become the first birth and the last death."""
+    lives = found.pop("lives")
+    return {**found, "born_us": _outer(min, (b for b, _ in lives)), "died_us": _outer(max, (d for _, d in lives))}
+
+
+def _outer(pick: Callable[[list[int]], int], times: Iterable[int | None]) -> int | None:
+    """Pick the outermost time; None, which is beyond the recording, where one of them is."""
+    listed = list(times)
+    known = [t for t in listed if t is not None]
+    return pick(known) if len(known) == len(listed) else None
 
 
 def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.analysis.alike import largest_groups
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.counted_peaks import (
     Unseen,
@@ -244,13 +245,27 @@ class Views:
 
         ``address`` picks the block that contains it; ``top`` limits the number.
         """
+        return [self.allocation(int(row)) for row in self._largest(self._alive(at, category, address), top)]
+
+    def largest(
+        self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
+    ) -> list[dict[str, Any]]:
+        """List what is alive at an instant as :meth:`explain` does, alike allocations folded, the largest sum first.
+
+        Everything alive is folded before the ``top`` are taken, so the sums are those of the categories. For the
+        entries see :func:`memprof.analysis.alike.largest_groups`.
+        """
+        return largest_groups(self, self._alive(at, category, address), top)
+
+    def _alive(self, at: str, category: str | None, address: int | None) -> I64:
+        """Return the rows alive at an instant, of one category or around one address where that is asked for."""
         line = self.timeline
         rows = line.alive_at(self.instant_of(at))
         if category is not None:
             rows = rows[self.attribution.category[rows] == _code_of(category)]
         if address is not None:
             rows = rows[(line.address[rows] <= address) & (address < line.address[rows] + line.size[rows])]
-        return [self.allocation(int(row)) for row in self._largest(rows, top)]
+        return rows
 
     def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
         """List the ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
