@@ -233,12 +233,24 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     where = where_words(oom["phase"], oom["step"])
     sentence = f"Out of memory in {where}: {size(asked)} were asked for"
     sentence += f", {size(free)} were free on the device." if free is not None else "."
+    sentence += _limited(oom)
     if oom.get("fits_defragmented") is not None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
         fits = oom["fits_defragmented"]
         verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
     return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
+
+
+def _limited(oom: Mapping[str, Any]) -> str:
+    """Say which limit of the process refused the request; nothing where none did."""
+    if not oom.get("limited"):
+        return ""
+    by = "torch.cuda.set_per_process_memory_fraction, or memprof's capacity"
+    if (limit := oom.get("limit_bytes")) is None:
+        return f" The device had room, so a limit of this process refused it ({by})."
+    held = size(oom["reserved_bytes"] or 0)
+    return f" A limit of this process refused it: of the {size(limit)} it may reserve ({by}), it held {held}."
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:
