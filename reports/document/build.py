@@ -11,7 +11,7 @@ from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import prediction_of
-from memprof.reports.document.ranks import ranks_of
+from memprof.reports.document.ranks import ranks_of, recording_rows
 from memprof.reports.document.summary import summary_of
 from memprof.reports.document.tables import (
     SMALLEST_BOX,
@@ -133,6 +133,7 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
+        recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
     )
