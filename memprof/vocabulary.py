@@ -10,6 +10,7 @@ from enum import Enum
 __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
+    "EMULATED",
     "GROUP_LABELS",
     "GROUP_OF",
     "Category",
@@ -19,6 +20,9 @@ __all__ = [
     "Kind",
     "Phase",
 ]
+
+#: How the name of a device ends that ``memprof emulate`` pretends.
+EMULATED = "(emulated)"
 
 
 class _Id(str, Enum):

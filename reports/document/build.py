@@ -38,6 +38,7 @@ from memprof.reports.document.text import (
 from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
+from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -162,6 +163,8 @@ def _title(report: Mapping[str, Any]) -> str:
 def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     source = report["source"]
     words = [KIND_WORDS.get(source["kind"], source["kind"])]
+    if (source.get("device_name") or "").endswith(EMULATED):
+        words[0] += " on an emulated device: memory is real, kernels and times are not"
     device = source.get("device_name") or f"device {source['device']}"
     total = source["device_total_bytes"]
     words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)

@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memprof.emulate.launch import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 # What a process that asks for nothing else gets.
-CARD = "24GiB"
+CARD, CONTEXT = "24GiB", "512MiB"
 _HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MEMPROF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 
@@ -33,30 +35,7 @@ def device(
     base["PYTHONPATH"] = str(ROOT)
     if expandable:
         base["PYTORCH_CUDA_ALLOC_CONF"] = _EXPANDABLE
-    return environment(card, devices=devices, event_delay_us=event_delay_us, context="512MiB", base=base, **more)
-
-
-def environment(
-    card: str | None = None,
-    *,
-    devices: int = 1,
-    values: bool = True,
-    values_max: int | None = None,
-    copy_max: int | None = None,
-    event_delay_us: int = 0,
-    context: str | None = None,
-    base: dict[str, str] | None = None,
-) -> dict[str, str]:
-    home = os.environ["FAKECUDA_HOME"]
-    env = {**(base or os.environ), "FAKECUDA_HOME": home, "LD_LIBRARY_PATH": f"{home}/lib"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [f"{home}/py", env.get("PYTHONPATH")]))
-    env |= {"TRITON_CACHE_DIR": f"{home}/triton", "TRITON_LIBCUDA_PATH": f"{home}/lib"}
-    env |= {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", "FAKECUDA_VALUES": str(int(values))}
-    env |= {"FAKECUDA_DEVICES": str(devices), "FAKECUDA_EVENT_DELAY_US": str(event_delay_us)}
-    for name, value in (("MEMORY", card), ("VALUES_MAX", values_max), ("COPY_MAX", copy_max), ("CONTEXT", context)):
-        if value is not None:
-            env[f"FAKECUDA_{name}"] = str(value)
-    return env
+    return environment(card, devices=devices, event_delay_us=event_delay_us, context=CONTEXT, base=base, **more)
 
 
 def run(program: str, asked: Any, *, env: dict[str, str] | None = None, timeout: float = 240) -> Any:
