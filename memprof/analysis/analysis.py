@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Advisor", "Analysis", "DevicePeak", "ReservedGrowth", "analyze"]
 
-#: A function that reads a report without advice and returns its ``advice`` entries.
-Advisor = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+#: A function that reads a report without advice, and the analysis it is of, and returns its ``advice`` entries.
+Advisor = Callable[[Mapping[str, Any], Views], list[dict[str, Any]]]
 
 
 class Analysis(Views):
@@ -34,7 +34,7 @@ class Analysis(Views):
         """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
         report = report_dict(self, allocations)
         if self._advisor is not None:
-            report["advice"] = self._advisor(report)
+            report["advice"] = self._advisor(report, self)
         return report
 
 
