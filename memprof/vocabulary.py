@@ -181,4 +181,5 @@ CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
     Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
     Category.KV_CACHE: ("keys", "values"),
+    Category.UNATTRIBUTED: ("not_in_history",),
 }

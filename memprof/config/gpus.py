@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["CONTEXT_BYTES", "Gpu", "find_gpu", "known_gpus", "workspace_bytes"]
+__all__ = ["CONTEXT_BYTES", "Gpu", "capacity_bytes", "find_gpu", "known_gpus", "workspace_bytes"]
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:
@@ -32,6 +32,10 @@ class Gpu:
         return max(0, self.total_bytes - self.context_bytes)
 
 
+# A device with less is a number that lacks its unit.
+_LEAST_BYTES = 2**20
+# What drivers and shops add to the names below.
+_NOT_IN_NAMES = re.compile(r"nvidia|geforce|tesla|amd instinct|\(emulated\)|pcie|sxm\d?|hbm\d?e?|[\s_-]+")
 # Totals in MiB as the driver reports them for the card with ECC on, where it has ECC; capability; multiprocessors.
 _TABLE = {
     "T4": (15095, (7, 5), 40),
@@ -58,7 +62,7 @@ _TABLE = {
     "B200": (182642, (10, 0), 148),
     "MI300X": (196288, (9, 4), 304),
 }
-_ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h100-80gb": "H100", "rtxa6000": "A6000"}
+_ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h10080gb": "H100", "rtxa6000": "A6000"}
 
 
 def known_gpus() -> list[Gpu]:
@@ -67,7 +71,7 @@ def known_gpus() -> list[Gpu]:
 
 
 def find_gpu(text: str) -> Gpu:
-    """Find a GPU by name (``H100``, ``rtx 4090``) or size (``24GB``, ``24GiB``).
+    """Find a GPU by name (``H100``, ``rtx 4090``, ``4090``, ``NVIDIA A100-SXM4-80GB``) or size (``24GB``, ``24GiB``).
 
     Raises:
         UsageError: neither a name that is known nor a size.
@@ -75,19 +79,36 @@ def find_gpu(text: str) -> Gpu:
     names = {_key(gpu.name): gpu for gpu in known_gpus()}
     wanted = _key(text)
     wanted = _key(_ALIASES.get(wanted, wanted))
-    if wanted in names:
-        return names[wanted]
-    if "rtx" + wanted in names:
-        return names["rtx" + wanted]
+    for name in (wanted, "rtx" + wanted):
+        if name in names:
+            return names[name]
     if re.match(r"\s*\d", text):
-        size = parse_size(text)
-        if size:
-            return Gpu(text.strip(), size)
-    raise UsageError(f"--gpu {text!r}: give a size such as 24GB, or one of {', '.join(_TABLE)}.")
+        if not (size := parse_size(text)):
+            raise UsageError(f"{text}: no card has no memory; give a size such as 24GB.")
+        return Gpu(text.strip(), size)
+    raise UsageError(f"{text!r} is not a size and no card that is known: give a size such as 24GB, or {_listed()}.")
+
+
+def capacity_bytes(capacity: str | int) -> int:
+    """Return the bytes of a device named by size or by card; the one reader of every option that takes a capacity.
+
+    Args:
+        capacity: a size or a card as :func:`find_gpu` reads them, or bytes as a number.
+
+    Raises:
+        UsageError: neither; or a number so small that it cannot be meant as bytes.
+    """
+    if isinstance(capacity, int) and capacity >= _LEAST_BYTES:
+        return capacity
+    return find_gpu(str(capacity)).total_bytes
+
+
+def _listed() -> str:
+    return f"one of {', '.join(_TABLE)}"
 
 
 def _key(text: str) -> str:
-    return re.sub(r"[\s_]+", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
+    return _NOT_IN_NAMES.sub("", text.lower())
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:

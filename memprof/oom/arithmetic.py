@@ -230,7 +230,7 @@ def _shapes(asked: int) -> str:
 
 
 def _xpu_block(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
-    if failure.backend != "XPU" or asked <= _LEVEL_ZERO_BLOCK or missing:
+    if failure.backend != "XPU" or asked < _LEVEL_ZERO_BLOCK or missing:
         return None
     if failure.total is None or failure.total - (parts.reserved or 0) <= asked:
         return None
@@ -425,6 +425,8 @@ def _full(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Ve
         because = f"{format_bytes(parts.allocated)} are in live tensors, {short}, and no idle memory makes up for it."
         if (parts.outside or 0) >= _NOTABLE:
             because += f" {format_bytes(parts.outside or 0)} more of this process are outside torch."
+    elif parts.in_use is None and failure.total is None:
+        because = f"{short}; the message does not say how large the device is or who holds the rest."
     else:
         taken = parts.in_use if parts.in_use is not None else (failure.total or 0) - (failure.free or 0)
         who = "this process has" if parts.in_use is not None else "in use on the device are"

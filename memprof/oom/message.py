@@ -49,7 +49,15 @@ def _where(oom: Mapping[str, Any]) -> str:
 
 def _asked(oom: Mapping[str, Any], total: int | None) -> str:
     text = format_bytes(oom["requested_bytes"]) if oom["requested_bytes"] else "an unknown size"
-    if oom["device_free_bytes"] is not None:
+    if oom.get("limited"):
+        limit = oom.get("limit_bytes")
+        reserved = format_bytes(oom.get("reserved_bytes") or 0)
+        text += (
+            f" with {reserved} reserved of the {format_bytes(limit)} this process may"
+            if limit
+            else (f" with {format_bytes(oom['device_free_bytes'])} free: a limit of this process refused it")
+        )
+    elif oom["device_free_bytes"] is not None:
         text += f" with {format_bytes(oom['device_free_bytes'])} free"
         if total:
             text += f" of {format_bytes(total)}"
@@ -88,11 +96,19 @@ def _idle(oom: Mapping[str, Any]) -> str | None:
     return f"{format_bytes(idle)} reserved by torch and unused; {verdict}"
 
 
+def _room(oom: Mapping[str, Any]) -> int:
+    """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
+    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
+    if limit is None:
+        return 0 if oom.get("limited") else free
+    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
+
+
 def _changes(report: Mapping[str, Any]) -> list[str]:
     """The report's own advice, what saves most first; one that is enough alone is named before the others."""
     advice = sorted(report.get("advice") or [], key=lambda row: -row["saves_bytes"])
     oom = report["oom"]
-    missing = max(0, oom["requested_bytes"] - (oom["device_free_bytes"] or 0))
+    missing = max(0, oom["requested_bytes"] - _room(oom))
     enough = [row for row in advice if row["saves_bytes"] >= missing > 0]
     smallest = min(enough, key=lambda row: row["saves_bytes"], default=None)
     ordered = ([smallest] if smallest else []) + [row for row in advice if row is not smallest]

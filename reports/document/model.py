@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "GUESSES",
     "AddsUp",
     "Advice",
     "Advised",
@@ -42,6 +43,10 @@ __all__ = [
     "SwitchRow",
     "Timeline",
 ]
+
+
+#: Kinds of evidence that leave room for another answer.
+GUESSES = ("lifetime", "fingerprint", "shape")
 
 
 # ---- shared pieces ---------------------------------------------------------------------------------------------------
@@ -258,6 +263,23 @@ class Ranks:
     imbalance: float
 
 
+@dataclass(frozen=True)
+class RecordingRow:
+    """One recording of the folder that a report is of: what its path says, its peak where it was read, why not shown.
+
+    ``who`` is its role or process, ``when`` the step and the time.
+    """
+
+    file: str
+    rank: str
+    who: str
+    when: str
+    peak_bytes: int | None
+    shown: bool
+    because: str
+    out_of_memory: bool
+
+
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
@@ -283,6 +305,7 @@ class Allocation:
 
     ``bytes`` is the sum of all ``count``; ``address`` the first one's; ``why`` says in words how the category is known.
     ``lives`` holds ``(born_us, died_us)`` of each on the recording's clock: ``None`` is before it began, and not freed.
+    ``stack`` folds C++ frames, ``whole_stack`` has every frame.
     """
 
     address: str
@@ -307,16 +330,27 @@ class Allocation:
     held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
+
+    @property
+    def guessed(self) -> bool:
+        """Tell whether nothing but a lifetime, a shape or a set of sizes says what this is."""
+        return self.evidence in GUESSES
 
 
 @dataclass(frozen=True)
 class Node:
-    """A rectangle of the icicle: category, then call site, then tensor."""
+    """A rectangle of the icicle: category, then the frames of a call site (or a module's path), then tensor.
+
+    ``shorter`` are labels for narrow boxes, the longest first; a tensor's box knows its ``allocation``.
+    """
 
     label: str
     category: str
     bytes: int
     children: tuple[Node, ...] = ()
+    shorter: tuple[str, ...] = ()
+    allocation: Allocation | None = None
 
 
 # ---- over time -------------------------------------------------------------------------------------------------------
@@ -381,6 +415,7 @@ class Growth:
     phase: str
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -416,6 +451,7 @@ class Leftover:
     held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -478,6 +514,7 @@ class AddsUp:
 class Document:
     """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
 
+    ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's.
     """
 
@@ -494,6 +531,7 @@ class Document:
     allocations: tuple[Allocation, ...]
     allocations_bytes: int
     allocations_listed: int
+    openable: tuple[Allocation, ...]
     elsewhere: tuple[Allocation, ...]
     device_peak: DevicePeak | None
     steps: Steps | None
@@ -506,5 +544,6 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
+    recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()

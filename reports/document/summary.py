@@ -105,6 +105,9 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     facts.append(
         Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
     )
+    if missing := peak.get("not_in_history_bytes"):
+        note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"
+        facts.append(Fact("Not in the history", f"{gib(missing)} GiB", note, missing))
     if reserved is None:
         facts.insert(0, _floor(report))
     return (*prediction_facts(report), *facts)

@@ -8,7 +8,7 @@ from html import escape
 from typing import Union
 
 from memprof.reports.document.model import Allocation, Fact, Part
-from memprof.reports.document.text import gib, thousands
+from memprof.reports.document.text import amount, thousands
 from memprof.reports.palette import slug
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "breakable",
     "colour_class",
     "column",
+    "copyable",
     "el",
     "fact_list",
     "join",
@@ -90,7 +91,7 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
         width = 100 * part.bytes / scale
         style = f"width:{width:.4f}%"
         text = el("b", {}, part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
-        title = f"{part.label}: {gib(part.bytes)} GiB"
+        title = f"{part.label}: {amount(part.bytes)}"
         segments.append(el("span", {"class": f"seg c-{colour_class(part.id)}", "style": style, "title": title}, text))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
 
@@ -99,7 +100,13 @@ def stack_details(frames: Sequence[str], title: str) -> Markup | None:
     """Fold a stack under ``title``."""
     if not frames:
         return None
-    return el("details", {}, el("summary", {}, title), el("pre", {"tabindex": "0"}, "\n".join(frames)))
+    return el("details", {}, el("summary", {}, title), copyable(code="\n".join(frames)))
+
+
+def copyable(*, code: str) -> Markup:
+    """Show lines to paste, with a button that copies them."""
+    button = el("button", {"type": "button", "class": "copy needs-js"}, "Copy")
+    return el("div", {"class": "copyable"}, el("pre", {"tabindex": "0"}, code), button)
 
 
 def column(text: str, numeric: bool = False, extra: str = "") -> Markup:
@@ -114,7 +121,7 @@ def fact_list(facts: Sequence[Fact]) -> Markup:
     code = ("Command", "Every allocation")
     pairs = []
     for fact in facts:
-        value = el("code", {}, fact.value) if fact.label in code else fact.value
+        value = copyable(code=fact.value) if fact.label in code else fact.value
         pairs.append(
             el(
                 "div",

@@ -96,7 +96,7 @@ def _table(rows: Sequence[PlanRow]) -> Markup:
         for row in rows
     ]
     table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *body))
-    return section("rows", "Side by side", "", el("div", {"class": "scroll"}, table))
+    return section("rows", "Side by side", "", el("div", {"class": "scroll", "tabindex": "0"}, table))
 
 
 def _best(plan: PlanDocument) -> Markup | None:

@@ -85,6 +85,39 @@ def test_a_graph_that_is_thrown_away_gives_its_memory_back() -> None:
     assert offloader.pool.used_bytes == 0
 
 
+class _SaveInputs(torch.autograd.Function):
+    """How checkpoints of torch 2.1 to 2.11 save their inputs: in the graph of an empty tensor of the host's."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        ctx.save_for_backward(*tensors)
+        return torch.empty((0,))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AssertionError("nothing comes back through it")
+
+
+def test_the_empty_tensor_that_older_checkpoints_save_is_not_sent_away() -> None:
+    offloader = Offloader(CPU)
+    dummy, given = torch.empty((0,), requires_grad=True), torch.ones(7, 3)
+    with offloader.saving(0):
+        saver = _SaveInputs.apply(dummy, given)
+    assert offloader.pool.used_bytes == 512, "the input and nothing else"
+    empty, back = saver.grad_fn.saved_tensors
+    assert empty.shape == (0,)
+    assert (back == 1).all()
+
+
+def test_tensors_of_another_device_stay_where_they_are() -> None:
+    """On a GPU some inputs may be the host's: they need no copy and have no stream."""
+    offloader = Offloader(torch.device("meta"))
+    with offloader.saving(0):
+        saver = _SaveInputs.apply(torch.empty((0,), requires_grad=True), torch.ones(7, 3))
+    assert offloader.pool.used_bytes == 0
+    assert (saver.grad_fn.saved_tensors[1] == 1).all()
+
+
 def test_backward_may_run_twice() -> None:
     model = build(num_hidden_layers=3)
     apply_checkpointing(model, "offloaded")
