@@ -10,6 +10,7 @@ from enum import Enum
 __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
+    "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
     "Category",
@@ -19,6 +20,10 @@ __all__ = [
     "Kind",
     "Phase",
 ]
+
+
+# Every torch with expandable segments reads this name, and reads it first; 2.9 ignores PYTORCH_ALLOC_CONF.
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class _Id(str, Enum):

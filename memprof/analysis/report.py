@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.outside_torch import outside_report, switches_report
+from memprof.timeline.block_sizes import segment_bytes
 from memprof.vocabulary import Category, Kind
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
         "host": extra.get("host"),
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
-        "oom": _oom(analysis),
+        "oom": (oom := _oom(analysis)),
+        "capacity": capacity_of(analysis.snapshot.extra.get("device") or {}, oom),
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
@@ -160,7 +162,7 @@ def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
 def _device_peak(analysis: Views) -> dict[str, Any]:
     peak = analysis.device_peak
     if peak is None:
-        empty = ("reserved_bytes", "non_torch_bytes", "time_us", "step", "phase")
+        empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
         return {**dict.fromkeys(empty), "grown_by": []}
     stacks = analysis.snapshot.stacks
     grown = [
@@ -174,6 +176,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
     grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
     return {
         "reserved_bytes": peak.reserved_bytes,
+        "active_bytes": peak.active_bytes,
         "non_torch_bytes": peak.non_torch_bytes,
         "time_us": peak.time_us,
         "step": peak.step,
@@ -205,7 +208,24 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         "categories": {category: n for category, n in at.categories.items() if n},
         "cached_bytes": split["cached"],
         "inactive_split_bytes": split["inactive_split"],
+        "private_pool_bytes": split["private_pools"],
+        "reserved_bytes": at.reserved_bytes,
+        "segment_bytes": segment_bytes(analysis.snapshot, requested),
     }
+
+
+def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the memory of the card, and where that is known from; None where nothing tells.
+
+    Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
+    memory outside torch is not in it.
+    """
+    total = device.get("total_bytes")
+    if isinstance(total, int) and total > 0:
+        return {"bytes": total, "from": "device"}
+    if oom and oom.get("reserved_bytes") and oom["device_free_bytes"] is not None:
+        return {"bytes": oom["reserved_bytes"] + oom["device_free_bytes"], "from": "oom"}
+    return None
 
 
 def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:

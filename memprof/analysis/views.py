@@ -44,6 +44,7 @@ class DevicePeak:
     """
 
     reserved_bytes: int
+    active_bytes: int
     non_torch_bytes: int | None
     instant: int
     time_us: int
@@ -102,6 +103,7 @@ class Views:
         here = self.breakdown(instant)
         return DevicePeak(
             reserved_bytes=int(reserved[instant]),
+            active_bytes=here.active_bytes,
             non_torch_bytes=self.snapshot.extra.get("non_torch_bytes"),
             instant=instant,
             time_us=here.time_us,

@@ -12,6 +12,7 @@ from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, read_ranks
 from memprof.cli.options import device_option, redact_option, rules_option, seconds_option
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 
 __all__ = ["command"]
@@ -25,6 +26,10 @@ __all__ = ["command"]
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
 )  # fmt: skip
+@click.option(
+    "--capacity", metavar="NAME|SIZE",
+    help="Say how far the run was from out of memory on this card, such as 4090 or 24GB; default: the card it ran on.",
+)  # fmt: skip
 @click.option("--allocations", default="50", metavar="N|all", help="List the N largest allocations; default: 50.")
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
@@ -36,6 +41,7 @@ def command(
     output: Output,
     device: int | None,
     step: int | None,
+    capacity: str | None,
     allocations: str,
     advise: bool,
     gpu: str | None,
@@ -53,8 +59,10 @@ def command(
     which needs TRL and takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
+    card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
     run = _read(snapshots, step, device, rules, _how_many(allocations))
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
+    report = report if card is None else {**report, "capacity": card}
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
