@@ -10,6 +10,7 @@ from enum import Enum
 __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
+    "EMULATED",
     "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
@@ -20,6 +21,9 @@ __all__ = [
     "Kind",
     "Phase",
 ]
+
+#: How the name of a device ends that ``memprof emulate`` pretends.
+EMULATED = "(emulated)"
 
 
 # Every torch with expandable segments reads this name, and reads it first; 2.9 ignores PYTORCH_ALLOC_CONF.
@@ -182,4 +186,5 @@ CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
     Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
     Category.KV_CACHE: ("keys", "values"),
+    Category.UNATTRIBUTED: ("not_in_history",),
 }

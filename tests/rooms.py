@@ -47,11 +47,12 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "reports", "snapshot")),
+    "emulate": ("run CUDA torch on a card that is not there", ("config", "recording", "watch")),
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "attribution", "config", "demo", "oom", "plan", "recording", "reports", "simulate",
-            "snapshot", "watch",
+            "advice", "analysis", "attribution", "config", "demo", "emulate", "oom", "plan", "recording", "reports",
+            "simulate", "snapshot", "watch",
         ),
     ),
 }  # fmt: skip

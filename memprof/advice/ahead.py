@@ -115,8 +115,13 @@ def _need(oom: Mapping[str, Any], held: Mapping[str, int], still: Mapping[str, i
 
 
 def _available(oom: Mapping[str, Any]) -> int | None:
-    """Return what torch could have had: what it held, what lay idle in it, and what the device had free."""
-    free = oom.get("device_free_bytes")
+    """Return what torch could have had: what it held, what lay idle in it, and what it could still have taken."""
+    free, limit = oom.get("device_free_bytes"), oom.get("limit_bytes")
+    if limit is not None:
+        left = max(0, int(limit) - int(oom.get("reserved_bytes") or 0))
+        free = left if free is None else min(int(free), left)
+    elif oom.get("limited"):
+        free = 0
     if free is None:
         return None
     idle = sum(int(oom.get(f"{name}_bytes") or 0) for name in ("cached", "inactive_split", "private_pool"))

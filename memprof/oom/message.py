@@ -51,8 +51,16 @@ def _where(oom: Mapping[str, Any]) -> str:
 
 def _asked(oom: Mapping[str, Any], total: int | None) -> str:
     text = format_bytes(oom["requested_bytes"]) if oom["requested_bytes"] else "an unknown size"
-    segment, free = oom.get("segment_bytes") or 0, oom["device_free_bytes"]
-    if free is not None:
+    if oom.get("limited"):
+        limit = oom.get("limit_bytes")
+        reserved = format_bytes(oom.get("reserved_bytes") or 0)
+        text += (
+            f" with {reserved} reserved of the {format_bytes(limit)} this process may"
+            if limit
+            else (f" with {format_bytes(oom['device_free_bytes'])} free: a limit of this process refused it")
+        )
+    elif oom["device_free_bytes"] is not None:
+        segment, free = oom.get("segment_bytes") or 0, oom["device_free_bytes"]
         if oom["requested_bytes"] <= free < segment:
             text += f", which takes a piece of {format_bytes(segment)} from the device,"
         text += f" with {format_bytes(free)} free"
@@ -116,10 +124,18 @@ def _short(oom: Mapping[str, Any]) -> int:
     return int((oom.get("ahead") or {}).get("short_bytes") or 0)
 
 
+def _room(oom: Mapping[str, Any]) -> int:
+    """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
+    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
+    if limit is None:
+        return 0 if oom.get("limited") else free
+    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
+
+
 def _changes(report: Mapping[str, Any]) -> list[str]:
     """The report's own advice, what saves most first; before it the cheapest that is enough alone for the step."""
     oom = report["oom"]
-    missing = max(_short(oom), oom["requested_bytes"] - (oom["device_free_bytes"] or 0), 0)
+    missing = max(_short(oom), oom["requested_bytes"] - _room(oom), 0)
     # What lies idle helps where idle memory is what is wrong.
     gaps = bool(oom.get("fits_defragmented")) and not _short(oom)
     advice = [row for row in report.get("advice") or [] if gaps or row.get("peak") != "device"]

@@ -29,6 +29,7 @@ _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
+    "MEMPROF_EMULATE_RECORD",
 )  # fmt: skip
 _LAUNCHERS_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_", "DEEPSPEED_")
 

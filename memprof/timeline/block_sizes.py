@@ -18,7 +18,7 @@ from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
 from memprof.vocabulary import Kind
 
-__all__ = ["block_sizes", "round_sizes", "row_sizes", "segment_bytes"]
+__all__ = ["block_sizes", "round_sizes", "row_sizes", "segment_for"]
 
 # Real traces have one to five places to look at for each unknown block. A file with far more was made to
 # keep its reader busy; its sizes are only rounded.
@@ -53,8 +53,8 @@ def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]
     return requested, size
 
 
-def segment_bytes(snapshot: Snapshot, requested: int) -> int:
-    """Return what the allocator asks the device for to serve a request that no segment has room for."""
+def segment_for(snapshot: Snapshot, requested: int) -> int:
+    """Return the bytes that the allocator asks of the device to make room for one request."""
     settings = settings_of(snapshot.settings)
     return settings.segment_size(settings.round_size(requested))
 

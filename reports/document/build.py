@@ -11,7 +11,7 @@ from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import prediction_of
-from memprof.reports.document.ranks import ranks_of
+from memprof.reports.document.ranks import ranks_of, recording_rows
 from memprof.reports.document.summary import room_of, summary_of
 from memprof.reports.document.tables import (
     SMALLEST_BOX,
@@ -40,7 +40,8 @@ from memprof.reports.document.text import (
 from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
-from memprof.analysis.alike import fold
+from memprof.analysis.allocations.alike import fold
+from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -132,6 +133,7 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
+        recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
         room=room_of(report),
@@ -179,6 +181,8 @@ def _title(report: Mapping[str, Any]) -> str:
 def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     source = report["source"]
     words = [KIND_WORDS.get(source["kind"], source["kind"])]
+    if (source.get("device_name") or "").endswith(EMULATED):
+        words[0] += " on an emulated device: memory is real, kernels and times are not"
     device = source.get("device_name") or f"device {source['device']}"
     total = source["device_total_bytes"]
     words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
@@ -236,6 +240,7 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
         sentence += f"{piece}, {size(free)} were free on the device."
     else:
         sentence += "."
+    sentence += _limited(oom)
     ahead = oom.get("ahead") or {}
     if oom.get("fits_defragmented") is not None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
@@ -254,6 +259,17 @@ def _ahead_words(ahead: Mapping[str, Any]) -> str:
     if ahead["short_bytes"]:
         words += f", {size(ahead['short_bytes'])} more than there was"
     return plain(words) + "."
+
+
+def _limited(oom: Mapping[str, Any]) -> str:
+    """Say which limit of the process refused the request; nothing where none did."""
+    if not oom.get("limited"):
+        return ""
+    by = "torch.cuda.set_per_process_memory_fraction, or memprof's capacity"
+    if (limit := oom.get("limit_bytes")) is None:
+        return f" The device had room, so a limit of this process refused it ({by})."
+    held = size(oom["reserved_bytes"] or 0)
+    return f" A limit of this process refused it: of the {size(limit)} it may reserve ({by}), it held {held}."
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:

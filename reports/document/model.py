@@ -280,6 +280,23 @@ class Ranks:
     imbalance: float
 
 
+@dataclass(frozen=True)
+class RecordingRow:
+    """One recording of the folder that a report is of: what its path says, its peak where it was read, why not shown.
+
+    ``who`` is its role or process, ``when`` the step and the time.
+    """
+
+    file: str
+    rank: str
+    who: str
+    when: str
+    peak_bytes: int | None
+    shown: bool
+    because: str
+    out_of_memory: bool
+
+
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
@@ -544,6 +561,7 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
+    recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()
     room: Room | None = None

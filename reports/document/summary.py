@@ -117,6 +117,9 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     facts.append(
         Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
     )
+    if missing := peak.get("not_in_history_bytes"):
+        note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"
+        facts.append(Fact("Not in the history", f"{gib(missing)} GiB", note, missing))
     if reserved is None:
         facts.insert(0, _floor(report))
     return (*prediction_facts(report), *facts)
@@ -128,12 +131,13 @@ def _floor(report: Mapping[str, Any]) -> Fact:
     return Fact("Lowest phase peak", f"{gib(floor)} GiB", "held in every phase", floor)
 
 
-# ---- how far from out of memory: what torch holds and caches, what is outside it, what failed, and the card -----------
+# ---- how far from out of memory: what torch holds and caches, what is outside it, what failed, and the card ---------
 
 
 _FROM = {
     "device": "the card",
     "option": "the card asked about",
+    "limit": "what this process may reserve",
     "oom": "the card at least, by what was free when memory ran out",
 }
 
@@ -194,7 +198,8 @@ def _at_failure(
         held = int(report["peak"]["active_bytes"])
     if reserved is None:
         return held, 0, 0
-    outside = report["peak"]["non_torch_bytes"] or 0
+    limited = card is not None and card["from"] == "limit"  # a limit counts what is reserved
+    outside = 0 if limited else report["peak"]["non_torch_bytes"] or 0
     if card is not None and card["from"] == "device" and free is not None:
         outside = max(0, card["bytes"] - free - reserved)
     return held, max(0, int(reserved) - held), int(outside)

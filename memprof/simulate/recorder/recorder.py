@@ -156,6 +156,9 @@ class FakeRecorder:
         found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
         return found
 
+    def forget_oom(self) -> None:
+        self._oom = None
+
     def open_window(self) -> None:
         heap = self.allocator
         self._windows.append([heap.allocated, heap.reserved, heap.active, heap.requested])
