@@ -11,6 +11,7 @@ __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
     "EMULATED",
+    "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
     "Category",
@@ -23,6 +24,10 @@ __all__ = [
 
 #: How the name of a device ends that ``memprof emulate`` pretends.
 EMULATED = "(emulated)"
+
+
+# Every torch with expandable segments reads this name, and reads it first; 2.9 ignores PYTORCH_ALLOC_CONF.
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class _Id(str, Enum):

@@ -35,6 +35,7 @@ __all__ = [
     "Prediction",
     "RankRow",
     "Ranks",
+    "Room",
     "Row",
     "Span",
     "Step",
@@ -92,6 +93,22 @@ class Summary:
     facts: tuple[Fact, ...]
     bar: tuple[Part, ...]
     rest: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Room:
+    """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
+
+    ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
+    or what was free; ``needed_bytes`` is all of them but what was free. ``capacity_bytes`` is None where no card is
+    known.
+    """
+
+    parts: tuple[Part, ...]
+    scale_bytes: int
+    capacity_bytes: int | None
+    needed_bytes: int
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -547,3 +564,4 @@ class Document:
     recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()
+    room: Room | None = None

@@ -26,7 +26,7 @@ from memprof.reports.document.text import (
     thousands,
 )
 
-from memprof.analysis.alike import tag_shape
+from memprof.analysis.allocations.alike import tag_shape
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -191,7 +191,7 @@ def allocation_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> tuple[Al
     """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
 
     Args:
-        groups: as :func:`memprof.analysis.alike.largest_groups` and the report's ``peak.largest`` have them.
+        groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
         whole: the bytes of which each row's share is taken.
     """
     return tuple(_allocation(group, whole or 1) for group in groups)

@@ -10,6 +10,7 @@ from memprof.reports.document.model import Document, Part, Prediction, RankRow, 
 from memprof.reports.document.text import duration, gib, percent, thousands
 from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
+from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
+    if document.room is not None:
+        print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
 
