@@ -11,8 +11,8 @@ from memprof.reports.renderers import FORMATS, RENDERERS, Answer, formats_of, re
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 # Files that several renderers share.
 SHARED = {
-    "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks", "static_timeline",
-             "summary", "tables"},
+    "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks",
+             "static_timeline", "summary", "tables"},
     "markdown": {"elements"},
     "terminal": {"elements", "screen"},
 }  # fmt: skip
