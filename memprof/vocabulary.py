@@ -12,6 +12,7 @@ __all__ = [
     "CATEGORY_LABELS",
     "GROUP_LABELS",
     "GROUP_OF",
+    "GUESSES",
     "Category",
     "Evidence",
     "Group",
@@ -97,6 +98,10 @@ class Evidence(_Id):
     FINGERPRINT = "fingerprint"
     SHAPE = "shape"
     NONE = "none"
+
+
+#: Evidence that leaves room for another answer: reports show these bytes as guessed.
+GUESSES = (Evidence.LIFETIME, Evidence.FINGERPRINT, Evidence.SHAPE)
 
 
 class History(_Id):

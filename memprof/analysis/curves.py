@@ -64,9 +64,7 @@ def group_peaks(timeline: Timeline, attribution: Attribution) -> dict[Group, int
     group_of_code = np.array([GROUP_OF[c].code for c in CATEGORIES], dtype=np.uint8)
     groups = group_of_code[attribution.category]
     return {
-        group: int(category_curve(timeline, groups == group.code).max())
-        for group in Group
-        if group is not Group.TOTAL
+        group: int(category_curve(timeline, groups == group.code).max()) for group in Group if group is not Group.TOTAL
     }
 
 
