@@ -113,6 +113,7 @@ def _composition(breakdown: Breakdown) -> dict[str, Any]:
         "details": breakdown.details,
         "groups": breakdown.groups,
         "evidence": breakdown.evidence,
+        "guessed": breakdown.guessed,
         "rounding_bytes": breakdown.rounding_bytes,
         "pending_free_bytes": breakdown.pending_free_bytes,
         "cached_bytes": split["cached"],

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Fact, Part, Room, Summary
+from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import gib, percent, size, where_words
+from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
 __all__ = ["room_of", "summary_of"]
 
 
-def summary_of(report: Mapping[str, Any]) -> Summary:
-    """Fill the first screen from one report (``memprof.report/1``)."""
+def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
+    """Fill the first screen from one report (``memprof.report/1``); ``allocations`` say what guesses could also be."""
     source, peak = report["source"], report["peak"]
     has_device = peak["reserved_bytes"] is not None
     card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
     capacity = card["bytes"] if has_device else None
     unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
-    bar = category_parts(peak["categories"])
+    bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
     return Summary(
@@ -35,7 +36,22 @@ def summary_of(report: Mapping[str, Any]) -> Summary:
         facts=_facts(report, capacity),
         bar=bar,
         rest=rest,
+        guessed=_guessed(peak, allocations),
     )
+
+
+def _guessed(peak: Mapping[str, Any], allocations: Sequence[Allocation]) -> Fact | None:
+    """Count what is guessed, and name the two other answers that most of it leaves open."""
+    n_bytes = sum((peak.get("guessed") or {}).values())
+    if not n_bytes:
+        return None
+    others: Counter[str] = Counter()
+    for allocation in allocations:
+        for label in allocation.alternatives if allocation.guessed else ():
+            others[label.lower()] += allocation.bytes
+    words = sentence_list(label for label, _ in others.most_common(2))
+    note = f"could be {words}" if words else "by lifetime, shape or size alone"
+    return Fact("Guessed", f"{gib(n_bytes)} GiB", note, n_bytes)
 
 
 def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part, ...]:
