@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memprof.analysis.counted_peaks import DETAIL, Unseen
+from memprof.analysis.peaks.counted import DETAIL, Unseen
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
@@ -25,7 +25,7 @@ class Breakdown:
 
     The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
     ``span`` is the phase whose peak this is; ``None`` for any other instant. ``unseen`` is what the allocator counted
-    beyond the history (see :mod:`memprof.analysis.counted_peaks`): it is unattributed.
+    beyond the history (see :mod:`memprof.analysis.peaks.counted`): it is unattributed.
     """
 
     def __init__(

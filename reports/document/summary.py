@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
@@ -12,6 +12,9 @@ from memprof.reports.document.tables import call_site, category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
 __all__ = ["room_of", "summary_of"]
+
+
+_MOST_DEVICES = 8
 
 
 def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
@@ -136,9 +139,27 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     if missing := peak.get("not_in_history_bytes"):
         note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"
         facts.append(Fact("Not in the history", f"{gib(missing)} GiB", note, missing))
+    facts += _other_devices(report)
     if reserved is None:
         facts.insert(0, _floor(report))
     return (*prediction_facts(report), *facts)
+
+
+def _other_devices(report: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the peaks of the devices that the rest of the report is not about, and of all together."""
+    devices = report.get("devices") or []
+    others = [d for d in devices if not d["shown"]]
+    for device in others[:_MOST_DEVICES]:
+        peak = device["peak"]
+        largest = max(category_parts(peak["categories"]), key=lambda p: p.bytes, default=None)
+        words = f"its own peak, in {where_words(peak['phase'], peak['step'])}"
+        words += f"; largest: {largest.label.lower()}, {gib(largest.bytes)} GiB" if largest else ""
+        note = f"{words}; --device {device['device']} reports it"
+        bytes_ = peak["allocated_bytes"]
+        yield Fact(f"Device {device['device']}", f"{gib(bytes_)} GiB", note, bytes_)
+    if devices:
+        total = sum(d["peak"]["allocated_bytes"] for d in devices)
+        yield Fact(f"All {len(devices)} devices", f"{gib(total)} GiB", "the sum of their own peaks", total)
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:
