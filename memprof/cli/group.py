@@ -26,6 +26,7 @@ _COMMANDS = {
     "watch": "Show the newest counters of a running or finished job.",
     "run": "Run a training script with memprof attached, unedited.",
     "oom": "Explain an out-of-memory message, number by number.",
+    "mcp": "Answer assistants over the Model Context Protocol.",
     "demo": "Train a small model with GRPO here, profiled and reported.",
 }
 
