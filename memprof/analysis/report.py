@@ -55,7 +55,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + ([devices_note(devices)] if devices else []),
+        "notes": _notes(analysis) + [note for note in [devices_note(devices)] if note is not None],
         **_prediction(extra),
     }
 
