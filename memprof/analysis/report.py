@@ -23,7 +23,7 @@ __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
 # What the recorder asked the driver, about its own device alone.
-_OTHER_DEVICE = {"outside": None, "switches": []}
+_OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
