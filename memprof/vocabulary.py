@@ -10,8 +10,11 @@ from enum import Enum
 __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
+    "EMULATED",
+    "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
+    "GUESSES",
     "Category",
     "Evidence",
     "Group",
@@ -19,6 +22,13 @@ __all__ = [
     "Kind",
     "Phase",
 ]
+
+#: How the name of a device ends that ``memprof emulate`` pretends.
+EMULATED = "(emulated)"
+
+
+# Every torch with expandable segments reads this name, and reads it first; 2.9 ignores PYTORCH_ALLOC_CONF.
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class _Id(str, Enum):
@@ -97,6 +107,10 @@ class Evidence(_Id):
     FINGERPRINT = "fingerprint"
     SHAPE = "shape"
     NONE = "none"
+
+
+#: Evidence that leaves room for another answer: reports show these bytes as guessed.
+GUESSES = (Evidence.LIFETIME, Evidence.FINGERPRINT, Evidence.SHAPE)
 
 
 class History(_Id):

@@ -51,7 +51,8 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "host": extra.get("host"),
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
-        "oom": _oom(analysis),
+        "oom": (oom := _oom(analysis)),
+        "capacity": capacity_of(analysis.snapshot.extra.get("device") or {}, oom),
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
@@ -122,6 +123,7 @@ def _composition(breakdown: Breakdown) -> dict[str, Any]:
         "details": breakdown.details,
         "groups": breakdown.groups,
         "evidence": breakdown.evidence,
+        "guessed": breakdown.guessed,
         "rounding_bytes": breakdown.rounding_bytes,
         "pending_free_bytes": breakdown.pending_free_bytes,
         "cached_bytes": split["cached"],
@@ -175,7 +177,7 @@ def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
 def _device_peak(analysis: Views) -> dict[str, Any]:
     peak = analysis.device_peak
     if peak is None:
-        empty = ("reserved_bytes", "non_torch_bytes", "time_us", "step", "phase")
+        empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
         return {**dict.fromkeys(empty), "grown_by": []}
     stacks = analysis.snapshot.stacks
     grown = [
@@ -189,6 +191,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
     grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
     return {
         "reserved_bytes": peak.reserved_bytes,
+        "active_bytes": peak.active_bytes,
         "non_torch_bytes": peak.non_torch_bytes,
         "time_us": peak.time_us,
         "step": peak.step,
@@ -226,7 +229,25 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         "categories": {category: n for category, n in at.categories.items() if n},
         "cached_bytes": split["cached"],
         "inactive_split_bytes": split["inactive_split"],
+        "private_pool_bytes": split["private_pools"],
+        "segment_bytes": segment_for(analysis.snapshot, requested),
     }
+
+
+def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the memory of the card, and where that is known from; None where nothing tells.
+
+    Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
+    memory outside torch is not in it. A limit of the process that refused a request stands for its card.
+    """
+    if oom and oom.get("limited") and oom.get("limit_bytes"):
+        return {"bytes": oom["limit_bytes"], "from": "limit"}
+    total = device.get("total_bytes")
+    if isinstance(total, int) and total > 0:
+        return {"bytes": total, "from": "device"}
+    if oom and oom.get("reserved_bytes") and oom["device_free_bytes"] is not None:
+        return {"bytes": oom["reserved_bytes"] + oom["device_free_bytes"], "from": "oom"}
+    return None
 
 
 def _room(analysis: Views, at: Breakdown, requested: int, free: int, limit: int | None) -> tuple[int, bool]:

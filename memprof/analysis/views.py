@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.analysis.alike import largest_groups
+from memprof.analysis.allocations.alike import largest_groups
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.analysis.peaks.counted import (
@@ -47,10 +47,12 @@ class ReservedGrowth:
 class DevicePeak:
     """Hold the most bytes the device held for this process: reserved plus, where known, memory outside torch.
 
-    ``grown_by`` adds up to ``reserved_bytes``, the largest entries first.
+    ``grown_by`` adds up to ``reserved_bytes``, the largest entries first. ``active_bytes`` were in use then; None where
+    only the allocator's counter saw the moment.
     """
 
     reserved_bytes: int
+    active_bytes: int | None
     non_torch_bytes: int | None
     instant: int
     time_us: int
@@ -150,6 +152,7 @@ class Views:
             grown = ReservedGrowth(counted - int(reserved[instant]), phase, 0)
             return DevicePeak(
                 reserved_bytes=counted,
+                active_bytes=None,
                 non_torch_bytes=self.non_torch_bytes,
                 instant=instant,
                 time_us=here.time_us,
@@ -159,6 +162,7 @@ class Views:
             )
         return DevicePeak(
             reserved_bytes=int(reserved[instant]),
+            active_bytes=here.active_bytes,
             non_torch_bytes=self.non_torch_bytes,
             instant=instant,
             time_us=here.time_us,
@@ -265,7 +269,7 @@ class Views:
         """List what is alive at an instant as :meth:`explain` does, alike allocations folded, the largest sum first.
 
         Everything alive is folded before the ``top`` are taken, so the sums are those of the categories. For the
-        entries see :func:`memprof.analysis.alike.largest_groups`.
+        entries see :func:`memprof.analysis.allocations.alike.largest_groups`.
         """
         return largest_groups(self, self._alive(at, category, address), top)
 

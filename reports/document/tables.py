@@ -26,7 +26,7 @@ from memprof.reports.document.text import (
     thousands,
 )
 
-from memprof.analysis.alike import tag_shape
+from memprof.analysis.allocations.alike import tag_shape
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -59,11 +59,12 @@ _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx
 _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
 
 
-def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
-    """List the non-empty categories in the order they are stacked."""
+def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | None = None) -> tuple[Part, ...]:
+    """List the non-empty categories in the order they are stacked; ``guessed`` of each is a guess."""
     known = [c for c in STACK_ORDER if categories.get(c)]
     others = [c for c in categories if c not in STACK_ORDER and categories[c]]
-    return tuple(Part(c, plain(category_label(c)), categories[c]) for c in known + others)
+    doubt = guessed or {}
+    return tuple(Part(c, plain(category_label(c)), categories[c], doubt.get(c, 0)) for c in known + others)
 
 
 def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -94,7 +95,15 @@ def _only_own_peak(children: Sequence[Row]) -> int | None:
 
 def _category_rows(ids: Iterable[str], peak: Mapping[str, Any], own: Mapping[str, int]) -> tuple[Row, ...]:
     rows = [
-        Row(c, category_label(c), CATEGORY_WORDS[c], peak["categories"].get(c, 0), own.get(c, 0), _details(c, peak))
+        Row(
+            c,
+            category_label(c),
+            CATEGORY_WORDS[c],
+            peak["categories"].get(c, 0),
+            own.get(c, 0),
+            _details(c, peak),
+            (peak.get("guessed") or {}).get(c, 0),
+        )
         for c in ids
         if peak["categories"].get(c, 0) or own.get(c, 0)
     ]
@@ -191,7 +200,7 @@ def allocation_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> tuple[Al
     """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
 
     Args:
-        groups: as :func:`memprof.analysis.alike.largest_groups` and the report's ``peak.largest`` have them.
+        groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
         whole: the bytes of which each row's share is taken.
     """
     return tuple(_allocation(group, whole or 1) for group in groups)

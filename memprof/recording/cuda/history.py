@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from memprof.recording.cuda.backend import CudaBackend, TorchCuda
+from memprof.recording.cuda.emulated import emulation_notes
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
@@ -66,7 +67,7 @@ class CudaHistory:
         capacity: int | None = None,
         backend: CudaBackend | None = None,
     ) -> None:
-        self.notes: list[str] = []
+        self.notes: list[str] = emulation_notes()
         self.on_oom: Callable[[], None] | None = None
         self.index = device.index or 0
         self._backend: CudaBackend = backend if backend is not None else TorchCuda()
