@@ -207,7 +207,7 @@ def limit_of(gpu: str) -> int:
 
 
 def _room(machine: Runner) -> int:
-    assert machine.gpu is not None
+    assert isinstance(machine.gpu, str)  # a plan's card is named
     return limit_of(machine.gpu)
 
 
