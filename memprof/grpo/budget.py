@@ -17,7 +17,7 @@ from memprof.compat.accelerate import BROADCAST
 from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
 from memprof.config.from_recording import Likeness, place_model
 from memprof.config.from_trainer import from_trainer
-from memprof.config.gpus import Gpu
+from memprof.config.gpus import Gpu, capacity_bytes
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
 from memprof.grpo.once_log import OnceLog
@@ -27,7 +27,7 @@ from memprof.plan.cache import cache_folder
 from memprof.plan.ladder import CHOSEN, Choice, Tried, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
 from memprof.recording.run_facts import plain_config
-from memprof.units import format_gib, parse_size
+from memprof.units import format_gib
 from memprof.vocabulary import Phase
 
 __all__ = ["budget_bytes", "card_of", "keep_within_budget", "settings_of"]
@@ -63,13 +63,13 @@ def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> No
 
 
 def budget_bytes(budget: str, device: torch.device) -> int:
-    """Return the bytes of ``"24GB"``, or with ``"auto"`` all the device has.
+    """Return the bytes of ``"24GB"`` or ``"4090"``, or with ``"auto"`` all the device has.
 
     Raises:
         UsageError: no size; or ``"auto"`` on a device whose memory is the host's.
     """
     if str(budget).strip().lower() != "auto":
-        return parse_size(str(budget))
+        return capacity_bytes(str(budget))
     if device.type != "cuda":
         raise UsageError("memory_budget='auto' is the GPU's memory, and this run has none: give a size such as '24GB'.")
     return int(torch.cuda.get_device_properties(device).total_memory)
@@ -96,12 +96,12 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
 def card_of(device: torch.device, total: int) -> Gpu | None:
     """Return the card a run is on, with ``total`` bytes; None where it is on no CUDA device.
 
-    Its compute capability decides how large cuBLAS's workspaces are.
+    Its compute capability and size decide how large the workspaces of its kernels are.
     """
     if device.type != "cuda":
         return None
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.name, total, (properties.major, properties.minor))
+    card = torch.cuda.get_device_properties(device)
+    return Gpu(card.name, total, (card.major, card.minor), multiprocessors=card.multi_processor_count)
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 
 import torch
 
-from memprof.config.gpus import Gpu
+from memprof.config.gpus import Gpu, gpu_of
 from memprof.errors import UsageError
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
@@ -53,10 +53,11 @@ def test_an_adapter_in_float32_is_not_the_models_dtype(tmp_path: Path) -> None:
 
 
 def test_the_card_is_the_one_the_run_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    ada = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9, total_memory=25_249_972_224)
+    ada = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9, multi_processor_count=128)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ada)
     card = card_of(torch.device("cuda"), 20 * 10**9)
-    assert card == Gpu("NVIDIA GeForce RTX 4090", 20 * 10**9, (8, 9))
+    assert card == Gpu("NVIDIA GeForce RTX 4090", 20 * 10**9, (8, 9), multiprocessors=128)
+    assert gpu_of(json.loads(json.dumps(card.to_dict()))) == card, "as another process gets it"
     assert card_of(torch.device("cpu"), 20 * 10**9) is None
 
 
