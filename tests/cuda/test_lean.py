@@ -86,8 +86,8 @@ def test_what_the_optimizer_step_holds_has_closed_forms(told: dict[str, Any], na
         assert held["weights"] == facts.policy_bytes
         assert held["adapters"] == facts.adapter_bytes
         assert held["gradients"] == facts.trainable_bytes
-        # With stochastic rounding the step's counter is on the host.
-        assert 0 <= facts.optimizer_bytes - held["optimizer_state"] <= 4 * facts.trainable_tensors
+    # At the first step's peak some states are still to be made. With stochastic rounding counters are on the host.
+    assert 0 <= facts.optimizer_bytes - held["optimizer_state"] <= 4 * facts.trainable_tensors
 
 
 def test_a_reference_in_host_memory_is_on_the_device_by_layers_only(told: dict[str, Any]) -> None:

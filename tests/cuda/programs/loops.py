@@ -255,7 +255,7 @@ def decoding(folder: Path, ledger: Ledger) -> Told:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), logits_processor=[leave], **length)
         counters = ledger.read()
         del session
-    thinned = memprof.load_snapshot(folder / "decoding.pickle").extra["recording"].get("thinned")
+    thinned = memprof.load_snapshot(folder / "decoding.pickle").extra["recorded"].get("thinned")
     return {"counters": counters, "waiting": waiting[0], "thinned": thinned}
 
 
