@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (
         "find what to change, estimated or simulated",
-        ("config", "plan", "analysis", "attribution", "snapshot"),
+        ("config", "plan", "analysis", "attribution", "allocator", "snapshot"),
     ),
     "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
     "integrations": (
@@ -48,11 +48,12 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "reports", "snapshot")),
+    "emulate": ("run CUDA torch on a card that is not there", ("config", "recording", "watch")),
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "assistants", "attribution", "config", "demo", "oom", "plan", "recording", "reports",
-            "simulate", "snapshot", "watch",
+            "advice", "analysis", "assistants", "attribution", "config", "demo", "emulate", "oom", "plan", "recording",
+            "reports", "simulate", "snapshot", "watch",
         ),
     ),
 }  # fmt: skip

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.vocabulary import GUESSES
+
 __all__ = [
     "AddsUp",
     "Advice",
@@ -34,6 +36,7 @@ __all__ = [
     "Prediction",
     "RankRow",
     "Ranks",
+    "Room",
     "Row",
     "Span",
     "Step",
@@ -49,11 +52,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
 
     id: str
     label: str
     bytes: int
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Summary:
 
     ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
     the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
-    in a sentence what the peak is made of, ``where`` when it was.
+    in a sentence what the peak is made of, ``where`` when it was. ``guessed`` counts what only lifetimes, shapes or
+    sets of sizes speak for, and says what else it could be.
     """
 
     peak_bytes: int
@@ -87,6 +92,23 @@ class Summary:
     facts: tuple[Fact, ...]
     bar: tuple[Part, ...]
     rest: tuple[Part, ...]
+    guessed: Fact | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
+
+    ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
+    or what was free; ``needed_bytes`` is all of them but what was free. ``capacity_bytes`` is None where no card is
+    known.
+    """
+
+    parts: tuple[Part, ...]
+    scale_bytes: int
+    capacity_bytes: int | None
+    needed_bytes: int
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -292,6 +314,7 @@ class Row:
     at_peak: int
     own_peak: int | None
     children: tuple[Row, ...] = ()
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -300,6 +323,7 @@ class Allocation:
 
     ``bytes`` is the sum of all ``count``; ``address`` the first one's; ``why`` says in words how the category is known.
     ``lives`` holds ``(born_us, died_us)`` of each on the recording's clock: ``None`` is before it began, and not freed.
+    ``stack`` folds C++ frames, ``whole_stack`` has every frame.
     """
 
     address: str
@@ -324,16 +348,27 @@ class Allocation:
     held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
+
+    @property
+    def guessed(self) -> bool:
+        """Tell whether nothing but a lifetime, a shape or a set of sizes says what this is."""
+        return any(self.evidence == str(kind) for kind in GUESSES)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A rectangle of the icicle: category, then call site, then tensor."""
+    """A rectangle of the icicle: category, then the frames of a call site (or a module's path), then tensor.
+
+    ``shorter`` are labels for narrow boxes, the longest first; a tensor's box knows its ``allocation``.
+    """
 
     label: str
     category: str
     bytes: int
     children: tuple[Node, ...] = ()
+    shorter: tuple[str, ...] = ()
+    allocation: Allocation | None = None
 
 
 # ---- over time -------------------------------------------------------------------------------------------------------
@@ -398,6 +433,7 @@ class Growth:
     phase: str
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -433,6 +469,7 @@ class Leftover:
     held_by: tuple[str, ...]
     site: str
     stack: tuple[str, ...]
+    whole_stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -495,6 +532,7 @@ class AddsUp:
 class Document:
     """Everything a page, a table or a file shows about one snapshot. ``report`` is the JSON it was made from.
 
+    ``allocations`` are the lines of the table, ``openable`` these and all others large enough for a box in the icicle.
     ``elsewhere`` are the largest allocations at other phases' peaks that are not alive at the run's.
     """
 
@@ -511,6 +549,7 @@ class Document:
     allocations: tuple[Allocation, ...]
     allocations_bytes: int
     allocations_listed: int
+    openable: tuple[Allocation, ...]
     elsewhere: tuple[Allocation, ...]
     device_peak: DevicePeak | None
     steps: Steps | None
@@ -526,3 +565,4 @@ class Document:
     recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()
+    room: Room | None = None

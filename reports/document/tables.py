@@ -26,10 +26,12 @@ from memprof.reports.document.text import (
     thousands,
 )
 
+from memprof.analysis.allocations.alike import tag_shape
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
 __all__ = [
+    "SMALLEST_BOX",
     "allocation_rows",
     "call_site",
     "category_parts",
@@ -39,26 +41,30 @@ __all__ = [
     "phase_rows",
     "shown_stack",
     "single_allocations",
-    "tensor_shape",
+    "whole_stack",
     "why",
 ]
+
+#: The icicle draws no box for less than this part of the peak.
+SMALLEST_BOX = 250
 
 _CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
 for _category, _group in GROUP_OF.items():
     _CATEGORIES_OF[str(_group)].append(str(_category))
 
 # Frames outside Python: by their file's ending, or because there is no file.
-_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d")
+_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
 
 # Frames that say where Python was, not whose tensor it is.
 _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
 
 
-def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
-    """List the non-empty categories in the order they are stacked."""
+def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | None = None) -> tuple[Part, ...]:
+    """List the non-empty categories in the order they are stacked; ``guessed`` of each is a guess."""
     known = [c for c in STACK_ORDER if categories.get(c)]
     others = [c for c in categories if c not in STACK_ORDER and categories[c]]
-    return tuple(Part(c, plain(category_label(c)), categories[c]) for c in known + others)
+    doubt = guessed or {}
+    return tuple(Part(c, plain(category_label(c)), categories[c], doubt.get(c, 0)) for c in known + others)
 
 
 def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -89,7 +95,15 @@ def _only_own_peak(children: Sequence[Row]) -> int | None:
 
 def _category_rows(ids: Iterable[str], peak: Mapping[str, Any], own: Mapping[str, int]) -> tuple[Row, ...]:
     rows = [
-        Row(c, category_label(c), CATEGORY_WORDS[c], peak["categories"].get(c, 0), own.get(c, 0), _details(c, peak))
+        Row(
+            c,
+            category_label(c),
+            CATEGORY_WORDS[c],
+            peak["categories"].get(c, 0),
+            own.get(c, 0),
+            _details(c, peak),
+            (peak.get("guessed") or {}).get(c, 0),
+        )
         for c in ids
         if peak["categories"].get(c, 0) or own.get(c, 0)
     ]
@@ -165,6 +179,11 @@ def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def whole_stack(stack: Sequence[str]) -> tuple[str, ...]:
+    """Return every frame, harmless."""
+    return tuple(plain(frame) for frame in stack)
+
+
 def why(allocation: Mapping[str, Any]) -> str:
     """Say in one line how the category of this allocation is known."""
     evidence, rule = allocation["evidence"], allocation.get("rule")
@@ -177,120 +196,136 @@ def why(allocation: Mapping[str, Any]) -> str:
     return plain(words)
 
 
-def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
-    """Fold listed allocations that are alike into one, the largest sum first; ``whole`` is 100 %."""
-    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for allocation in listed:
-        alike.setdefault(_likeness(allocation), []).append(allocation)
-    rows = [_allocation(group, whole or 1) for group in alike.values()]
-    return tuple(sorted(rows, key=lambda a: -a.bytes))
+def allocation_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+    """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
+
+    Args:
+        groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
+        whole: the bytes of which each row's share is taken.
+    """
+    return tuple(_allocation(group, whole or 1) for group in groups)
 
 
 def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
-    """Fill one row for each allocation, in the order given: what ``memprof explain`` shows."""
+    """Fill one row for each allocation, in the order given."""
     whole = sum(a["bytes"] for a in listed) or 1
-    return tuple(_allocation([a], whole) for a in listed)
+    return tuple(_allocation(a, whole) for a in listed)
 
 
-def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:
-    name = re.sub(r"\d+", "#", str(allocation.get("name") or ""))
-    keys = ("bytes", "category", "detail", "evidence", "rule", "phase", "retained")
-    name += tensor_shape(allocation.get("tag"))
-    stack, others = allocation.get("stack") or [], allocation.get("alternatives") or []
-    return (*(allocation.get(k) for k in keys), name, tuple(stack), tuple(others))
-
-
-def _allocation(group: Sequence[Mapping[str, Any]], whole: int) -> Allocation:
-    first = group[0]
-    total = sum(a["bytes"] for a in group)
-    stack = shown_stack(first.get("stack") or [])
+def _allocation(group: Mapping[str, Any], whole: int) -> Allocation:
+    count = group.get("count", 1)
+    lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
     return Allocation(
-        address=hex(first["address"]) if isinstance(first["address"], int) else plain(first["address"]),
-        name=_common_name([str(a.get("name") or "") for a in group]),
-        shape=tensor_shape(first.get("tag")),
-        count=len(group),
-        bytes=total,
-        each_bytes=first["bytes"],
-        share=total / whole,
-        category=plain(first["category"]),
-        category_label=plain(category_label(first["category"])),
-        detail=plain(humanise(first["detail"] or "")),
-        evidence=plain(first["evidence"]),
-        rule=plain(first.get("rule") or ""),
-        why=why(first),
-        alternatives=tuple(plain(category_label(a)) for a in first.get("alternatives") or []),
-        phase=plain(first["phase"] or ""),
-        phase_label=plain(phase_label(first["phase"])) if first["phase"] else "",
-        lives=tuple((a.get("born_us"), _freed(a)) for a in group),
-        lifetime=_lifetime(group),
-        retained=bool(first["retained"]),
-        held_by=tuple(dict.fromkeys(plain(who) for a in group for who in a.get("held_by") or [])),
-        site=call_site(first.get("stack") or []),
-        stack=stack,
+        address=hex(group["address"]) if isinstance(group["address"], int) else plain(group["address"]),
+        name=plain(group.get("name") or ""),
+        shape=plain(tag_shape(group.get("tag"))),
+        count=count,
+        bytes=group["bytes"],
+        each_bytes=group.get("each_bytes", group["bytes"]),
+        share=group["bytes"] / whole,
+        category=plain(group["category"]),
+        category_label=plain(category_label(group["category"])),
+        detail=plain(humanise(group["detail"] or "")),
+        evidence=plain(group["evidence"]),
+        rule=plain(group.get("rule") or ""),
+        why=why(group),
+        alternatives=tuple(plain(category_label(a)) for a in group.get("alternatives") or []),
+        phase=plain(group["phase"] or ""),
+        phase_label=plain(phase_label(group["phase"])) if group["phase"] else "",
+        lives=tuple((born, _freed(died)) for born, died in lives),
+        lifetime=_lifetime([(born, _freed(died)) for born, died in lives]),
+        retained=bool(group["retained"]),
+        held_by=tuple(plain(who) for who in group.get("held_by") or []),
+        site=call_site(group.get("stack") or []),
+        stack=shown_stack(group.get("stack") or []),
+        whole_stack=whole_stack(group.get("stack") or []),
     )
 
 
-def _common_name(names: Sequence[str]) -> str:
-    """``layers.0.w`` and ``layers.1.w`` as ``layers.*.w``: the digits that differ become a star."""
-    parts = [re.split(r"(\d+)", name) for name in names]
-    if any(len(p) != len(parts[0]) for p in parts):
-        return plain(names[0])
-    return plain("".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True)))
-
-
-def tensor_shape(tag: str | None) -> str:
-    """Read ``8×128×576 bfloat16`` from a recorder's own tag; empty for no tag or somebody else's."""
-    if not tag or not tag.startswith("memprof:"):
-        return ""
-    fields = dict(field.partition("=")[::2] for field in tag.removeprefix("memprof:").split(";"))
-    return plain(f"{fields.get('shape', '').replace('x', '×')} {fields.get('dtype', '')}".strip())
-
-
-def _freed(allocation: Mapping[str, Any]) -> int | None:
-    died = allocation.get("died_us")
+def _freed(died: object) -> int | None:
     return died if isinstance(died, int) and died >= 0 else None
 
 
-def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
+def _lifetime(lives: Sequence[tuple[int | None, int | None]]) -> str:
     """Say how long the blocks lived; the range where they differ."""
-    if any(_freed(a) is None for a in group):
-        born_before = all(a.get("born_us") is None for a in group)
+    if any(died is None for _, died in lives):
+        born_before = all(born is None for born, _ in lives)
         return "the whole recording" if born_before else "to the end"
-    if any(a.get("born_us") is None for a in group):
+    if any(born is None for born, _ in lives):
         return "from before recording"
-    lives = sorted(a["died_us"] - a["born_us"] for a in group)
-    low, high = duration(lives[0]), duration(lives[-1])
+    spans = sorted((died or 0) - (born or 0) for born, died in lives)
+    low, high = duration(spans[0]), duration(spans[-1])
     return low if low == high else f"{low} to {high}"
 
 
 def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:
-    """Nest the peak as rectangles: category, call site, tensor. What is not listed is a node of its own."""
+    """Nest the peak as rectangles: category, frames, tensor. What is not listed is a node of its own."""
     peak = report["peak"]
     listed: dict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
         listed[allocation.category].append(allocation)
     parts = sorted(category_parts(peak["categories"]), key=lambda p: -p.bytes)
-    children = tuple(Node(p.label, p.id, p.bytes, _sites(p, listed[p.id])) for p in parts)
+    children = tuple(Node(p.label, p.id, p.bytes, _places(p, listed[p.id])) for p in parts)
     return Node("Peak", "", peak["active_bytes"], children)
 
 
-def _sites(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
-    by_site: dict[str, list[Allocation]] = defaultdict(list)
-    for allocation in allocations:
-        by_site[allocation.site or "no stack recorded"].append(allocation)
-    nodes = [
-        Node(site, part.id, sum(a.bytes for a in group), tuple(Node(_leaf(a), part.id, a.bytes) for a in group))
-        for site, group in by_site.items()
-    ]
+# Frames of a call site that the icicle shows, the innermost and those that called it.
+_FRAMES = 3
+
+
+def _places(part: Part, allocations: Sequence[Allocation]) -> tuple[Node, ...]:
+    """Nest a category's allocations by where they were made; the rest, which is not listed, comes last."""
+    nodes = _nested(part.id, [(_path(a), a) for a in allocations])
     rest = part.bytes - sum(n.bytes for n in nodes)
-    nodes.sort(key=lambda n: -n.bytes)
-    if rest > 0:
-        nodes.append(Node("smaller allocations", part.id, rest))
-    return tuple(nodes)
+    return (*nodes, Node("smaller allocations", part.id, rest)) if rest > 0 else nodes
 
 
-def _leaf(allocation: Allocation) -> str:
+def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]]) -> tuple[Node, ...]:
+    """Nest allocations by their paths, the largest box first."""
+    below: dict[str, list[tuple[tuple[str, ...], Allocation]]] = defaultdict(list)
+    nodes = []
+    for path, allocation in placed:
+        if path:
+            below[path[0]].append((path[1:], allocation))
+        else:
+            nodes.append(_box(category, allocation))
+    for label, group in below.items():
+        total = sum(allocation.bytes for _, allocation in group)
+        nodes.append(Node(label, category, total, _nested(category, group), _shorter(label)))
+    return tuple(sorted(nodes, key=lambda n: -n.bytes))
+
+
+def _path(allocation: Allocation) -> tuple[str, ...]:
+    """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
+    frames = [frame for frame in allocation.whole_stack if not _NATIVE.search(frame) and not _is_inner(frame)]
+    if frames or allocation.site:
+        inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
+        return tuple(dict.fromkeys(reversed(inner)))
+    return _module_path(allocation.name) or ("no stack recorded",)
+
+
+def _module_path(name: str) -> tuple[str, ...]:
+    """Split a parameter's name into boxes: ``model.layers.*.mlp.up_proj.weight`` as ``model.layers.*`` and ``mlp``."""
+    parts = name.split(".")
+    if len(parts) < 3:
+        return ()
+    repeated = next((i for i, part in enumerate(parts) if part == "*" or part.isdigit()), None)
+    split = repeated + 1 if repeated is not None and repeated + 1 < len(parts) - 2 else len(parts) - 2
+    return tuple(".".join(piece) for piece in (parts[:split], parts[split:-2]) if piece)
+
+
+def _shorter(label: str) -> tuple[str, ...]:
+    """Shorten a frame's label: without its folder, then its function alone; a module's to its last part."""
+    location, _, function = label.partition(" ")
+    if function and label != "no stack recorded":
+        return (f"{location.rpartition('/')[2]} {function}", function)
+    return (label.rpartition(".")[2],) if "." in label else ()
+
+
+def _box(category: str, allocation: Allocation) -> Node:
     """Name the tensor by the best there is: its own name, its shape, or what and how large it is."""
     parts = (allocation.detail, size(allocation.each_bytes))
     label = allocation.name or allocation.shape or ", ".join(p for p in parts if p)
-    return f"{label} ×{thousands(allocation.count)}" if allocation.count > 1 else label
+    many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
+    shorter = (".".join(label.split(".")[-2:]) + many,) if allocation.name.count(".") > 1 else ()
+    return Node(label + many, category, allocation.bytes, shorter=shorter, allocation=allocation)

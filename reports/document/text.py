@@ -15,6 +15,7 @@ __all__ = [
     "HISTORY_WORDS",
     "KIND_WORDS",
     "STACK_ORDER",
+    "amount",
     "category_label",
     "duration",
     "gib",
@@ -60,6 +61,17 @@ def gib(n_bytes: int) -> str:
 def size(n_bytes: int) -> str:
     """Write a size with its unit, the largest that leaves a digit before the point."""
     return format_bytes(n_bytes)
+
+
+def amount(n_bytes: int) -> str:
+    """Write a size with its unit in few digits: GiB with two decimals from 1 GiB on, MiB and smaller below."""
+    size_, sign = abs(n_bytes), "−" if n_bytes < 0 else ""
+    if size_ >= 1023.5 * 2**20:
+        return f"{sign}{size_ / GIB:.2f} GiB"
+    if size_ >= 1023.5 * 2**10:
+        value = size_ / 2**20
+        return f"{sign}{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} MiB"
+    return f"{sign}{size_ / 2**10:.0f} KiB" if size_ >= 1024 else f"{sign}{size_} B" if size_ else "0"
 
 
 def signed_gib(n_bytes: int) -> str:

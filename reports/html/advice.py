@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Advice, Advised, Combination
-from memprof.reports.document.text import gib, signed_gib
-from memprof.reports.html.elements import Markup, el, section
+from memprof.reports.document.text import amount
+from memprof.reports.html.elements import Markup, copyable, el, section
 
 __all__ = ["advice_section"]
 
@@ -44,7 +44,7 @@ def _combination(found: Combination | None) -> Markup | None:
         "div",
         {"class": "together" if found.fits else "together not"},
         el("p", {}, el("strong", {}, found.sentence)),
-        el("pre", {"tabindex": "0"}, "\n".join(found.settings)) if found.settings else None,
+        copyable(code="\n".join(found.settings)) if found.settings else None,
     )
 
 
@@ -56,14 +56,14 @@ def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
         el("span", {"class": f"badge {change.basis}"}, "estimate" if change.basis == "estimated" else change.basis),
         el("span", {"class": "badge exact"}, "same gradients") if change.exact else None,
     ]
-    after = f"leaves {gib(change.after_bytes)}" if change.after_bytes is not None else ""
+    after = f"leaves {amount(change.after_bytes)}" if change.after_bytes is not None else ""
     return el(
         "li",
         {},
         el(
             "div",
             {"class": "saves"},
-            el("strong", {}, f"{signed_gib(-change.saves_bytes)} GiB"),
+            el("strong", {}, amount(-change.saves_bytes)),
             el(
                 "div",
                 {"class": "bar thin", "aria-hidden": "true"},
@@ -75,7 +75,7 @@ def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
             "div",
             {"class": "change"},
             el("div", {}, el("strong", {}, change.action), " ", *badges),
-            el("code", {}, change.setting) if change.setting else None,
+            copyable(code=change.setting) if change.setting else None,
             el("div", {"class": "muted"}, words),
         ),
     )

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, Document, Node, Timeline
-from memprof.reports.document.text import duration, gib, percent
+from memprof.reports.document.tables import SMALLEST_BOX
+from memprof.reports.document.text import amount, duration, percent
 from memprof.reports.html.elements import Markup, colour_class, el, section, swatch, what
+from memprof.reports.html.opened import Opened
 from memprof.reports.html.static_timeline import highest_of, timeline_svg
 
 __all__ = ["icicle_section", "timeline_section", "timelines_section"]
 
 
-def timeline_section(timeline: Timeline | None, document: Document) -> Markup | None:
+def timeline_section(document: Document, opened: Opened) -> Markup | None:
     """Draw the timeline: the static picture that paints first, the chart that replaces it, and the panel."""
-    return timelines_section([("", document)]) if timeline else None
+    return timelines_section([("", document)], [opened])
 
 
-def timelines_section(runs: Sequence[tuple[str, Document]]) -> Markup | None:
+def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Opened]) -> Markup | None:
     """Draw the timelines of several runs, under their labels and on one scale; the chart shows one at a time."""
     drawn = [(label, document, document.timeline) for label, document in runs if document.timeline]
     if not drawn:
@@ -53,7 +55,7 @@ def timelines_section(runs: Sequence[tuple[str, Document]]) -> Markup | None:
         "Timeline",
         note + ("; one scale for all runs" if len(drawn) > 1 else ""),
         tools,
-        el("div", {"class": "split"}, plot, _panel(drawn[0][1])),
+        el("div", {"class": "split"}, plot, _panel(drawn[0][1], opened[0])),
         el("p", {"class": "muted caption", "id": "axis-note"}, _axis_note(drawn[0][2] if len(drawn) == 1 else None)),
     )
 
@@ -81,18 +83,27 @@ def _choice(name: str, options: Sequence[tuple[str, str]]) -> Markup:
     return el("span", {"class": "group", "role": "group"}, *buttons)
 
 
-def _panel(document: Document) -> Markup:
+def _panel(document: Document, opened: Opened) -> Markup:
     """List what is alive at the cursor; before the script runs, at the peak."""
     parts = sorted(document.summary.bar, key=lambda p: -p.bytes)
     active = sum(p.bytes for p in parts)
-    items = [el("li", {}, swatch(p.id), el("span", {}, p.label), el("b", {}, gib(p.bytes))) for p in parts]
+    items = [
+        el(
+            "li",
+            {"data-category": colour_class(p.id)},
+            swatch(p.id),
+            el("span", {}, p.label),
+            el("b", {}, amount(p.bytes)),
+        )
+        for p in parts
+    ]
     largest = [
         el(
             "li",
-            {"title": _allocation_title(a)},
+            {"title": _allocation_title(a), "data-open": opened(a)},
             swatch(a.category),
             el("span", {}, what(a)),
-            el("b", {}, gib(a.bytes)),
+            el("b", {}, amount(a.bytes)),
         )
         for a in document.allocations[:7]
     ]
@@ -101,7 +112,7 @@ def _panel(document: Document) -> Markup:
         {"id": "panel", "aria-live": "polite", "aria-label": "Alive at the cursor"},
         el("h3", {"id": "panel-title"}, "Peak"),
         el("p", {"class": "muted", "id": "panel-where"}, document.summary.where),
-        el("p", {"class": "panel-total"}, el("strong", {"id": "panel-total"}, gib(active)), " GiB"),
+        el("p", {"class": "panel-total"}, el("strong", {"id": "panel-total"}, amount(active))),
         el("ul", {"id": "panel-parts"}, *items),
         el("h3", {"id": "panel-largest-title"}, "Largest alive"),
         el("ul", {"id": "panel-largest"}, *largest),
@@ -112,39 +123,43 @@ def _allocation_title(allocation: Allocation) -> str:
     return " · ".join(w for w in (allocation.category_label, allocation.shape, allocation.site, allocation.why) if w)
 
 
-def icicle_section(root: Node) -> Markup | None:
-    """Draw the peak as nested boxes."""
+def icicle_section(root: Node, opened: Opened) -> Markup | None:
+    """Draw the peak as nested boxes; a tensor's box opens what is known of it."""
     if not root.bytes:
         return None
     return section(
         "icicle",
         "Where it was made",
-        "category › call site › tensor; press a box to zoom, the top one to go back",
-        el("div", {"class": "icicle", "id": "icicle-root"}, _node(root, root.bytes, root.bytes, 0)),
+        "category › call site › tensor; press a box to zoom, the top one to go back, a tensor to see its stack",
+        el(
+            "div",
+            {"class": "icicle", "id": "icicle-root", "role": "group", "aria-label": "Boxes; arrow keys move"},
+            _node(root, root.bytes, root.bytes, 0, opened),
+        ),
     )
 
 
-def _node(node: Node, total: int, parent: int, depth: int) -> Markup:
+def _node(node: Node, total: int, parent: int, depth: int, opened: Opened) -> Markup:
     children, small = [], 0
     for child in node.children:
-        if child.bytes * 250 < total:
+        if child.bytes * SMALLEST_BOX < total:
             small += child.bytes
         else:
             children.append(child)
     if small:
         children.append(Node("smaller ones", node.category, small))
-    words = f"{node.label}, {gib(node.bytes)} GiB, {percent(node.bytes, total)} of the peak"
-    colour = f"c-{colour_class(node.category)}" if node.category else "root"
+    words = f"{node.label}, {amount(node.bytes)}, {percent(node.bytes, total)} of the peak"
+    guess = node.allocation is not None and node.allocation.guessed
+    colour = f"c-{colour_class(node.category)}" + (" guess" if guess else "") if node.category else "root"
     button = el(
         "button",
-        {"type": "button", "class": f"box {colour}", "title": words},
-        el("span", {}, node.label),
-        el("b", {}, gib(node.bytes)),
-        el("span", {"class": "sr"}, f" GiB, {percent(node.bytes, total)} of the peak"),
+        {"type": "button", "class": f"box {colour}", "title": words, "data-open": opened(node.allocation)},
+        el("span", {"class": "label", "data-shorter": "\n".join(node.shorter) or None}, node.label),
+        el("b", {}, amount(node.bytes)),
+        el("span", {"class": "sr"}, f", {percent(node.bytes, total)} of the peak"),
     )
-    below = (
-        el("div", {"class": "kids"}, *[_node(c, total, node.bytes, depth + 1) for c in children]) if children else None
-    )
-    return el(
-        "div", {"class": f"node d{depth}", "style": f"flex:{100 * node.bytes / (parent or 1):.3f} 1 0"}, button, below
-    )
+    kids = [_node(child, total, node.bytes, depth + 1, opened) for child in children]
+    below = el("div", {"class": "kids"}, *kids) if kids else None
+    category = colour_class(node.category) if depth == 1 else None
+    style = f"flex:{100 * node.bytes / (parent or 1):.3f} 1 0"
+    return el("div", {"class": f"node d{depth}", "style": style, "data-category": category}, button, below)

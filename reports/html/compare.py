@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting
-from memprof.reports.document.text import gib
+from memprof.reports.document.text import amount
 from memprof.reports.files import write_text
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
@@ -17,6 +17,7 @@ from memprof.reports.html.elements import (
     breakable,
     colour_class,
     column,
+    copyable,
     el,
     fact_list,
     join,
@@ -24,6 +25,7 @@ from memprof.reports.html.elements import (
     swatch,
 )
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
+from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
 
 from memprof.units import GIB
@@ -43,13 +45,18 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 def render_comparison(comparison: Comparison) -> str:
     """Render a comparison's page as text."""
     drawn = [c.document for c in comparison.columns if c.document and c.document.timeline]
+    opened = [Opened(document, run) for run, document in enumerate(drawn)]
     data: dict[str, Any] = {"report": comparison.data}
     if drawn:
-        data["timelines"] = [timeline_data(d.timeline, d, MAX_PACKED // len(drawn)) for d in drawn if d.timeline]
-    return render_page(comparison.title, _body(comparison), data, bool(drawn))
+        most = MAX_PACKED // len(drawn)
+        data["timelines"] = [
+            timeline_data(d.timeline, d, most, o) for d, o in zip(drawn, opened, strict=True) if d.timeline
+        ]
+        data["opened"] = opened_data(opened)
+    return render_page(comparison.title, _body(comparison, opened), data, bool(drawn))
 
 
-def _body(comparison: Comparison) -> Markup:
+def _body(comparison: Comparison, opened: Sequence[Opened]) -> Markup:
     """Make everything above the page's footer."""
     subtitle = [f"{column.label}: {column.badge}" for column in comparison.columns]
     drawn = [(c.label, c.document) for c in comparison.columns if c.document and c.document.timeline]
@@ -61,7 +68,7 @@ def _body(comparison: Comparison) -> Markup:
             _cards(comparison),
             _settings(comparison),
             _table(comparison),
-            timelines_section(drawn),
+            timelines_section(drawn, opened),
             _only_in(comparison.only_in),
             _bottom(comparison),
         ),
@@ -85,7 +92,7 @@ def _cards(comparison: Comparison) -> Markup:
 def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     column = comparison.columns[index]
     document = column.document
-    number = "–" if total is None else gib(total)
+    number, _, unit = ("–" if total is None else amount(total)).partition(" ")
     words: list[Child] = []
     if document:
         words.append(el("p", {}, f"{document.summary.peak_word} in {document.summary.where}"))
@@ -99,7 +106,7 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
         "div",
         {"class": "card"},
         el("h2", {}, column.label, " ", _badge(column)),
-        el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " GiB"),
+        el("div", {"class": "number"}, el("strong", {"class": "total-gib"}, number), " ", unit),
         _fits(comparison, index),
         _card_bar(comparison, column),
         *words,
@@ -119,7 +126,7 @@ def _fits(comparison: Comparison, index: int) -> Markup | None:
 
 
 def _card_bar(comparison: Comparison, column: Column) -> Markup:
-    described = ", ".join(f"{p.label} {gib(p.bytes)} GiB" for p in column.parts)
+    described = ", ".join(f"{p.label} {amount(p.bytes)}" for p in column.parts)
     scale = _scale(comparison)
     return el("div", {"class": "capped"}, bar(column.parts, scale, described=described), _cap(comparison, scale))
 
@@ -135,7 +142,7 @@ def _cap(comparison: Comparison, scale: int) -> Markup | None:
     if not capacity or capacity > scale:
         return None
     style = f"left:{100 * capacity / scale:.3f}%"
-    return el("i", {"class": "cap", "style": style, "title": f"{gib(capacity)} GiB, the device", "aria-hidden": "true"})
+    return el("i", {"class": "cap", "style": style, "title": f"{amount(capacity)}, the device", "aria-hidden": "true"})
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -182,12 +189,12 @@ def _table(comparison: Comparison) -> Markup:
     body += [_row(comparison, line, 0, "", beside=True) for line in comparison.beside]
     if comparison.verdicts:
         body.append(_fits_row(comparison))
-    note = "GiB at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
+    note = "at each run's own peak, on one scale; rows add up to the total, own peaks need not coincide"
     if any(c.document is None for c in comparison.columns):
         note += "; a published total is the sum of its components"
     table = el(
         "table",
-        {"class": "components compared", "style": f"--runs:{len(comparison.columns)}"},
+        {"class": "components compared"},
         el("thead", {}, _head(comparison)),
         el("tbody", {}, *body),
     )
@@ -199,7 +206,9 @@ def _table(comparison: Comparison) -> Markup:
 def _head(comparison: Comparison) -> Markup:
     cells: list[Child] = [column("Component")]
     for run in comparison.columns:
-        cells.append(el("th", {"scope": "col", "class": "figure"}, run.label, " ", _badge(run)))
+        # A share in a calculation counts for nothing in a table's columns, so it is written out: bars must compare.
+        width = f"width:{40 / len(comparison.columns):.2f}%"
+        cells.append(el("th", {"scope": "col", "class": "figure", "style": width}, run.label, " ", _badge(run)))
         cells += [column("own peak", True, "wide")] if run.document else []
     if len(comparison.columns) == 2:
         cells += [column("Difference", True, "difference"), column("Ratio", True, "wide"), column("Change")]
@@ -220,7 +229,7 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
     for i, (figure, own) in enumerate(zip(line.at_peak, line.own_peak, strict=True)):
         cells.append(_figure(comparison, line, i, figure, level, colour))
         if comparison.columns[i].document:
-            cells.append(el("td", {"class": "num wide muted"}, "" if own is None else gib(own)))
+            cells.append(el("td", {"class": "num wide muted"}, "" if own is None else amount(own)))
     if len(comparison.columns) == 2:
         cells.append(el("td", {"class": "num difference"}, line.differences[0]))
         cells.append(el("td", {"class": "num wide"}, line.ratios[0]))
@@ -230,7 +239,13 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
     path = f"{parent}/{line.id}" if parent else line.id
     return el(
         "tr",
-        {"class": f"level{level} {kind}".strip(), "data-path": path, "data-parent": parent or None},
+        {
+            "class": f"level{level} {kind}".strip(),
+            "data-path": path,
+            "data-parent": parent or None,
+            "data-category": colour_class(colour) if level else None,
+            "data-categories": " ".join(colour_class(c.id) for c in line.children) or None if level == 0 else None,
+        },
         el("th", {"scope": "row", "title": line.words or None}, swatch(colour) if level == 1 else None, line.label),
         *cells,
     )
@@ -258,7 +273,7 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
     return el(
         "td",
         {"class": "figure"},
-        el("span", {"class": "num"}, "–" if figure is None else gib(figure)),
+        el("span", {"class": "num"}, "–" if figure is None else amount(figure)),
         el("div", {"class": "bar thin capped"}, *segments, cap),
         _change_below(comparison, line, index),
     )
@@ -289,7 +304,11 @@ def _device(comparison: Comparison) -> str:
 
 
 def _legend(comparison: Comparison) -> Markup:
-    return el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label) for p in comparison.legend])
+    return el(
+        "ul",
+        {"class": "legend"},
+        *[el("li", {"data-category": colour_class(p.id)}, swatch(p.id), p.label) for p in comparison.legend],
+    )
 
 
 # ---- what only one holds ---------------------------------------------------------------------------------------------
@@ -323,12 +342,12 @@ def _only_in_part(entry: OnlyIn, index: int, n_entries: int) -> Markup:
 
 
 def _only_in_table(entry: OnlyIn) -> Markup:
-    head = el("tr", {}, column("GiB", True), column("Blocks"), column("Made at"))
+    head = el("tr", {}, column("Size", True), column("Blocks"), column("Made at"))
     rows = [
         el(
             "tr",
             {},
-            el("td", {"class": "num"}, gib(a.bytes)),
+            el("td", {"class": "num"}, amount(a.bytes)),
             el("td", {}, a.words, el("small", {}, swatch(a.category), a.category_label)),
             el("td", {"class": "what"}, _made_at(a.site, a.stack)),
         )
@@ -342,7 +361,7 @@ def _only_in_table(entry: OnlyIn) -> Markup:
 def _made_at(site: str, stack: Sequence[str]) -> Markup:
     if not stack:
         return el("span", {}, site)
-    return el("details", {}, el("summary", {}, breakable(site)), el("pre", {"tabindex": "0"}, "\n".join(stack)))
+    return el("details", {}, el("summary", {}, breakable(site)), copyable(code="\n".join(stack)))
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import AddsUp, Document, EvidenceShare, Fact, SwitchRow
-from memprof.reports.document.text import gib
+from memprof.reports.document.text import amount
 from memprof.reports.html.elements import Markup, column, el, fact_list, join, section
 from memprof.reports.palette import slug
 
@@ -49,7 +49,7 @@ def _adds_up(sums: AddsUp) -> Markup:
         "adds-up",
         "Does it add up?",
         verdict,
-        el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
     )
 
 
@@ -59,7 +59,7 @@ def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
             "tr",
             {},
             el("th", {"scope": "row"}, el("span", {"class": f"evidence e-{s.id}"}, s.id)),
-            el("td", {"class": "num"}, gib(s.bytes)),
+            el("td", {"class": "num"}, amount(s.bytes)),
             el("td", {"class": "num"}, f"{100 * s.share:.1f} %"),
             el("td", {"class": "muted"}, s.words),
         )
@@ -68,8 +68,8 @@ def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
     return section(
         "evidence",
         "How it is known",
-        "GiB at the peak by kind of evidence",
-        el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+        "bytes at the peak by kind of evidence",
+        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
     )
 
 
@@ -92,7 +92,7 @@ def _reproduce(document: Document) -> Markup:
             "details",
             {"class": "config"},
             summary,
-            el("div", {"class": "scroll"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+            el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
         )
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
 
@@ -110,15 +110,17 @@ def _switches(rows: Sequence[SwitchRow]) -> Markup | None:
             el("th", {"scope": "row"}, el("i", {"class": f"swatch p-{slug(r.phase)}", "aria-hidden": "true"}), r.label),
             el("td", {"class": "num"}, "–" if r.step is None else str(r.step)),
             *[
-                el("td", {"class": "num"}, "–" if n is None else gib(n))
+                el("td", {"class": "num"}, "–" if n is None else amount(n))
                 for n in (r.counted_bytes, r.unmapped_bytes, r.resident_bytes, r.device_used_bytes)
             ],
         )
         for r in rows
     ]
     table = el("table", {"class": "switches"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    note = "GiB; a sleeping engine gives back pages that torch still counts"
-    return section("switches", "Between rollout and training", note, el("div", {"class": "scroll"}, table))
+    note = "a sleeping engine gives back pages that torch still counts"
+    return section(
+        "switches", "Between rollout and training", note, el("div", {"class": "scroll", "tabindex": "0"}, table)
+    )
 
 
 def _outside(facts: Sequence[Fact]) -> Markup | None:

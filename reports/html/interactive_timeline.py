@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from memprof.reports.document.model import Allocation, Document, Timeline
 from memprof.reports.document.text import category_label
+from memprof.reports.html.opened import Opened
 from memprof.reports.palette import FALLBACK, LIGHT, PATTERNS, PHASES, slug
 
 from memprof.units import GIB
@@ -39,7 +40,7 @@ MAX_PACKED = 650_000
 PHASE_UNIT = 1_000_000
 
 
-def timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, Any]:
+def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened) -> dict[str, Any]:
     """Collect what the script draws a timeline from, its points packed into ``most`` bytes or nearly so."""
     timeline, points = _fitted(whole, most)
     figure = json.loads(timeline_figure(_unfilled(timeline)).to_json())
@@ -62,8 +63,8 @@ def timeline_data(whole: Timeline, document: Document, most: int) -> dict[str, A
         "clock_us": timeline.clock_us,
         # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
         "allocations": [
-            *[[*_lives(a), 1] for a in document.allocations],
-            *[[*_lives(a), 0] for a in document.elsewhere],
+            *[[*_lives(a), 1, opened(a)] for a in document.allocations],
+            *[[*_lives(a), 0, opened(a)] for a in document.elsewhere],
         ],
     }
 

@@ -25,6 +25,11 @@ _POLICY = (
 )
 
 
+# One function's parts, in the order they run.
+_SCRIPTS = ("page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline")
+_READY = 'root.dataset.ready = "yes";'
+
+
 def render_page(title: str, body: Markup, data: dict[str, Any], charts: bool) -> str:
     """Render a whole page as text.
 
@@ -34,7 +39,9 @@ def render_page(title: str, body: Markup, data: dict[str, Any], charts: bool) ->
         data: what the page's script reads; ``data["report"]`` is what the download button saves.
         charts: whether plotly is needed to draw ``data``'s timelines.
     """
-    scripts = [_asset("templates/report.js")]
+    parts = [part for part in _SCRIPTS if charts or part != "timeline"]
+    written = [_asset(f"scripts/{part}.js") for part in parts]
+    scripts = ["\n".join(['"use strict";', "(async () => {", *written, _READY, "})();"])]
     if charts:
         scripts.insert(0, _asset("assets/plotly-basic.min.js"))
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)

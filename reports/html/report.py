@@ -12,9 +12,10 @@ from memprof.reports.html.charts import icicle_section, timeline_section
 from memprof.reports.html.elements import Markup, el, join
 from memprof.reports.html.evidence import bottom
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
+from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
 from memprof.reports.html.ranks import ranks_section, recordings_section
-from memprof.reports.html.summary import oom_banner, prediction_section, summary
+from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
 __all__ = ["render_html", "write_html"]
@@ -34,10 +35,11 @@ def write_html(document: Document, path: Path) -> None:
 
 def render_html(document: Document) -> str:
     """Render a report's page as text."""
-    return render_page(document.title, _body(document), _data(document), bool(document.timeline))
+    opened = Opened(document)
+    return render_page(document.title, _body(document, opened), _data(document, opened), bool(document.timeline))
 
 
-def _body(document: Document) -> Markup:
+def _body(document: Document, opened: Opened) -> Markup:
     """Make everything above the page's footer."""
     return join(
         page_header(document.title, document.subtitle),
@@ -45,28 +47,29 @@ def _body(document: Document) -> Markup:
             "main",
             {"id": "main"},
             oom_banner(document.oom),
-            summary(document.summary, document.badge, document.advice.first),
+            summary(document.summary, document.badge, document.advice.first, document.rows),
+            room_section(document.room),
             prediction_section(document.prediction),
             advice_section(document.advice),
             ranks_section(document.ranks),
             recordings_section(document.recordings),
             component_table(document.rows),
-            timeline_section(document.timeline, document),
-            icicle_section(document.icicle),
-            allocation_table(document),
+            timeline_section(document, opened),
+            icicle_section(document.icicle, opened),
+            allocation_table(document, opened),
             phase_table(document.phases),
-            device_peak_table(document.device_peak),
-            steps_table(document.steps),
+            device_peak_table(document.device_peak, opened),
+            steps_table(document.steps, opened),
             bottom(document),
         ),
     )
 
 
-def _data(document: Document) -> dict[str, Any]:
+def _data(document: Document, opened: Opened) -> dict[str, Any]:
     """Collect what the page's script needs: the report to download, and the timeline."""
     peak = document.report["peak"]
     peak = {**peak, "allocations": peak["allocations"][:_MAX_ALLOCATIONS]}
-    data: dict[str, Any] = {"report": {**document.report, "peak": peak}}
+    data: dict[str, Any] = {"report": {**document.report, "peak": peak}, "opened": opened_data([opened])}
     if document.timeline:
-        data["timeline"] = timeline_data(document.timeline, document, MAX_PACKED)
+        data["timeline"] = timeline_data(document.timeline, document, MAX_PACKED, opened)
     return data

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Summary
-from memprof.reports.document.text import gib, percent, thousands
-from memprof.reports.html.elements import Markup, bar, column, el, section, stack_details, swatch
+from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
+from memprof.reports.document.text import amount, percent, thousands
+from memprof.reports.html.elements import Markup, bar, colour_class, column, el, section, stack_details, swatch
 
-__all__ = ["oom_banner", "prediction_section", "summary"]
+__all__ = ["oom_banner", "prediction_section", "room_section", "summary"]
 
 _VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
@@ -23,9 +23,14 @@ def oom_banner(oom: Oom | None) -> Markup | None:
     )
 
 
-def summary(summary: Summary, badge: str, first: str = "") -> Markup:
-    """Draw the peak in large, the facts beside it, one bar of the device, and the first thing to change."""
-    number, unit = gib(summary.peak_bytes), "GiB"
+def summary(summary: Summary, badge: str, first: str = "", rows: tuple[Row, ...] = ()) -> Markup:
+    """Draw the peak in large, the facts beside it, one bar of the device, and the first thing to change.
+
+    The legend ends with the categories of ``rows`` that the run had, though not at its peak.
+    """
+    shown = {part.id for part in summary.bar}
+    others = [Part(child.id, child.label, 0) for row in rows for child in row.children if child.id not in shown]
+    number, _, unit = amount(summary.peak_bytes).partition(" ")
     share = percent(summary.peak_bytes, summary.capacity_bytes) if summary.capacity_bytes else ""
     lead = f"{share} of the device, in " if share else "in "
     return el(
@@ -41,12 +46,12 @@ def summary(summary: Summary, badge: str, first: str = "") -> Markup:
                 el("div", {"class": "number"}, el("strong", {"id": "peak-gib"}, number), " ", unit),
                 el("div", {}, lead, el("a", {"href": "#timeline"}, summary.where)),
             ),
-            el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts]),
+            el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts], _guess_card(summary.guessed)),
         ),
         el("p", {"class": "cause"}, summary.cause),
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=_bar_words(summary)),
         _bar_axis(summary),
-        el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *summary.rest)]),
+        el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
         el("p", {"class": "first"}, first, " ", el("a", {"href": "#advice"}, "All changes")) if first else None,
     )
 
@@ -56,29 +61,61 @@ def _fact_card(fact: Fact) -> Markup:
         "div",
         {},
         el("dt", {"class": "muted"}, fact.label),
-        el("dd", {"class": "value"}, fact.value),
+        el("dd", {"class": "value"}, fact.value if fact.bytes is None else amount(fact.bytes)),
         el("dd", {"class": "muted note"}, fact.note),
     )
 
 
+def _guess_card(guessed: Fact | None) -> Markup | None:
+    """Count what is guessed; the link lists these allocations with what else each could be."""
+    if guessed is None:
+        return None
+    link = el("a", {"href": "#allocations", "data-filter": "guessed"}, guessed.note)
+    return el(
+        "div",
+        {},
+        el("dt", {"class": "muted"}, el("i", {"class": "swatch guess", "aria-hidden": "true"}), guessed.label),
+        el("dd", {"class": "value"}, amount(guessed.bytes or 0)),
+        el("dd", {"class": "muted note"}, link),
+    )
+
+
 def _bar_words(summary: Summary) -> str:
-    return "At the peak: " + ", ".join(f"{p.label} {gib(p.bytes)} GiB" for p in (*summary.bar, *summary.rest))
+    return "At the peak: " + ", ".join(f"{p.label} {amount(p.bytes)}" for p in (*summary.bar, *summary.rest))
 
 
 def _bar_axis(summary: Summary) -> Markup:
     allocated = sum(p.bytes for p in summary.bar)
-    ends = gib(summary.capacity_bytes or summary.scale_bytes)
+    ends = amount(summary.capacity_bytes or summary.scale_bytes)
     used = summary.scale_bytes - sum(p.bytes for p in summary.rest if p.id == "free")
-    words = f"{gib(allocated)} active" if summary.rest else ""
+    words = f"{amount(allocated)} active" if summary.rest else ""
     if summary.rest and used != allocated:
-        words += f" · {gib(used)} taken from the device"
-    return el(
-        "div", {"class": "bar-axis muted"}, el("span", {}, "0"), el("span", {}, words), el("span", {}, f"{ends} GiB")
-    )
+        words += f" · {amount(used)} taken from the device"
+    return el("div", {"class": "bar-axis muted"}, el("span", {}, "0"), el("span", {}, words), el("span", {}, ends))
 
 
 def _legend(part: Part) -> Markup:
-    return el("li", {}, swatch(part.id), part.label, " ", el("span", {"class": "muted"}, gib(part.bytes)))
+    words = el("span", {"class": "muted"}, amount(part.bytes) if part.bytes else "not at the peak")
+    return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.label, " ", words)
+
+
+def room_section(room: Room | None) -> Markup | None:
+    """Draw how far the run was from out of memory: one bar, with a mark where the card ends."""
+    if room is None:
+        return None
+    words = ", ".join(f"{p.label} {amount(p.bytes)}" for p in room.parts)
+    end = None
+    if room.capacity_bytes:
+        left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
+        end = el("span", {"class": "card-end", "style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
+    return section(
+        "room",
+        "How far from out of memory",
+        "",
+        el("p", {}, room.sentence),
+        el("div", {"class": "room"}, bar(room.parts, room.scale_bytes, described=words), end),
+        el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) for p in room.parts]),
+    )
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:
@@ -99,14 +136,14 @@ def prediction_section(prediction: Prediction | None) -> Markup | None:
 
 
 def _phases(needs: tuple[NeedRow, ...]) -> Markup:
-    head = el("tr", {}, column("Phase"), column("Held, GiB", True), column("Needed, GiB", True), column("Alone"))
+    head = el("tr", {}, column("Phase"), column("Held", True), column("Needed", True), column("Alone"))
     rows = [
         el(
             "tr",
             {},
             el("th", {"scope": "row"}, need.label, el("b", {}, " decides") if need.decides else None),
-            el("td", {"class": "num"}, gib(need.allocated_bytes)),
-            el("td", {"class": "num"}, gib(need.needed_bytes)),
+            el("td", {"class": "num"}, amount(need.allocated_bytes)),
+            el("td", {"class": "num"}, amount(need.needed_bytes)),
             _verdict(need.fits),
         )
         for need in needs
@@ -115,7 +152,7 @@ def _phases(needs: tuple[NeedRow, ...]) -> Markup:
 
 
 def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
-    numbers = ("Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB")
+    numbers = ("Tokens", "Steps at most so long", "Held", "Needed")
     columns = [column("Longest completion of a batch"), *[column(name, True) for name in numbers]]
     head = el("tr", {}, *columns, column("Verdict"), column("Known"))
     rows = [
@@ -125,8 +162,8 @@ def _lengths(lengths: tuple[LengthRow, ...]) -> Markup:
             el("th", {"scope": "row"}, row.label),
             el("td", {"class": "num"}, thousands(row.tokens)),
             el("td", {"class": "num"}, percent(round(1e6 * row.share_below), 1_000_000)),
-            el("td", {"class": "num"}, gib(row.peak_bytes)),
-            el("td", {"class": "num"}, gib(row.needed_bytes)),
+            el("td", {"class": "num"}, amount(row.peak_bytes)),
+            el("td", {"class": "num"}, amount(row.needed_bytes)),
             _verdict(row.fits),
             el("td", {"class": "muted"}, "simulated" if row.executed else "interpolated"),
         )
@@ -142,4 +179,4 @@ def _verdict(fits: bool | None) -> Markup:
 
 def _plain_table(head: Markup, rows: list[Markup]) -> Markup:
     table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return el("div", {"class": "scroll"}, table)
+    return el("div", {"class": "scroll", "tabindex": "0"}, table)

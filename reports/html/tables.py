@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.document.text import duration, gib, percent, size, thousands
+from memprof.reports.document.text import GROUP_WORDS, amount, duration, percent, size, thousands
 from memprof.reports.html.elements import (
     Child,
     Markup,
@@ -13,15 +13,16 @@ from memprof.reports.html.elements import (
     breakable,
     colour_class,
     column,
+    copyable,
     el,
     section,
-    stack_details,
     swatch,
     what,
 )
+from memprof.reports.html.opened import Opened, particulars
 from memprof.reports.palette import slug
 
-__all__ = ["allocation_table", "component_table", "device_peak_table", "phase_table"]
+__all__ = ["allocation_table", "component_table", "device_peak_table", "phase_table", "steps_table"]
 
 
 def component_table(rows: Sequence[Row]) -> Markup:
@@ -45,10 +46,10 @@ def component_table(rows: Sequence[Row]) -> Markup:
     return section(
         "components",
         "What the peak is made of",
-        "GiB; values at the peak add up; own peaks are each row's highest at any time and need not coincide",
+        "values at the peak add up; own peaks are each row's highest at any time and need not coincide",
         el(
             "div",
-            {"class": "scroll"},
+            {"class": "scroll", "tabindex": "0"},
             el("table", {"class": "components"}, el("thead", {}, head), el("tbody", {}, *body)),
         ),
     )
@@ -57,62 +58,75 @@ def component_table(rows: Sequence[Row]) -> Markup:
 def _row(row: Row, level: int, total: int, parent: str) -> Markup:
     path = f"{parent}/{row.id}" if parent else row.id
     colour = parent.rpartition("/")[2] if level == 2 else row.id
-    own = "–" if row.own_peak is None else gib(row.own_peak)
+    own = "–" if row.own_peak is None else amount(row.own_peak)
     return el(
         "tr",
         {
             "class": f"level{level}" + (" total" if row.id == "total" else ""),
             "data-path": path,
             "data-parent": parent or None,
+            **_category(row, level, colour),
         },
         el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.label),
-        el("td", {"class": "num"}, gib(row.at_peak)),
+        el("td", {"class": "num"}, amount(row.at_peak)),
         el("td", {"class": "wide fills"}, el("div", {"class": "bar thin"}, *_row_bar(row, colour, level, total))),
         el("td", {"class": "num wide"}, percent(row.at_peak, total)),
         el("td", {"class": "num"}, own),
     )
 
 
+def _category(row: Row, level: int, colour: str) -> dict[str, object]:
+    """Say which categories a row is about, for the script that hides them."""
+    if level == 0 and row.children:
+        return {"data-categories": " ".join(colour_class(child.id) for child in row.children)}
+    return {} if row.id in ("total", *GROUP_WORDS) and level == 0 else {"data-category": colour_class(colour)}
+
+
 def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
     """Draw a row's bar: a group's is made of its categories, the total's is plain."""
     if level == 0 and row.children:
-        parts = [(child.id, child.at_peak) for child in row.children]
+        parts = [(child.id, child.at_peak, child.guessed) for child in row.children]
     else:
-        parts = [(colour, row.at_peak)]
-    classes = {"total": "c-total"}
-    return [
-        el("span", {"class": f"seg {classes.get(c, 'c-' + colour_class(c))}", "style": f"width:{100 * n / total:.4f}%"})
-        for c, n in parts
-        if n
-    ]
+        parts = [(colour, row.at_peak, row.guessed)]
+    segments = []
+    for category, n_bytes, guessed in parts:
+        kind = "seg c-total" if category == "total" else f"seg c-{colour_class(category)}"
+        for share, extra in ((n_bytes - guessed, ""), (guessed, " guess")):
+            if share:
+                segments.append(el("span", {"class": kind + extra, "style": f"width:{100 * share / total:.4f}%"}))
+    return segments
 
 
-def steps_table(steps: Steps | None) -> Markup | None:
+def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
     """Draw memory from step to step, and what stays behind."""
     if steps is None:
         return None
     known = any(s.tokens is not None for s in steps.steps)
-    head = [column("Step"), column("Peak, GiB", True), column("Left at its end, GiB", True)]
+    head = [column("Step"), column("Peak", True), column("Left at its end", True)]
     head += [column("Tokens", True)] if known else []
     rows = []
     for s in steps.steps:
-        cells = [el("td", {"class": "num"}, gib(s.peak_bytes)), el("td", {"class": "num"}, gib(s.end_bytes))]
+        cells = [el("td", {"class": "num"}, amount(s.peak_bytes)), el("td", {"class": "num"}, amount(s.end_bytes))]
         cells += [el("td", {"class": "num"}, "–" if s.tokens is None else thousands(s.tokens))] if known else []
         rows.append(el("tr", {}, el("th", {"scope": "row"}, str(s.step)), *cells))
     table = el("table", {"class": "steps"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *rows))
     return section(
-        "steps", "From step to step", steps.sentence, el("div", {"class": "scroll"}, table), _left_behind(steps)
+        "steps",
+        "From step to step",
+        steps.sentence,
+        el("div", {"class": "scroll", "tabindex": "0"}, table),
+        _left_behind(steps, opened),
     )
 
 
-def _left_behind(steps: Steps) -> Markup | None:
+def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
     if not steps.left_behind:
         return None
     rows = [
         el(
             "tr",
             {},
-            el("td", {}, stack_details(x.stack, x.site or "no stack recorded")),
+            el("td", {}, _stack(x.stack, x.site, opened(x))),
             el("td", {}, swatch(x.category), x.category_label),
             el("td", {"class": "num"}, str(x.steps)),
             el("td", {"class": "num"}, size(x.bytes)),
@@ -130,10 +144,12 @@ def _left_behind(steps: Steps) -> Markup | None:
         ("Held by", False),
     ]
     head = el("tr", {}, *[column(name, numeric) for name, numeric in names])
-    return el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows)))
+    return el(
+        "div", {"class": "scroll", "tabindex": "0"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))
+    )
 
 
-def allocation_table(document: Document) -> Markup | None:
+def allocation_table(document: Document, opened: Opened) -> Markup | None:
     """List the largest allocations; each line opens to its evidence and stack."""
     if not document.allocations:
         return None
@@ -144,7 +160,7 @@ def allocation_table(document: Document) -> Markup | None:
         *[
             column("Allocation"),
             column("Category"),
-            column("GiB", True),
+            column("Size", True),
             column("% of peak", True, "wide"),
             column("Made in", extra="wide"),
             column("Alive for", True, "wide"),
@@ -160,19 +176,19 @@ def allocation_table(document: Document) -> Markup | None:
             "aria-label": "Filter allocations",
         },
     )
-    listed = f"{gib(document.allocations_bytes)} of {gib(active)} GiB"
+    listed = f"{amount(document.allocations_bytes)} of {amount(active)}"
     note = f"the {thousands(document.allocations_listed)} largest, {listed}; equal ones share a line"
     more = el("button", {"type": "button", "id": "more", "class": "needs-js"}, "Show all")
-    rows = [_allocation_row(a) for a in document.allocations]
+    rows = [_allocation_row(a, opened(a)) for a in document.allocations]
     table = el(
         "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)
     )
-    return section(
-        "allocations", "Allocations alive at the peak", note, search, el("div", {"class": "scroll"}, table), more
-    )
+    nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
+    found = el("div", {"class": "scroll", "tabindex": "0"}, table)
+    return section("allocations", "Allocations alive at the peak", note, search, found, nothing, more)
 
 
-def _allocation_row(allocation: Allocation) -> Markup:
+def _allocation_row(allocation: Allocation, reference: str | None) -> Markup:
     body = [
         el(
             "p",
@@ -181,39 +197,29 @@ def _allocation_row(allocation: Allocation) -> Markup:
             " ",
             allocation.why,
         ),
-        el("p", {"class": "muted"}, _particulars(allocation)),
+        el("p", {"class": "muted"}, particulars(allocation)),
     ]
     if allocation.stack:
-        body.append(el("pre", {"tabindex": "0"}, "\n".join(allocation.stack)))
+        body.append(copyable(code="\n".join(allocation.stack)))
     small = " · ".join(w for w in (allocation.shape, allocation.site if allocation.name else "") if w)
     summary = el(
         "summary",
         {},
         el("span", {"class": "what"}, breakable(what(allocation))),
+        el("span", {"class": "badge guess"}, "guessed") if allocation.guessed else None,
         el("small", {"class": "muted"}, small) if small else None,
     )
     category = allocation.category_label + (f", {allocation.detail}" if allocation.detail else "")
     return el(
         "tr",
-        {},
-        el("td", {}, el("details", {}, summary, *body)),
+        {"data-category": colour_class(allocation.category)},
+        el("td", {}, el("details", {"data-open": reference}, summary, *body)),
         el("td", {}, swatch(allocation.category), category),
-        el("td", {"class": "num"}, gib(allocation.bytes)),
+        el("td", {"class": "num"}, amount(allocation.bytes)),
         el("td", {"class": "num wide"}, f"{100 * allocation.share:.1f}"),
         el("td", {"class": "wide"}, allocation.phase_label),
         el("td", {"class": "num wide"}, allocation.lifetime),
     )
-
-
-def _particulars(allocation: Allocation) -> str:
-    many = (
-        f"{thousands(allocation.count)} blocks of {size(allocation.each_bytes)} each, the first at "
-        if allocation.count > 1
-        else "at "
-    )
-    outlives = "; outlives the step or phase that made it" if allocation.retained else ""
-    held = f"; held by {', '.join(allocation.held_by)}" if allocation.held_by else ""
-    return f"{many}{allocation.address}, alive {allocation.lifetime}{outlives}{held}"
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
@@ -227,7 +233,7 @@ def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
         column("Phase"),
         column("Time", True),
         column("of the run", True, "wide"),
-        column("Peak, GiB", True),
+        column("Peak", True),
         column("What was alive at that phase's peak", extra="wide"),
     )
     rows = [_phase_row(p, scale) for p in phases]
@@ -235,12 +241,16 @@ def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
         "phases",
         "Phases",
         "repeats share a row, which shows the highest peak",
-        el("div", {"class": "scroll"}, el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows))),
+        el(
+            "div",
+            {"class": "scroll", "tabindex": "0"},
+            el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows)),
+        ),
     )
 
 
 def _phase_row(row: PhaseRow, scale: int) -> Markup:
-    low = f"{gib(row.low_bytes)} – " if gib(row.low_bytes) != gib(row.peak_bytes) else ""
+    low = f"{amount(row.low_bytes)} – " if amount(row.low_bytes) != amount(row.peak_bytes) else ""
     return el(
         "tr",
         {},
@@ -254,16 +264,16 @@ def _phase_row(row: PhaseRow, scale: int) -> Markup:
         ),
         el("td", {"class": "num"}, duration(row.total_us)),
         el("td", {"class": "num wide"}, f"{100 * row.time_share:.0f} %"),
-        el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, gib(row.peak_bytes))),
+        el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, amount(row.peak_bytes))),
         el(
             "td",
             {"class": "wide"},
-            bar(row.parts, scale, described=", ".join(f"{p.label} {gib(p.bytes)} GiB" for p in row.parts)),
+            bar(row.parts, scale, described=", ".join(f"{p.label} {amount(p.bytes)}" for p in row.parts)),
         ),
     )
 
 
-def device_peak_table(peak: DevicePeak | None) -> Markup | None:
+def device_peak_table(peak: DevicePeak | None, opened: Opened) -> Markup | None:
     """List what made the allocator take more from the device."""
     if peak is None:
         return None
@@ -271,20 +281,9 @@ def device_peak_table(peak: DevicePeak | None) -> Markup | None:
         el(
             "tr",
             {},
-            el(
-                "td",
-                {},
-                el(
-                    "details",
-                    {},
-                    el("summary", {}, g.site or "no stack recorded"),
-                    el("pre", {"tabindex": "0"}, "\n".join(g.stack)),
-                )
-                if g.stack
-                else g.site or "no stack recorded",
-            ),
+            el("td", {}, _stack(g.stack, g.site, opened(g))),
             el("td", {}, g.phase),
-            el("td", {"class": "num"}, gib(g.bytes)),
+            el("td", {"class": "num"}, amount(g.bytes)),
             el("td", {"class": "num wide"}, percent(g.bytes, peak.reserved_bytes)),
         )
         for g in peak.grown_by[:12]
@@ -294,13 +293,21 @@ def device_peak_table(peak: DevicePeak | None) -> Markup | None:
         {},
         column("What made the allocator ask for more"),
         column("Phase"),
-        column("GiB", True),
+        column("Size", True),
         column("of reserved", True, "wide"),
     )
-    outside = f" + {gib(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
+    outside = f" + {amount(peak.non_torch_bytes)} outside torch" if peak.non_torch_bytes else ""
     return section(
         "device-peak",
         "Device peak",
-        f"{gib(peak.reserved_bytes)} GiB reserved{outside}, in {peak.where}: this decides an out-of-memory error",
-        el("div", {"class": "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
+        f"{amount(peak.reserved_bytes)} reserved{outside}, in {peak.where}: this decides an out-of-memory error",
+        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
     )
+
+
+def _stack(frames: Sequence[str], site: str, reference: str | None) -> Child:
+    """Fold a stack under its call site; the page's script puts the whole stack there."""
+    title = site or "no stack recorded"
+    if not frames:
+        return title
+    return el("details", {"data-open": reference}, el("summary", {}, title), copyable(code="\n".join(frames)))

@@ -22,6 +22,7 @@ def render_markdown(document: Document) -> str:
         text(" · ".join(document.subtitle)),
         _oom(document),
         _peak(document),
+        text(f"How far from out of memory: {document.room.sentence}") if document.room else "",
         _facts(document),
         _prediction(document),
         _rows(document.rows),

@@ -12,6 +12,7 @@ from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, read_ranks
 from memprof.cli.options import device_option, redact_option, rules_option, seconds_option
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 
 __all__ = ["command"]
@@ -24,6 +25,10 @@ __all__ = ["command"]
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
+)  # fmt: skip
+@click.option(
+    "--capacity", metavar="NAME|SIZE",
+    help="Say how far the run was from out of memory on this card, such as 4090 or 24GB; default: the card it ran on.",
 )  # fmt: skip
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
@@ -40,6 +45,7 @@ def command(
     device: int | None,
     step: int | None,
     role: str | None,
+    capacity: str | None,
     allocations: str,
     advise: bool,
     gpu: str | None,
@@ -59,8 +65,10 @@ def command(
     which needs TRL and takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
+    card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
     run = _read(snapshots, step, role, device, rules, _how_many(allocations))
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
+    report = report if card is None else {**report, "capacity": card}
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))

@@ -13,7 +13,7 @@ from memprof.reports.document.build import build_document
 from memprof.reports.document.text import gib
 from memprof.reports.html.report import write_html
 
-from tests.reports.html.browser import CHROMIUM, chromium, open_page
+from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, hostile, sample
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")]
@@ -41,10 +41,18 @@ def shared_page(browser: Any, file: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(shared_page: Any) -> Any:
-    shared_page.reload()
+def page(shared_page: Any, file: Path) -> Any:
+    """The page anew, without what an earlier test left in its address."""
+    shared_page.goto("about:blank")
+    shared_page.goto(file.as_uri())
     shared_page.wait_for_selector("html[data-ready=yes]", state="attached")
     return shared_page
+
+
+def in_gib(words: str) -> float:
+    """GiB of a size as the page writes it: the smaller ones have their own unit."""
+    number, _, unit = words.partition(" ")
+    return float(number) / {"GiB": 1, "MiB": 2**10, "KiB": 2**20, "": 1}[unit]
 
 
 def panel(page: Any) -> tuple[str, float, list[float]]:
@@ -52,8 +60,8 @@ def panel(page: Any) -> tuple[str, float, list[float]]:
     parts = page.locator("#panel-parts b").all_inner_texts()
     return (
         page.locator("#panel-title").inner_text(),
-        float(page.locator("#panel-total").inner_text()),
-        [0.0 if p.startswith("<") else float(p) for p in parts],
+        in_gib(page.locator("#panel-total").inner_text()),
+        [in_gib(part) for part in parts],
     )
 
 
@@ -101,7 +109,7 @@ def test_panel_shows_the_peak_and_follows_the_keyboard(page: Any) -> None:
     page.locator("#chart").focus()
     page.keyboard.press("Home")
     title, total, parts = panel(page)
-    assert (title, total) == ("Held here", 0.68)
+    assert (title, total) == ("Held here", 700 / 1024)
     page.keyboard.press("]")
     assert "Generate" in page.locator("#panel-where").inner_text()
     page.keyboard.press("[")
@@ -229,7 +237,7 @@ def test_reads_without_javascript(browser: Any, file: Path) -> None:
         picture_is_drawn(page)
         assert page.locator('tr[data-path="kv_cache/kv_cache"]').is_visible()
         assert not page.locator("#filter").is_visible()
-        assert page.locator("#panel-total").inner_text() == PEAK
+        assert page.locator("#panel-total").inner_text() == PEAK + " GiB"
 
 
 @pytest.mark.parametrize("width", [320, 420, 768])
@@ -296,3 +304,138 @@ def test_unusual_runs_open_too(browser: Any, tmp_path: Path, kind: str) -> None:
     with open_page(browser, path) as page:
         assert page.problems == []
         assert page.locator("#peak-gib").inner_text() == gib(report["peak"]["allocated_bytes"])
+
+
+def shown_categories(page: Any) -> set[str]:
+    """The categories that the chart, the tables and the icicle show: the same in all three."""
+    rows = {
+        row.get_attribute("data-category")
+        for row in page.locator("#components tr.level1").all()
+        if row.evaluate("r => getComputedStyle(r).display !== 'none'")
+    }
+    boxes = {
+        node.get_attribute("data-category")
+        for node in page.locator(".icicle .d1").all()
+        if node.evaluate("n => getComputedStyle(n).display !== 'none'")
+    }
+    drawn = set(page.evaluate("document.getElementById('chart').data.filter(d => d.stackgroup).map(d => d.meta)"))
+    listed = {row.get_attribute("data-category") for row in page.locator("#allocation-table tbody tr:visible").all()}
+    assert boxes <= drawn
+    assert rows - {"kv_cache", "loss_logits", "temporaries"} <= drawn
+    assert listed <= drawn
+    return drawn
+
+
+def test_the_legend_isolates_and_hides_categories_everywhere(page: Any) -> None:
+    everything = shown_categories(page)
+    page.click('.legend [data-category="loss_logits"] .only')
+    page.wait_for_timeout(200)
+    assert shown_categories(page) == {"loss_logits"}
+    assert page.locator("#showing").inner_text().startswith("Only Loss logits")
+    assert page.url.endswith("#only=loss_logits")
+    assert drawn_peak(page) == pytest.approx(2440 / 1024)
+    assert page.locator("#panel-total").inner_text() == "2.38 GiB"
+    page.click('.legend [data-category="loss_logits"] .only')
+    assert shown_categories(page) == everything
+    page.click('.legend [data-category="weights"] .hide')
+    page.wait_for_timeout(200)
+    assert shown_categories(page) == everything - {"weights"}
+    assert page.url.endswith("#hide=weights")
+    page.click("#showing button")
+    assert shown_categories(page) == everything
+    assert "#" not in page.url
+    assert page.problems == []
+
+
+def test_a_panel_row_a_box_and_a_table_row_open_the_same_stack(page: Any) -> None:
+    frames = next(a["stack"] for a in sample()[0]["peak"]["allocations"] if a["category"] == "loss_logits")
+    whole = "\n".join(frames)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for opener in ("#panel-largest .plain-button", ".icicle .box[data-open]"):
+        page.locator(opener, has_text="1.19 GiB").first.click()
+        assert page.locator("dialog .whole").inner_text() == whole
+        page.click("dialog .copy")
+        page.wait_for_timeout(100)
+        assert page.evaluate("navigator.clipboard.readText()") == whole
+        page.keyboard.press("Escape")
+        assert not page.locator("dialog").is_visible()
+    details = page.locator("#allocation-table details", has_text="chunked_logprob").first
+    details.locator("summary").click()
+    details.locator(".whole").wait_for()
+    assert details.locator("pre").inner_text() == whole
+    assert violations(page) == []
+
+
+def test_the_address_brings_back_instant_filter_and_category(browser: Any, file: Path, page: Any) -> None:
+    page.locator("#chart").focus()
+    page.keyboard.press("Home")
+    for _ in range(7):
+        page.keyboard.press("]")
+    page.fill("#filter", "chunked")
+    page.click('.legend [data-category="weights"] .hide')
+    held = panel(page)
+    assert held[0] == "Held here"
+    address = page.url.partition("#")[2]
+    with browser.new_context() as context:
+        other = context.new_page()
+        other.goto(file.as_uri() + "#" + address)
+        other.wait_for_selector("html[data-ready=yes]", state="attached")
+        assert panel(other) == held
+        assert other.locator("#filter").input_value() == "chunked"
+        assert other.locator("#allocation-table tbody tr:visible").count() == 2
+        assert "weights" not in shown_categories(other)
+
+
+def test_an_empty_search_says_so(page: Any) -> None:
+    page.fill("#filter", "no such thing")
+    assert page.locator("#nothing").inner_text() == "No allocation matches “no such thing”."
+    page.fill("#filter", "")
+    assert not page.locator("#nothing").is_visible()
+
+
+def test_the_icicle_is_one_stop_of_the_keyboard_and_writes_only_what_fits(page: Any) -> None:
+    assert page.locator('.icicle .box[tabindex="0"]').count() == 1
+    page.locator('.icicle .box[tabindex="0"]').focus()
+    focused = "document.activeElement.querySelector('.label').textContent"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == "Weights"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused) == "Loss logits"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == "ada/train.py:31 main"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == "trainer/grpo_trainer.py:1790 _compute_loss"
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focused) == "Loss logits"
+    overflowing = """() => Array.from(document.querySelectorAll(".icicle .box .label, .icicle .box b"))
+        .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+    for width in (1360, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(150)
+        assert page.evaluate(overflowing) == []
+    page.set_viewport_size({"width": 1360, "height": 900})
+
+
+def test_commands_to_paste_are_copied(page: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#reproduce .copy").first.click()
+    page.wait_for_timeout(100)
+    assert page.evaluate("navigator.clipboard.readText()").startswith("memprof report ")
+
+
+def test_what_is_guessed_looks_guessed_and_is_listed_by_one_click(page: Any) -> None:
+    blocks = sample()[0]["peak"]["allocations"]
+    held = sum(block["bytes"] for block in blocks if block["evidence"] in ("lifetime", "shape"))
+    link = page.locator(".facts [data-filter=guessed]")
+    assert link.inner_text() == "could be temporaries"
+    assert in_gib(page.locator(".facts .value").last.inner_text()) == pytest.approx(held / 2**30, abs=0.01)
+    hatched = page.locator("#summary .bar .seg.guess")
+    assert hatched.count() == 2
+    assert "gradient" in hatched.first.evaluate("e => getComputedStyle(e).backgroundImage")
+    link.click()
+    rows = page.locator("#allocation-table tbody tr:visible")
+    assert rows.count() == 3
+    assert all("guessed" in row.inner_text() for row in rows.all())
+    rows.last.locator("summary").click()
+    assert "could also be temporaries" in rows.last.inner_text()

@@ -76,10 +76,10 @@ def test_the_switch_shows_each_runs_own_timeline_on_one_scale(page: Any) -> None
     scale = "document.getElementById('chart')._fullLayout.yaxis.range"
     before = page.evaluate(scale)
     assert drawn_peak(page) == pytest.approx(exact(0), abs=1e-9)
-    assert page.locator("#panel-total").inner_text() == f"{exact(0):.2f}"
+    assert page.locator("#panel-total").inner_text() == f"{exact(0):.2f} GiB"
     page.locator('[data-choice="run"]').nth(1).click()
     assert drawn_peak(page) == pytest.approx(exact(1), abs=1e-9)
-    assert page.locator("#panel-total").inner_text() == f"{exact(1):.2f}"
+    assert page.locator("#panel-total").inner_text() == f"{exact(1):.2f} GiB"
     assert page.evaluate(scale) == before
     assert before[1] > exact(0)
     page.click("[data-value=time]")
@@ -94,7 +94,7 @@ def test_keyboard_alone(page: Any) -> None:
         if page.evaluate("document.activeElement.matches('[data-choice=run][data-value=\"1\"]')"):
             break
     page.keyboard.press("Enter")
-    assert page.locator("#panel-total").inner_text() == f"{exact(1):.2f}"
+    assert page.locator("#panel-total").inner_text() == f"{exact(1):.2f} GiB"
     while page.evaluate("document.activeElement.id") != "chart":
         page.keyboard.press("Tab")
     page.keyboard.press("Home")

@@ -1,0 +1,24 @@
+// The allocations' filter.
+const filter = $$("filter");
+if (filter) {
+  const lines = all("#allocation-table tbody tr").map((row) => [row, row.textContent.toLowerCase(), row.dataset.category]);
+  const more = $$("more"), nothing = $$("nothing");
+  let shown = 20;
+  const show = () => {
+    const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = lines.filter(([, text, category]) => !state.hidden.has(category) && wanted.every((word) => text.includes(word)));
+    const visible = new Set((wanted.length ? found : found.slice(0, shown)).map(([row]) => row));
+    for (const [row] of lines) row.hidden = !visible.has(row);
+    more.hidden = wanted.length > 0 || shown >= found.length;
+    more.textContent = "Show all " + found.length + " lines";
+    const where = state.hidden.size ? " among the categories shown" : "";
+    nothing.textContent = found.length ? "" : wanted.length ? `No allocation${where} matches “${filter.value.trim()}”.` : `No listed allocation${where}.`;
+  };
+  const search = (words) => { filter.value = state.filter = words; writeAddress(); show(); };
+  filter.addEventListener("input", () => { state.filter = filter.value.trim(); writeAddress(); show(); });
+  more.addEventListener("click", () => { shown = lines.length; show(); });
+  for (const link of all("[data-filter]")) link.addEventListener("click", () => search(link.dataset.filter));
+  const restore = () => { if (filter.value.trim() !== state.filter) filter.value = state.filter; show(); };
+  watchers.push(restore);
+  restore();
+}

@@ -1,0 +1,66 @@
+// The icicle: press to zoom, arrow keys to move, labels only where they fit.
+const icicle = $$("icicle-root");
+if (icicle) {
+  const boxes = all(".box", icicle), brush = document.createElement("canvas").getContext("2d");
+  const nodeOf = (box) => box.parentElement, boxOf = (node) => node.querySelector(":scope > .box");
+  const seen = (node) => node.offsetParent !== null;
+  const above = (node) => node.parentElement.closest(".node");
+  const labels = new Map(boxes.map((box) => {
+    const label = box.querySelector(".label"), amount = box.querySelector("b");
+    return [box, { label, amount, size: amount.textContent, words: [label.textContent, ...(label.dataset.shorter || "").split("\n").filter(Boolean)] }];
+  }));
+
+  /** Write into each box the longest label that fits, or none. */
+  const fit = () => {
+    const style = getComputedStyle(boxes[0]);
+    brush.font = `${style.fontSize} ${style.fontFamily}`;
+    const widths = boxes.map((box) => box.clientWidth - 14);
+    boxes.forEach((box, i) => {
+      const { label, amount, size, words } = labels.get(box);
+      label.textContent = words.find((word) => brush.measureText(word).width <= widths[i]) || "";
+      brush.font = `bold ${style.fontSize} ${style.fontFamily}`;
+      amount.textContent = brush.measureText(size).width <= widths[i] ? size : "";
+      brush.font = `${style.fontSize} ${style.fontFamily}`;
+      box.setAttribute("aria-label", box.title);
+    });
+  };
+
+  const zoomTo = (box) => {
+    let chosen = nodeOf(box);
+    // The box that fills the width already: go one level up.
+    if (chosen.dataset.zoomed === "yes") chosen = above(chosen) || chosen;
+    all(".node", icicle).forEach((node) => { node.classList.remove("off"); delete node.dataset.zoomed; });
+    chosen.dataset.zoomed = "yes";
+    for (let node = chosen; node.parentElement !== icicle; node = above(node))
+      for (const sibling of node.parentElement.children) if (sibling !== node) sibling.classList.add("off");
+    fit();
+  };
+
+  const rove = (box) => { boxes.forEach((b) => { b.tabIndex = b === box ? 0 : -1; }); };
+  const move = (box, key) => {
+    const node = nodeOf(box), depth = Array.from(node.classList).find((name) => /^d\d+$/.test(name));
+    const row = all("." + depth, icicle).filter(seen), at = row.indexOf(node);
+    const next = {
+      ArrowLeft: () => row[at - 1], ArrowRight: () => row[at + 1], ArrowUp: () => above(node), Home: () => row[0], End: () => row[row.length - 1],
+      ArrowDown: () => Array.from(node.querySelectorAll(":scope > .kids > .node")).find(seen),
+    }[key];
+    return next && next();
+  };
+  icicle.addEventListener("click", (event) => {
+    const box = event.target.closest(".box");
+    if (!box) return;
+    rove(box);
+    if (!box.dataset.open) zoomTo(box);
+  });
+  icicle.addEventListener("keydown", (event) => {
+    const box = event.target.closest(".box"), node = box && move(box, event.key);
+    if (!node || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    rove(boxOf(node));
+    boxOf(node).focus();
+  });
+  icicle.addEventListener("focusin", (event) => { const box = event.target.closest(".box"); if (box) rove(box); });
+  rove(boxes[0]);
+  new ResizeObserver(fit).observe(icicle);
+  watchers.push(fit);
+}

@@ -1,0 +1,44 @@
+// What every page's script uses, and the buttons of the header.
+const root = document.documentElement;
+root.classList.add("js");
+const $$ = (id) => document.getElementById(id);
+const all = (selector, inside) => Array.from((inside || document).querySelectorAll(selector));
+const GIB = 2 ** 30;
+/** Bytes with their unit, as the page's text has them. */
+const amountOf = (bytes) => {
+  const mib = bytes / 2 ** 20;
+  if (mib >= 1023.5) return (bytes / GIB).toFixed(2) + " GiB";
+  if (bytes >= 1023.5 * 1024) return mib.toFixed(mib >= 99.95 ? 0 : mib >= 9.995 ? 1 : 2) + " MiB";
+  return bytes >= 1024 ? (bytes / 1024).toFixed(0) + " KiB" : bytes ? bytes + " B" : "0";
+};
+const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).trim() || "#8c9196";
+const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
+
+const unzip = (text) => {
+  const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
+};
+/** The report and the timeline: JSON, gzip'd, base64. */
+const loaded = unzip($$("memprof-data").textContent).json();
+
+// ---- header ---------------------------------------------------------------------------------------------------
+const themes = ["auto", "light", "dark"];
+let theme = 0;
+const redrawers = [];
+const showTheme = () => {
+  if (themes[theme] === "auto") delete root.dataset.theme; else root.dataset.theme = themes[theme];
+  $$("theme").textContent = "Theme: " + themes[theme];
+  redrawers.forEach((redraw) => redraw());
+};
+$$("theme").addEventListener("click", () => { theme = (theme + 1) % themes.length; showTheme(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawers.forEach((redraw) => redraw()));
+$$("print").addEventListener("click", () => window.print());
+$$("download").addEventListener("click", async () => {
+  const { report } = await loaded;
+  const url = URL.createObjectURL(new Blob([JSON.stringify(report, null, 1)], { type: "application/json" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = report.schema.replace(/^memprof\.(\w+).*/, "memprof-$1.json");
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+});

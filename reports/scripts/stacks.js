@@ -1,0 +1,58 @@
+// Everything that can be opened shows the same: how its category is known, and its whole stack to copy.
+const make = (tag, className, text) => {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+};
+const NATIVE = /^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d/;
+/** The frames of an entry, those of C++ pale. */
+const stackLines = (frames) => {
+  const pre = make("pre", "whole");
+  pre.tabIndex = 0;
+  frames.forEach((frame, i) => pre.append(make("span", NATIVE.test(frame) ? "native" : "", frame + (i < frames.length - 1 ? "\n" : ""))));
+  return pre;
+};
+const entryOf = async (reference) => {
+  const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
+  return { ...entry, stack: entry.stack.map((frame) => opened.frames[frame]) };
+};
+
+const dialog = make("dialog");
+dialog.id = "opened";
+dialog.setAttribute("aria-labelledby", "opened-title");
+document.body.append(dialog);
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+const openEntry = async (reference) => {
+  const entry = await entryOf(reference), title = make("h2", "", entry.what), close = pressable("close", () => dialog.close());
+  title.id = "opened-title";
+  close.textContent = "Close";
+  const parts = [title];
+  if (entry.label) {
+    const category = make("p");
+    category.append(make("i", "swatch c-" + entry.colour), entry.label + (entry.size ? " · " + entry.size : ""));
+    parts.push(category);
+  }
+  for (const words of entry.about) parts.push(make("p", "muted", words));
+  if (entry.stack.length) {
+    const copy = make("button", "copy", "Copy"), box = make("div", "copyable");
+    copy.type = "button";
+    copyOnClick(copy, () => entry.stack.join("\n"));
+    box.append(stackLines(entry.stack), copy);
+    parts.push(box);
+  } else parts.push(make("p", "muted", "No stack was recorded for it."));
+  dialog.replaceChildren(...parts, close);
+  dialog.showModal();
+};
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("button[data-open]");
+  if (opener) openEntry(opener.dataset.open);
+});
+// Lines of tables unfold in place; what they unfold to is the same.
+for (const details of all("details[data-open]"))
+  details.addEventListener("toggle", async () => {
+    const pre = details.querySelector("pre");
+    if (!details.open || !pre || pre.classList.contains("whole")) return;
+    const { stack } = await entryOf(details.dataset.open);
+    if (stack.length) pre.replaceWith(stackLines(stack));
+  });
