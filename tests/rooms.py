@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (
         "find what to change, estimated or simulated",
-        ("config", "plan", "analysis", "attribution", "snapshot"),
+        ("config", "oom", "plan", "analysis", "attribution", "snapshot"),
     ),
     "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
     "integrations": (
