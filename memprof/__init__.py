@@ -12,6 +12,7 @@ from memprof._version import __version__
 if TYPE_CHECKING:
     from memprof.advice.advised import analyze
     from memprof.analysis.analysis import Analysis
+    from memprof.analysis.shown import Drawing
     from memprof.integrations.callback.callback import MemProfCallback
     from memprof.recording import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
@@ -63,7 +64,18 @@ def __getattr__(name: str) -> Any:
             raise
         command = f"pip install 'grpo-memprof[{_EXTRA[package]}]'"
         raise ModuleNotFoundError(f"memprof.{name} needs {package}: {command}", name=package) from missing
+    if name in ("Analysis", "analyze"):
+        from memprof.analysis.shown import use
+
+        use(_drawing)
     return getattr(home, name)
+
+
+def _drawing() -> Drawing:
+    """Load what draws an analysis in a notebook."""
+    from memprof.reports import notebook
+
+    return notebook
 
 
 def __dir__() -> list[str]:
