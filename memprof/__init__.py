@@ -62,7 +62,9 @@ def __getattr__(name: str) -> Any:
         package = (missing.name or "").partition(".")[0]
         if package not in _EXTRA:
             raise
-        command = f"pip install 'grpo-memprof[{_EXTRA[package]}]'"
+        from memprof.errors import how_to_install
+
+        command = how_to_install(_EXTRA[package])
         raise ModuleNotFoundError(f"memprof.{name} needs {package}: {command}", name=package) from missing
     if name in ("Analysis", "analyze"):
         from memprof.analysis.shown import use

@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "run the trainer's step on fake tensors",
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
-    "demo": ("train a small model, profiled", ("integrations", "advice", "reports", "snapshot")),
+    "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "reports", "snapshot")),
     "cli": (
         "parse commands and connect the rooms",
         (

@@ -210,4 +210,5 @@ def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: st
         f"try: memprof.{name}\nexcept ModuleNotFoundError as e: print(e)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.strip() == f"memprof.{name} needs {missing}: pip install 'grpo-memprof[{extra}]'"
+    assert done.stdout.startswith(f"memprof.{name} needs {missing}: pip install '.[{extra}]' in a checkout of memprof")
+    assert "pip install 'grpo-memprof" not in done.stdout  # no registry has it
