@@ -11,8 +11,10 @@ __all__ = [
     "CATEGORY_DETAILS",
     "CATEGORY_LABELS",
     "EMULATED",
+    "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
+    "GUESSES",
     "Category",
     "Evidence",
     "Group",
@@ -23,6 +25,10 @@ __all__ = [
 
 #: How the name of a device ends that ``memprof emulate`` pretends.
 EMULATED = "(emulated)"
+
+
+# Every torch with expandable segments reads this name, and reads it first; 2.9 ignores PYTORCH_ALLOC_CONF.
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class _Id(str, Enum):
@@ -103,6 +109,10 @@ class Evidence(_Id):
     NONE = "none"
 
 
+#: Evidence that leaves room for another answer: reports show these bytes as guessed.
+GUESSES = (Evidence.LIFETIME, Evidence.FINGERPRINT, Evidence.SHAPE)
+
+
 class History(_Id):
     """Extents of the allocation history that a snapshot can hold."""
 
@@ -181,4 +191,5 @@ CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.ACTIVATION_GRADIENTS: ("scratch", "weight_grad"),
     Category.LOSS_LOGITS: ("policy", "old", "reference", "sampling"),
     Category.KV_CACHE: ("keys", "values"),
+    Category.UNATTRIBUTED: ("not_in_history",),
 }

@@ -11,8 +11,8 @@ from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import prediction_of
-from memprof.reports.document.ranks import ranks_of
-from memprof.reports.document.summary import summary_of
+from memprof.reports.document.ranks import ranks_of, recording_rows
+from memprof.reports.document.summary import room_of, summary_of
 from memprof.reports.document.tables import (
     SMALLEST_BOX,
     allocation_rows,
@@ -40,7 +40,7 @@ from memprof.reports.document.text import (
 from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
-from memprof.analysis.alike import fold
+from memprof.analysis.allocations.alike import fold
 from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def build_document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
-        summary=summary_of(report),
+        summary=summary_of(report, rows),
         oom=_oom(report.get("oom")),
         advice=advised(report),
         rows=group_rows(report),
@@ -133,8 +133,10 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
+        recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
+        room=room_of(report),
     )
 
 
@@ -232,13 +234,42 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     asked, free = oom["requested_bytes"], oom["device_free_bytes"]
     where = where_words(oom["phase"], oom["step"])
     sentence = f"Out of memory in {where}: {size(asked)} were asked for"
-    sentence += f", {size(free)} were free on the device." if free is not None else "."
+    if free is not None:
+        segment = oom.get("segment_bytes") or 0
+        piece = f", which takes {size(segment)} in one piece" if asked <= free < segment else ""
+        sentence += f"{piece}, {size(free)} were free on the device."
+    else:
+        sentence += "."
+    sentence += _limited(oom)
+    ahead = oom.get("ahead") or {}
     if oom.get("fits_defragmented") is not None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
         fits = oom["fits_defragmented"]
         verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
+    if ahead:
+        sentence += f" {_ahead_words(ahead)}"
     return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
+
+
+def _ahead_words(ahead: Mapping[str, Any]) -> str:
+    """Say what the step had still to make, and what it would have needed in all."""
+    parts = sentence_list(f"{size(n)} of {category_label(c).lower()}" for c, n in ahead["still"].items())
+    words = f"The step had still to make {parts}: it needs {size(ahead['needed_bytes'])} in all"
+    if ahead["short_bytes"]:
+        words += f", {size(ahead['short_bytes'])} more than there was"
+    return plain(words) + "."
+
+
+def _limited(oom: Mapping[str, Any]) -> str:
+    """Say which limit of the process refused the request; nothing where none did."""
+    if not oom.get("limited"):
+        return ""
+    by = "torch.cuda.set_per_process_memory_fraction, or memprof's capacity"
+    if (limit := oom.get("limit_bytes")) is None:
+        return f" The device had room, so a limit of this process refused it ({by})."
+    held = size(oom["reserved_bytes"] or 0)
+    return f" A limit of this process refused it: of the {size(limit)} it may reserve ({by}), it held {held}."
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:

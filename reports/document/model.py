@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.vocabulary import GUESSES
+
 __all__ = [
-    "GUESSES",
     "AddsUp",
     "Advice",
     "Advised",
@@ -35,6 +36,7 @@ __all__ = [
     "Prediction",
     "RankRow",
     "Ranks",
+    "Room",
     "Row",
     "Span",
     "Step",
@@ -45,20 +47,17 @@ __all__ = [
 ]
 
 
-#: Kinds of evidence that leave room for another answer.
-GUESSES = ("lifetime", "fingerprint", "shape")
-
-
 # ---- shared pieces ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
 
     id: str
     label: str
     bytes: int
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class Summary:
 
     ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
     the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
-    in a sentence what the peak is made of, ``where`` when it was.
+    in a sentence what the peak is made of, ``where`` when it was. ``guessed`` counts what only lifetimes, shapes or
+    sets of sizes speak for, and says what else it could be.
     """
 
     peak_bytes: int
@@ -92,6 +92,23 @@ class Summary:
     facts: tuple[Fact, ...]
     bar: tuple[Part, ...]
     rest: tuple[Part, ...]
+    guessed: Fact | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
+
+    ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
+    or what was free; ``needed_bytes`` is all of them but what was free. ``capacity_bytes`` is None where no card is
+    known.
+    """
+
+    parts: tuple[Part, ...]
+    scale_bytes: int
+    capacity_bytes: int | None
+    needed_bytes: int
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -263,6 +280,23 @@ class Ranks:
     imbalance: float
 
 
+@dataclass(frozen=True)
+class RecordingRow:
+    """One recording of the folder that a report is of: what its path says, its peak where it was read, why not shown.
+
+    ``who`` is its role or process, ``when`` the step and the time.
+    """
+
+    file: str
+    rank: str
+    who: str
+    when: str
+    peak_bytes: int | None
+    shown: bool
+    because: str
+    out_of_memory: bool
+
+
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
 
 
@@ -280,6 +314,7 @@ class Row:
     at_peak: int
     own_peak: int | None
     children: tuple[Row, ...] = ()
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -318,7 +353,7 @@ class Allocation:
     @property
     def guessed(self) -> bool:
         """Tell whether nothing but a lifetime, a shape or a set of sizes says what this is."""
-        return self.evidence in GUESSES
+        return any(self.evidence == str(kind) for kind in GUESSES)
 
 
 @dataclass(frozen=True)
@@ -527,5 +562,7 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
+    recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()
+    room: Room | None = None

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.elements import draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.elements import draw_bar, legend, mark_capacity, swatch, table_of
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 __all__ = ["print_comparison", "render_comparison"]
 
@@ -37,6 +36,7 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     console.print()
     _print_bars(console, comparison, colour)
     console.print()
+    _print_rooms(console, comparison, colour)
     _print_rows(console, comparison, colour)
     for entry in comparison.only_in:
         console.print()
@@ -82,6 +82,29 @@ def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
     return [[_cut(word, width) for word in column] for column, width in zip(columns, widths, strict=True)]
 
 
+def _print_rooms(console: Console, comparison: Comparison, colour: bool) -> None:
+    """Print how far each run was from out of memory: a bar each on one scale, then what the parts are."""
+    from rich.text import Text
+
+    rooms = [(column.label, column.room) for column in comparison.columns if column.room is not None]
+    if not rooms:
+        return
+    console.print(Text("How far from out of memory", style="bold"))
+    names = _short_labels([label for label, _ in rooms], min(24, console.width // 3))
+    margin = max(map(len, names)) + 1
+    scale, space = max(room.scale_bytes for _, room in rooms), max(console.width - margin - 1, 10)
+    for name, (_, room) in zip(names, rooms, strict=True):
+        bar = draw_bar(room.parts, scale, space, colour)
+        mark_capacity(bar, room.capacity_bytes, scale, space)
+        console.print(Text.assemble(name.ljust(margin), bar), no_wrap=True)
+    parts = {part.id: part for _, room in rooms for part in room.parts}
+    for line in legend(list(parts.values()), console.width - 1, colour, figures=False):
+        console.print(line)
+    for label, room in rooms:
+        console.print(Text(f"{label}: {room.sentence}"))
+    console.print()
+
+
 def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
     """Print each run's composition on one scale, with a mark where the device ends."""
     from rich.text import Text
@@ -92,27 +115,13 @@ def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
     space = max(console.width - margin - 12, 10)
     for name, column, total in zip(names, comparison.columns, comparison.rows[-1].at_peak, strict=True):
         bar = draw_bar(column.parts, scale, space, colour)
-        _mark_capacity(bar, comparison.capacity_bytes, scale, space)
+        mark_capacity(bar, comparison.capacity_bytes, scale, space)
         line = Text.assemble(name.ljust(margin), bar)
         console.print(line.append(f" {'–' if total is None else gib(total)}", style="bold"), no_wrap=True)
     for line in legend(comparison.legend, console.width - 1, colour, figures=False):
         console.print(line)
     if comparison.capacity_bytes:
         console.print(Text(f"¦ {gib(comparison.capacity_bytes)} GiB, the device", style="dim"))
-
-
-def _mark_capacity(bar: Text, capacity: int | None, scale: int, space: int) -> None:
-    """Put a ``¦`` where the device ends."""
-    from rich.text import Text
-
-    if not capacity:
-        return
-    at = min(round(space * capacity / scale), space - 1)
-    bar.pad_right(max(at + 1 - len(bar), 0))
-    rest = bar[at + 1 :] if at + 1 < len(bar) else Text()
-    marked = Text.assemble(bar[:at] if at else Text(), "¦", rest)
-    bar.truncate(0)
-    bar.append_text(marked)
 
 
 @dataclass(frozen=True)

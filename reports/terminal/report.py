@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, Row
+from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
 from memprof.reports.document.text import duration, gib, percent, thousands
 from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
+from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
     if document.ranks:
         console.print()
         _print_ranks(console, document.ranks, colour)
+    if document.recordings:
+        console.print()
+        _print_recordings(console, document.recordings)
     if document.phases:
         console.print()
         console.print(_phases(document, width, colour))
@@ -83,6 +88,8 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
+    if document.room is not None:
+        print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
 
@@ -178,6 +185,21 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
         console.print(Text(f"{thousands(len(rest))} more, from {high} down to {low} GiB", style="dim"))
     for sentence in ranks.differences:
         console.print(Text(sentence))
+
+
+def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
+    """Print the dumps of the folder; of many the first, and how many there are."""
+    from rich.text import Text
+
+    columns = [("Dump", "left", True), ("Rank", "left", False), ("Role, process", "left", True)]
+    table = table_of(*columns, ("GiB", "right", False), ("Here", "left", True))
+    for row in rows[:_MOST_RANKS]:
+        peak = "–" if row.peak_bytes is None else gib(row.peak_bytes)
+        mark = " out of memory" if row.out_of_memory else ""
+        table.add_row(row.file + mark, row.rank, row.who, peak, row.because, style="bold" if row.shown else None)
+    console.print(table)
+    if len(rows) > _MOST_RANKS:
+        console.print(Text(f"{thousands(len(rows) - _MOST_RANKS)} more dumps; -o FILE.html lists all", style="dim"))
 
 
 def _rank_name(row: RankRow) -> str:

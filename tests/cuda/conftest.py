@@ -13,6 +13,9 @@ import pytest
 
 from memprof.emulate.launch import enter
 from memprof.errors import MemprofError
+from tests.cuda.table import pytest_terminal_summary, row
+
+__all__ = ["pytest_terminal_summary", "row"]
 
 #: The card of this process: an 80 GiB H100. Tests that need another start a process of their own.
 CARD = "H100"

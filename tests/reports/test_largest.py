@@ -17,7 +17,7 @@ from memprof.reports.terminal.largest import largest_table, shorten_left
 from memprof.reports.terminal.report import render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
 
-from memprof.analysis.alike import fold
+from memprof.analysis.allocations.alike import fold
 from memprof.analysis.analysis import Analysis, analyze
 from tests.reports.sample import hostile, sample
 from tests.reports.test_terminal import same

@@ -11,10 +11,10 @@ from memprof.reports.renderers import FORMATS, RENDERERS, Answer, formats_of, re
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 # Files that several renderers share.
 SHARED = {
-    "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks", "static_timeline",
-             "summary", "tables"},
+    "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks",
+             "static_timeline", "summary", "tables"},
     "markdown": {"elements"},
-    "terminal": {"elements", "screen"},
+    "terminal": {"elements", "largest", "room", "screen"},
 }  # fmt: skip
 ENTRIES = [(kind, style) for kind, styles in RENDERERS.items() for style in styles]
 
