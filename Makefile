@@ -1,7 +1,8 @@
 # make demo   train a small model on this machine, profiled; the pages are written to demo/
 # make test   lint, types and tests; make test-all has the heaviest tests too
 # make docs   the documentation as a site, in build/site/
-# Both set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
+# make test-cuda   tests of torch's CUDA build, on an emulated GPU; make cuda sets up its .venv-cuda/
+# All set up .venv/ by themselves, with the first Python that will do: transformers 5 and TRL 1.16,
 # which the demo and the tests run, want 3.11. PYTHON=... picks another.
 
 FIT = import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -12,6 +13,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
+# torch's CUDA build without NVIDIA's libraries, on top of .venv's packages.
+CUDA := .venv-cuda
+CUDA_READY := $(CUDA)/.ready
 
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -19,7 +23,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A process for each core, whole files each (a process takes about 1.5 GB); one thread of torch in each.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: setup demo test docs lint types browser clean
+.PHONY: setup demo test test-all cuda test-cuda docs lint types browser clean
 
 setup: $(READY) $(DEMO_READY)
 
@@ -46,6 +50,20 @@ test: setup lint types browser
 # With the simulations and real models that would take `make test` beyond twenty minutes on two cores.
 test-all: setup lint types browser
 	$(PYTEST)
+
+# The CUDA build is 0.9 GB to download. The emulator is compiled once for each version of its sources.
+$(CUDA_READY): $(READY) requirements-cuda.txt pyproject.toml
+	test -x $(CUDA)/bin/python || $(BIN)/python -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps -r requirements-cuda.txt
+	.ci/share-packages $(BIN)/python $(CUDA)/bin/python
+	touch $@
+
+cuda: $(CUDA_READY)
+	$(CUDA)/bin/python -m memprof emulate --setup
+
+test-cuda: cuda
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(CUDA)/bin/python -m pytest --numprocesses logical --maxprocesses 2 \
+		--dist loadfile tests/cuda
 
 # --quiet would hide the warnings from --strict, which counts them.
 docs: $(READY)

@@ -10,26 +10,42 @@ __all__ = ["GIB", "format_bytes", "format_gib", "parse_size"]
 
 GIB = 2**30
 
+# G is GB, as cards are sold: 24G and 24GB are 24 × 10⁹ bytes.
 _FACTORS: dict[str, int] = {
-    "": 1,
     "B": 1,
-    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
-    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
+    **{f"{p}{b}": 1000**i for i, p in enumerate("KMGT", 1) for b in ("", "B")},
+    **{f"{p}I{b}": 1024**i for i, p in enumerate("KMGT", 1) for b in ("", "B")},
 }
+# A bare number as large as this was meant in bytes.
+_LOOKS_LIKE_BYTES = 2**20
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in a size such as ``24GB`` (of 10⁹ bytes each), ``24GiB`` (of 2³⁰) or ``1048576``.
+    """Return the bytes in a size: ``24GB`` and ``24G`` are of 10⁹ bytes each, ``24GiB`` and ``24Gi`` of 2³⁰.
+
+    A number without a unit is refused, whatever it is given for: ``24`` could be GB or GiB, and is no 24 bytes. Only 0
+    is 0 in every unit.
 
     Raises:
-        UsageError: the text is not a size.
+        UsageError: the text is not a size, or a number without a unit.
     """
     match = _SIZE.fullmatch(text)
-    factor = _FACTORS.get(match.group(2).upper()) if match else None
-    if match is None or factor is None:
+    number, unit = match.groups() if match else ("", "")
+    if match and not unit:
+        return _bare(number)
+    factor = _FACTORS.get(unit.upper())
+    if factor is None:
         raise UsageError(f"{text!r} is not a size; write it like 24GB (10^9 bytes) or 24GiB (2^30 bytes).")
-    return round(float(match.group(1)) * factor)
+    return round(float(number) * factor)
+
+
+def _bare(number: str) -> int:
+    if not float(number):
+        return 0
+    if float(number) >= _LOOKS_LIKE_BYTES:
+        raise UsageError(f"{number} what? Write {number}B if it is bytes.")
+    raise UsageError(f"{number} what? {number}GB or {number}GiB.")
 
 
 def format_gib(n_bytes: int) -> str:

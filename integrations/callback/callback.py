@@ -41,14 +41,16 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     Args:
         output_dir: the folder to write to instead.
         steps: numbers of the optimizer steps to record, from 1. By default one whole generation cycle after the
-            first optimizer step; on CUDA, where recording never stops, also any later step whose peak is a new
-            record by more than 2%.
+            first optimizer step; on CUDA, where recording never stops, also later steps whose peak is a new
+            record: by more than 2%, then 4%, 8% ..., eight at most, in a twentieth of the time at most. Where
+            ``steps`` or ``every`` choose, new records are told and not written.
         every: record a cycle at every such step instead.
         max_entries: how many of the newest trace entries to keep (default: all; on CUDA one million).
         stacks: ``"python"``, ``"all"`` (C++ frames too; slow to write) or None.
         report: analyse, write JSON and page, print the table. Without it only snapshots are written.
         table: print one short table and the page's path when training ends.
-        max_disk: bytes, or a size such as ``"10GB"``, the snapshots of one run may take; the oldest go first.
+        max_disk: bytes, or a size such as ``"10GB"`` (the default), the snapshots of one run may take, all its ranks
+            together; the oldest go first, the newest always stays. None: no bound.
         redact: leave paths of this machine out of what is written.
         kind: ``"cuda"``, ``"trace"`` or ``"auto"``: which recorder.
         reset_peaks: measure per-phase peaks on CUDA by resetting the allocator's peak counters at phase boundaries
@@ -78,7 +80,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         stacks: str | None = "python",
         report: bool = True,
         table: bool = True,
-        max_disk: int | str | None = None,
+        max_disk: int | str | None = "10GB",
         redact: bool = False,
         kind: str = "auto",
         reset_peaks: bool = True,
@@ -201,7 +203,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             run.gathering.tell([])
             return
         try:
-            self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result)
+            notes = run.not_written()
+            self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result, notes=notes)
             put_ranks_together(self.result, run.folder, run.gathering, run.failed)
         except KeyboardInterrupt:
             say(f"memprof: interrupted, no report; recorded: {names}", self.stream)
@@ -210,6 +213,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if run.rank == 0 and self._print:
             if self.result.table:
                 say(self.result.table, self.stream)
+            for note in notes:
+                say(f"memprof: {note}", self.stream)
             if self.result.page is not None:
                 say(f"memprof: {self.result.page}", self.stream)
         say_oom(self.result)

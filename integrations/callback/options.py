@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import UsageError
+from memprof.recording.api import capacity_bytes
 from memprof.units import parse_size
 
 __all__ = ["Options"]
@@ -50,9 +51,7 @@ class Options:
             raise UsageError(f"stacks={stacks!r} is not known; use 'python', 'all' or None.")
         if max_entries is not None and max_entries < 1:
             raise UsageError("max_entries is how many entries to keep: at least 1, or None for all.")
-        room = parse_size(capacity) if isinstance(capacity, str) else capacity
-        if room is not None and room < 1:
-            raise UsageError("capacity is the bytes the device is to have, such as capacity='24GB'.")
+        room = None if capacity is None else capacity_bytes(capacity)
         disk = parse_size(max_disk) if isinstance(max_disk, str) else max_disk
         folder = None if output_dir is None else Path(output_dir)
         return cls(max_disk=disk, output_dir=folder, max_entries=max_entries, stacks=stacks, capacity=room, **rest)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +42,24 @@ class Result:
         return self.reports[path]["oom"] is not None
 
 
-def summarise(snapshots: list[Path], folder: Path, page: bool = True, done: Result | None = None) -> Result:
+def summarise(
+    snapshots: list[Path],
+    folder: Path,
+    page: bool = True,
+    done: Result | None = None,
+    notes: Sequence[str] = (),
+) -> Result:
     """Analyse each snapshot, write its JSON, and the page of the one with the highest peak.
 
-    Never raises; a warning says what could not be done. ``done`` holds what :func:`add_report` did before.
+    Never raises; a warning says what could not be done. ``done`` holds what :func:`add_report` did before. ``notes``
+    are what the run has to say of itself; they stand on the page and in the JSON of the highest.
     """
     result = done or Result()
     result.snapshots = list(snapshots)
     try:
         _analyse(result, folder, page)
+        if notes and result.highest is not None and result.highest.exists():
+            add_report(result, result.highest, folder, page, notes)
     except Exception as error:
         warnings.warn(
             f"memprof recorded {', '.join(p.name for p in snapshots)} but could not report on it ({error!r});"
@@ -71,8 +81,12 @@ def prune(snapshots: list[Path], max_bytes: int | None) -> list[Path]:
     return kept
 
 
-def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> dict[str, Any]:
+def add_report(
+    result: Result, path: Path, folder: Path, page: bool = True, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Analyse one snapshot and write its JSON; table and page too if no other has a higher peak.
+
+    ``notes`` join those that were recorded.
 
     Raises:
         MemprofError, OSError: the snapshot cannot be analysed, or a file not written.
@@ -80,7 +94,10 @@ def add_report(result: Result, path: Path, folder: Path, page: bool = True) -> d
     from memprof.advice.advised import analyze
     from memprof.snapshot import load_snapshot
 
-    analysis = analyze(load_snapshot(path))
+    snapshot = load_snapshot(path)
+    if notes:
+        snapshot.extra["notes"] = [*(snapshot.extra.get("notes") or []), *notes]
+    analysis = analyze(snapshot)
     result.reports[path] = report = analysis.to_dict()
     write_whole(path.with_suffix(".json"), json.dumps(report, indent=1))
     if result.highest == path:

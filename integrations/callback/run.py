@@ -11,10 +11,12 @@ from typing import Any
 
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.options import Options
-from memprof.integrations.callback.output import Result, add_report, prune
+from memprof.integrations.callback.output import Result
+from memprof.integrations.callback.records import NewRecords
 from memprof.integrations.callback.rehearsal import Rehearsal, ran_out_of_memory, refusal
 from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import cycle_of, introduce, new_session, runs_always, uses_cuda
+from memprof.integrations.callback.writing import Writing
 from memprof.integrations.trackers.tracking import Tracking
 
 from memprof.compat import missing
@@ -30,9 +32,6 @@ from memprof.units import format_bytes
 from memprof.vocabulary import Phase
 
 __all__ = ["TrainingRun"]
-
-# A later step is written down too (CUDA) when its peak tops every earlier one by this factor.
-_RECORD = 1.02
 
 
 class TrainingRun:
@@ -58,11 +57,10 @@ class TrainingRun:
         on_failure: Callable[[BaseException], None],
         on_error: Callable[[bool], None],
     ) -> None:
-        self.snapshots: list[Path] = []
-        self.result = Result()
         self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
         self.rank = int(getattr(trainer.accelerator, "process_index", 0))
-        self.gathering = Gathering(self.rank, int(getattr(trainer.accelerator, "num_processes", 1)))
+        world_size = int(getattr(trainer.accelerator, "num_processes", 1))
+        self.gathering = Gathering(self.rank, world_size)
         self._trainer = weakref.ref(trainer)
         self._options = options
         self._on_failure = on_failure
@@ -72,18 +70,22 @@ class TrainingRun:
         self._first_step = trainer.state.global_step + 1
         self._step = trainer.state.global_step
         self._from_step: int | None = None  # first step of the recording in progress
-        self._record_peak = 0
+        self._records = NewRecords(wanted=options.steps is None and options.every is None)
         self._oom_step: int | None = None
         self._session: Session | None = None
         self._seams = Seams(self.fail, self._error)
         self._phases = TrainerPhases(trainer, self._seams)
         self._tracking: Tracking | None = None
         self._always = runs_always(trainer, options)
+        self._on_cuda = uses_cuda(trainer, options)
         self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         self._terminations = Terminations(self._terminated)
         try:
             if options.scalars:
                 self._tracking = self._track(trainer)
+            reports = self._tracking is not None and options.report and not self.rank
+            tell = self._reported if reports else None
+            self._writing = Writing(self.folder, self.rank, world_size, options.max_disk, tell)
             if early is not None or self._always:
                 self._follow_always(trainer, early)
             self._terminations.start()
@@ -115,15 +117,17 @@ class TrainingRun:
         """Note that the optimizer has stepped."""
         self._phases.end_step()
         session = self._session
+        if not self._ended:
+            self._writing.look()
         if self._tracking is not None and not self._ended:
             self._tracking.step_end(self._step, session, self._from_step is not None)
-        if session is None or not self._always or self._from_step is not None:
+        if session is None or not self._always:
             return
         peak = session.peak_of_step()
-        if self._record_peak and peak > self._record_peak * _RECORD and self._step > self._first_step:
+        if self._from_step is not None or self._oom_step == self._step:
+            self._records.recorded(peak)
+        elif self._records.is_one(self._step, peak):
             self._write(session, self._step)
-            self._report()
-        self._record_peak = max(self._record_peak, peak)
 
     def rehearse(self, dataloader: Any) -> str | None:
         """One step at the worst case before the first; what it needed, in a sentence (None: it did not take place).
@@ -165,6 +169,7 @@ class TrainingRun:
             session.exit_phase(mark)
             peak = max(peak, session.peak_of_step())
         rehearsal.restore()
+        self._records.recorded(peak)
         self._guarded(self._finish_recording)
         self._step = trainer.state.global_step
         return f"memprof: rehearsed {rehearsal.sentence}: peak {format_bytes(peak)}."
@@ -190,6 +195,7 @@ class TrainingRun:
         try:
             if self._session is not None:
                 self._finish_recording(last=True)
+            self._writing.settle()
         finally:
             self._stop_session()
             self._phases.forget()
@@ -245,7 +251,7 @@ class TrainingRun:
         """Write before the process dies by a signal. Nothing is stopped: this may be another thread than the run's."""
         session, self._ended, self._failed_by_error = self._session, True, True
         if session is not None and (self._always or self._from_step is not None):
-            self._write(session, self._from_step or self._step)
+            self._writing.now(session, self._from_step or self._step)
         if self._tracking is not None:
             self._tracking.end(True)
         self._on_error(True)
@@ -288,7 +294,7 @@ class TrainingRun:
         self._oom_step = self._step
         try:
             self._session.look_again()
-            self._write(self._session, self._step)
+            self._writing.now(self._session, self._step)
         except BaseException:
             self._oom_step = None  # tried again when the exception leaves the trainer
             raise
@@ -307,6 +313,7 @@ class TrainingRun:
         self._from_step = step
 
     def _finish_recording(self, last: bool = False) -> None:
+        """Write the recording in progress, if there is one; ``last``: nothing is recorded after it."""
         session, first = self._session, self._from_step
         self._from_step = None
         if session is None or (first is None and self._always):
@@ -317,10 +324,10 @@ class TrainingRun:
             self._stop_session()
         elif last:
             session.stop()
-        if first is not None:
+        if first is not None and last:
+            self._writing.now(session, first)
+        elif first is not None:
             self._write(session, first)
-            if not last:
-                self._report()
 
     def _track(self, trainer: Any) -> Tracking:
         facts = collect_facts(trainer, self._options.redact)
@@ -334,6 +341,7 @@ class TrainingRun:
         """Log before the trainer's closing summary: the last moment at which its trackers listen."""
         if self._from_step is not None:
             self._finish_recording()
+        self._writing.settle()
         self.attach(self.result.page)
 
     def attach(self, page: Path | None) -> None:
@@ -341,16 +349,11 @@ class TrainingRun:
         if self._tracking is not None:
             self._tracking.attach(page)
 
-    def _report(self) -> None:
-        """Analyse what was just written, so that its categories are seen while the run goes."""
+    def _reported(self, report: dict[str, Any]) -> None:
+        """Log what a recording says, while the run goes."""
         trainer = self._trainer()
-        if self._tracking is None or not self._options.report or self.rank or trainer is None or not self.snapshots:
-            return
-        try:
-            report = add_report(self.result, self.snapshots[-1], self.folder)
-        except Exception:
-            return  # tried again, and said, when training ends
-        self._tracking.reported(trainer, report)
+        if self._tracking is not None and trainer is not None:
+            self._tracking.reported(trainer, report)
 
     def _stop_session(self) -> None:
         session, self._session = self._session, None
@@ -359,7 +362,25 @@ class TrainingRun:
             session.stop()
 
     def _write(self, session: Session, step: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
-        session.write(path)
-        self.snapshots = prune([*(p for p in self.snapshots if p != path), path], self._options.max_disk)
+        """Write and report while the run goes on: beside it on CUDA, whose history sees nothing of it."""
+        if self._on_cuda:
+            self._writing.beside(session, step, self._records.took)
+        else:
+            self._writing.now(session, step)
+            self._writing.report_newest()
+
+    # -- what is left ------------------------------------------------------------------------------------------
+
+    @property
+    def snapshots(self) -> list[Path]:
+        """List what is written and kept, in order."""
+        return self._writing.snapshots
+
+    @property
+    def result(self) -> Result:
+        """Return what was reported while the run went."""
+        return self._writing.result
+
+    def not_written(self) -> list[str]:
+        """Say which high peaks are in no recording any more, or never were."""
+        return [*self._records.notes(), *self._writing.notes()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memprof.advice.ahead import look_ahead
 from memprof.advice.estimate import estimated_advice
 from memprof.analysis.analysis import Analysis
 from memprof.analysis.analysis import analyze as analyze_without_advice
@@ -21,11 +22,11 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
 
     Args:
         snapshot: what :func:`memprof.load_snapshot` returned, or a path to load.
-        device: index of the device; default: the one with the highest peak.
+        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
 
     Raises:
         InputError: the file cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    return analyze_without_advice(snapshot, device, rules, estimated_advice)
+    return analyze_without_advice(snapshot, device, rules, estimated_advice, look_ahead)

@@ -14,6 +14,7 @@ from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import NF4, adapter_text, written
+from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 __all__ = ["candidates_for"]
 
@@ -473,7 +474,7 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
     yield Candidate(
         id="expandable_segments",
         action="Let the allocator's segments grow instead of standing side by side",
-        setting="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        setting=EXPANDABLE_SEGMENTS,
         costs="Not slower once the first steps have mapped what is needed.",
         exact=True,
         toll=Toll.NOTHING,

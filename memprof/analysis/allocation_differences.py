@@ -67,7 +67,7 @@ def _frame_key(frame: str) -> str:
 def holdings_of_analysis(analysis: Analysis) -> Holdings:
     """Return every block alive at the allocated peak of an analysed snapshot."""
     line = analysis.timeline
-    rows = line.alive_at(line.peak_instant)
+    rows = line.alive_at(analysis.peak.instant)
     kinds, first, counts = np.unique(
         np.stack([line.stack[rows].astype(np.int64), line.size[rows].astype(np.int64)]),
         axis=1,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
 from memprof.analysis.shown import Largest, drawing
 from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
@@ -17,26 +19,45 @@ from memprof.timeline.timeline import Timeline, build_timeline
 if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
 
-__all__ = ["Advisor", "Analysis", "DevicePeak", "ReservedGrowth", "analyze"]
+__all__ = ["Advisor", "Analysis", "DevicePeak", "Outlook", "ReservedGrowth", "analyze"]
 
-#: A function that reads a report without advice and returns its ``advice`` entries.
-Advisor = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+#: A function that reads a report without advice, and the analysis it is of, and returns its ``advice`` entries.
+Advisor = Callable[[Mapping[str, Any], Views], list[dict[str, Any]]]
+#: A function that reads a report with an ``oom`` and returns what is ``oom.ahead``, or None where nothing is known.
+Outlook = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 
 class Analysis(Views):
-    """Give views of a snapshot's device, and its report. ``advisor`` fills the report's ``advice``."""
+    """Give views of a snapshot's device, and its report.
+
+    ``advisor`` fills the report's ``advice``; ``outlook`` says what a run that ran out of memory had still to make.
+    ``rules`` are the stack rules that it was attributed with, None for the shipped ones.
+    """
 
     def __init__(
-        self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution, advisor: Advisor | None = None
+        self,
+        snapshot: Snapshot,
+        timeline: Timeline,
+        attribution: Attribution,
+        advisor: Advisor | None = None,
+        outlook: Outlook | None = None,
+        rules: RuleSet | None = None,
     ) -> None:
         super().__init__(snapshot, timeline, attribution)
-        self._advisor = advisor
+        self._advisor, self._outlook, self._rules = advisor, outlook, rules
+
+    @cached_property
+    def devices(self) -> list[dict[str, Any]]:
+        """Return every device's own peak where the snapshot holds several (see ``devices`` in the report's JSON)."""
+        return devices_report(self, self._rules)
 
     def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
         """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
-        report = report_dict(self, allocations)
+        report = report_dict(self, allocations, self.devices)
+        if self._outlook is not None and report["oom"]:
+            report["oom"]["ahead"] = self._outlook(report)
         if self._advisor is not None:
-            report["advice"] = self._advisor(report)
+            report["advice"] = self._advisor(report, self)
         return report
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
@@ -49,19 +70,11 @@ class Analysis(Views):
         drawing().write_page(self, page)
         return page
 
-    def largest(self, n: int = 10, at: str = "peak") -> Largest:
-        """Return the ``n`` largest allocations alive at an instant, alike ones grouped into one.
-
-        Args:
-            n: how many groups.
-            at: as ``memprof explain --at``: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
-
-        Returns:
-            A list of dicts: ``what``, ``bytes``, ``count``, ``each_bytes``, ``category``, ``detail``, ``evidence``,
-            ``alternatives``, ``phase``, ``share`` (of all alive then) and ``stack``.
-        """
-        alive = self.explain(at, top=None)
-        return Largest(drawing().largest_rows(alive, sum(a["bytes"] for a in alive))[:n])
+    def largest(
+        self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
+    ) -> Largest:
+        """List what is alive at an instant, alike allocations folded, the largest sum first; a notebook draws it."""
+        return Largest(super().largest(top, at, category, address))
 
     def _repr_html_(self) -> str:
         return drawing().analysis_fragment(self)
@@ -72,14 +85,16 @@ def analyze(
     device: int | None = None,
     rules: RuleSet | None = None,
     advisor: Advisor | None = None,
+    outlook: Outlook | None = None,
 ) -> Analysis:
     """Attribute every byte of a snapshot (or of the file at a path).
 
     Args:
         snapshot: the result of :func:`memprof.load_snapshot`, or a path to load.
-        device: index of the device; default: the one with the highest peak.
+        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
         advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
+        outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes :func:`memprof.advice.ahead.look_ahead`.
 
     Raises:
         InputError: the file cannot be used.
@@ -90,4 +105,4 @@ def analyze(
 
         snapshot = load_snapshot(snapshot)
     timeline = build_timeline(snapshot, device)
-    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor)
+    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor, outlook, rules)

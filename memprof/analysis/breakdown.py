@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from memprof.analysis.peaks.counted import DETAIL, Unseen
 from memprof.analysis.shown import drawing
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
@@ -24,7 +25,8 @@ class Breakdown:
     """Describe the composition of memory at one instant. All figures are bytes of blocks unless named otherwise.
 
     The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
-    ``span`` is the phase whose peak this is; ``None`` for any other instant.
+    ``span`` is the phase whose peak this is; ``None`` for any other instant. ``unseen`` is what the allocator counted
+    beyond the history (see :mod:`memprof.analysis.peaks.counted`): it is unattributed.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Breakdown:
         span: PhaseSpan | None = None,
         split: Callable[[int], dict[str, int]] | None = None,
         unmapped_bytes: int = 0,
+        unseen: Unseen | None = None,
     ) -> None:
         self._timeline, self._attribution, self._split = timeline, attribution, split
+        self._unseen = unseen
         self.instant = instant
         self.span = span
         self.unmapped_bytes = unmapped_bytes
@@ -80,18 +84,23 @@ class Breakdown:
     @property
     def active_bytes(self) -> int:
         """Return the bytes of blocks whose free has not completed: the sum of the categories."""
-        return int(self._timeline.active[self.instant])
+        return int(self._timeline.active[self.instant]) + self.not_in_history_bytes
+
+    @property
+    def not_in_history_bytes(self) -> int:
+        """Return the part of ``allocated_bytes`` that the allocator counted and no recorded allocation explains."""
+        return 0 if self._unseen is None else self._unseen.bytes
 
     @property
     def allocated_bytes(self) -> int:
         """Return the bytes of blocks the program holds, as ``torch.cuda.memory_allocated`` counts."""
-        return int(self._timeline.allocated[self.instant])
+        return int(self._timeline.allocated[self.instant]) + self.not_in_history_bytes
 
     @property
     def reserved_bytes(self) -> int | None:
         """Return the bytes of segments; ``None`` for a tensor trace, which has no allocator."""
         reserved = self._timeline.reserved
-        return None if reserved is None else int(reserved[self.instant])
+        return None if reserved is None else max(int(reserved[self.instant]), self.active_bytes)
 
     @property
     def pending_free_bytes(self) -> int:
@@ -102,7 +111,7 @@ class Breakdown:
     def requested_bytes(self) -> int:
         """Return the bytes the program requested for the blocks it holds."""
         held = self.rows[self._timeline.release_event[self.rows] >= self.instant]
-        return int(self._timeline.requested[held].sum())
+        return int(self._timeline.requested[held].sum()) + (self._unseen.requested if self._unseen else 0)
 
     @property
     def rounding_bytes(self) -> int:
@@ -118,12 +127,14 @@ class Breakdown:
     def categories(self) -> dict[str, int]:
         """Return the bytes of each category; every category is present."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.size)
+        totals[Category.UNATTRIBUTED.code] += self.not_in_history_bytes
         return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
 
     @cached_property
     def categories_requested(self) -> dict[str, int]:
         """Return the requested bytes of each category."""
         totals = self._by(self._attribution.category, len(_CATEGORIES), self._timeline.requested)
+        totals[Category.UNATTRIBUTED.code] += self._unseen.requested if self._unseen else 0
         return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES)}
 
     @cached_property
@@ -138,6 +149,8 @@ class Breakdown:
             category, detail = divmod(int(code), n_details)
             if detail:
                 found.setdefault(str(_CATEGORIES[category]), {})[attribution.details[detail]] = int(totals[code])
+        if self._unseen is not None:
+            found.setdefault(str(Category.UNATTRIBUTED), {})[DETAIL] = self._unseen.bytes
         return found
 
     @cached_property
@@ -153,6 +166,7 @@ class Breakdown:
     def evidence(self) -> dict[str, int]:
         """Return the bytes of each kind of evidence; every kind is present."""
         totals = self._by(self._attribution.evidence, len(_EVIDENCE), self._timeline.size)
+        totals[Evidence.NONE.code] += self.not_in_history_bytes
         return {str(e): int(totals[i]) for i, e in enumerate(_EVIDENCE)}
 
     @cached_property
@@ -170,7 +184,13 @@ class Breakdown:
         empty = {"cached": 0, "inactive_split": 0, "private_pools": 0}
         if self._split is None or self.reserved_bytes is None:
             return empty
-        return empty | self._split(self.instant)
+        split = empty | self._split(self.instant)
+        # What the history does not hold lay in memory that it takes for free: in whole free segments, as far as it can.
+        taken = sum(split.values()) - (self.reserved_bytes - self.active_bytes)
+        for part in split:
+            less = min(split[part], taken)
+            split[part], taken = split[part] - less, taken - less
+        return split
 
     def self_check(self) -> None:
         """Prove that every byte is accounted for.
@@ -183,7 +203,10 @@ class Breakdown:
             "groups": (self.groups[str(Group.TOTAL)], self.active_bytes),
             "evidence": (sum(self.evidence.values()), self.active_bytes),
             "requested + rounding": (self.requested_bytes + self.rounding_bytes, self.allocated_bytes),
-            "live blocks": (int(self._timeline.size[self.rows].sum()), self.active_bytes),
+            "live blocks": (
+                int(self._timeline.size[self.rows].sum()) + self.not_in_history_bytes,
+                self.active_bytes,
+            ),
         }
         for category, parts in self.details.items():
             total = sum(parts.values())

@@ -106,14 +106,32 @@ def phase_maxima(timeline: Timeline, attribution: Attribution) -> dict[str, tupl
     return found
 
 
-def build_series(timeline: Timeline, attribution: Attribution, max_points: int = 4000) -> dict[str, Any]:
+def build_series(
+    timeline: Timeline,
+    attribution: Attribution,
+    max_points: int = 4000,
+    peak: int | None = None,
+    not_in_history: int = 0,
+) -> dict[str, Any]:
     """Return the bytes of each category at chosen instants, the same for every category.
 
     The instants are the first, highest, lowest and last of each bucket of events, the ends and peak of every
     phase, each category's own peak, and the peak of the run: about ``max_points`` in all.
+
+    Args:
+        peak: the instant of the run's peak; default: the history's.
+        not_in_history: bytes that the allocator counted there beyond the history, drawn as unattributed.
     """
-    instants = _instants(timeline, attribution, max_points)
+    peak = timeline.peak_instant if peak is None else peak
+    instants = _instants(timeline, attribution, max_points, peak)
     sampled = sample_categories(timeline, attribution, instants)
+    peak_point = int(np.searchsorted(instants, peak))
+    reserved = None if timeline.reserved is None else timeline.reserved[instants]
+    if not_in_history:
+        unknown = sampled.setdefault(Category.UNATTRIBUTED, np.zeros(len(instants), np.int64))
+        unknown[peak_point] += not_in_history
+        if reserved is not None:
+            reserved[peak_point] = max(int(reserved[peak_point]), int(timeline.active[peak]) + not_in_history)
     spans = [
         {
             "phase": span.phase,
@@ -131,16 +149,16 @@ def build_series(timeline: Timeline, attribution: Attribution, max_points: int =
         "time_us": [timeline.time_us(int(k)) for k in instants],
         "phase_spans": spans,
         "categories": {str(category): values.tolist() for category, values in sampled.items()},
-        "reserved": None if timeline.reserved is None else timeline.reserved[instants].tolist(),
-        "peak_point": int(np.searchsorted(instants, timeline.peak_instant)),
+        "reserved": None if reserved is None else reserved.tolist(),
+        "peak_point": peak_point,
     }
 
 
-def _instants(timeline: Timeline, attribution: Attribution, max_points: int) -> I64:
+def _instants(timeline: Timeline, attribution: Attribution, max_points: int, peak: int) -> I64:
     n = timeline.n_events + 1
     spans = attribution.track.spans
     forced = [
-        np.array([0, n - 1, timeline.peak_instant], dtype=np.int64),
+        np.array([0, n - 1, peak], dtype=np.int64),
         phase_peak_instants(timeline, attribution),
         np.array([edge for s in spans for edge in (s.start_event, s.end_event)], dtype=np.int64),
         np.array([instant for _, instant in own_peaks(timeline, attribution).values()], dtype=np.int64),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.outside_torch import outside_report, switches_report
+from memprof.analysis.peaks.by_device import devices_note
+from memprof.analysis.peaks.counted import unseen_note
+from memprof.timeline.block_sizes import segment_for
+from memprof.units import format_bytes
 from memprof.vocabulary import Category, Kind
 
 if TYPE_CHECKING:
@@ -18,30 +22,41 @@ if TYPE_CHECKING:
 __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
+# What the recorder asked the driver, about its own device alone.
+_OTHER_DEVICE = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
+_MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
 
 
-def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
-    """Return the report of one run without its advice; sizes in bytes, times in microseconds."""
-    extra = analysis.snapshot.extra
+def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the report of one run without its advice; sizes in bytes, times in microseconds.
+
+    Args:
+        analysis: the device that the report is about.
+        allocations: how many of those alive at the peak are listed; None for all.
+        devices: every device of the snapshot where there are several (see :mod:`memprof.analysis.peaks.by_device`).
+    """
+    extra = analysis.snapshot.extra if analysis.is_recorders_own else {**analysis.snapshot.extra, **_OTHER_DEVICE}
     return {
         "schema": "memprof.report/1",
         "source": _source(analysis),
         "peak": _peak(analysis, allocations),
         "device_peak": _device_peak(analysis),
-        "max_requested_bytes": analysis.timeline.max_requested,
+        "devices": devices,
+        "max_requested_bytes": analysis.max_requested,
         "own_peaks": analysis.own_peaks,
         "group_own_peaks": analysis.group_own_peaks,
         "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
         "host": extra.get("host"),
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
-        "oom": _oom(analysis),
+        "oom": (oom := _oom(analysis)),
+        "capacity": capacity_of(analysis.snapshot.extra.get("device") or {}, oom),
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis),
+        "notes": _notes(analysis) + ([devices_note(devices)] if devices else []),
         **_prediction(extra),
     }
 
@@ -55,7 +70,7 @@ def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _source(analysis: Views) -> dict[str, Any]:
     snapshot, extra = analysis.snapshot, analysis.snapshot.extra
-    device = extra.get("device") or {}
+    device = snapshot.device_facts(analysis.timeline.device)
     recorded = extra.get("recorded") or {}
     return {
         "files": [snapshot.path] if snapshot.path else [],
@@ -115,15 +130,30 @@ def _composition(breakdown: Breakdown) -> dict[str, Any]:
         "inactive_split_bytes": split["inactive_split"],
         "private_pool_bytes": split["private_pools"],
         "unmapped_bytes": breakdown.unmapped_bytes,
+        "not_in_history_bytes": breakdown.not_in_history_bytes,
     }
 
 
 def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
     return {
         **_composition(analysis.peak),
-        "non_torch_bytes": analysis.snapshot.extra.get("non_torch_bytes"),
+        "non_torch_bytes": analysis.non_torch_bytes,
         "allocations": analysis.explain("peak", top=allocations),
+        "largest": [_group(found) for found in analysis.largest(None if allocations is None else _MAX_LARGEST)],
     }
+
+
+def _group(found: dict[str, Any]) -> dict[str, Any]:
+    """Return one entry of ``largest``: the times of every block become the first birth and the last death."""
+    lives = found.pop("lives")
+    return {**found, "born_us": _outer(min, (b for b, _ in lives)), "died_us": _outer(max, (d for _, d in lives))}
+
+
+def _outer(pick: Callable[[list[int]], int], times: Iterable[int | None]) -> int | None:
+    """Pick the outermost time; None, which is beyond the recording, where one of them is."""
+    listed = list(times)
+    known = [t for t in listed if t is not None]
+    return pick(known) if len(known) == len(listed) else None
 
 
 def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
@@ -136,7 +166,8 @@ def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
         "start_us": span.start_us,
         "end_us": span.end_us,
         "peak_bytes": breakdown.active_bytes,
-        "peak_allocated_bytes": highest_allocated(analysis.timeline, span),
+        "peak_allocated_bytes": max(highest_allocated(analysis.timeline, span), breakdown.allocated_bytes),
+        "not_in_history_bytes": breakdown.not_in_history_bytes,
         "peak_reserved_bytes": breakdown.reserved_bytes,
         "peak_time_us": breakdown.time_us,
         "categories": {category: n for category, n in breakdown.categories.items() if n},
@@ -146,7 +177,7 @@ def _phase(analysis: Views, breakdown: Breakdown) -> dict[str, Any]:
 def _device_peak(analysis: Views) -> dict[str, Any]:
     peak = analysis.device_peak
     if peak is None:
-        empty = ("reserved_bytes", "non_torch_bytes", "time_us", "step", "phase")
+        empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
         return {**dict.fromkeys(empty), "grown_by": []}
     stacks = analysis.snapshot.stacks
     grown = [
@@ -160,6 +191,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
     grown += [{"bytes": n, "phase": phase, "stack": []} for phase, n in tail.items()]
     return {
         "reserved_bytes": peak.reserved_bytes,
+        "active_bytes": peak.active_bytes,
         "non_torch_bytes": peak.non_torch_bytes,
         "time_us": peak.time_us,
         "step": peak.step,
@@ -169,20 +201,26 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
 
 
 def _oom(analysis: Views) -> dict[str, Any] | None:
-    recorded = analysis.snapshot.extra.get("oom")
     line = analysis.timeline
-    if not len(line.oom_events):
+    recorded = analysis.snapshot.extra.get("oom")
+    if recorded is not None and recorded.get("device") not in (None, line.device):
+        recorded = None
+    event = _fatal_event(analysis)
+    if event is None:
         return recorded if recorded is None else {**recorded, **_held_at(analysis, recorded.get("time_us"))}
-    event = int(line.oom_events[-1])
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
     split = at.reserved_split
     requested, free = int(trace.size[event]), int(trace.address[event])
+    room, limited = _room(analysis, at, requested, free, limit := (recorded or {}).get("limit_bytes"))
     return {
         "requested_bytes": requested,
         "device_free_bytes": free,
-        # Would it fit if the device's free memory and the idle parts of torch's segments were one piece?
-        "fits_defragmented": requested <= free + sum(split.values()),
+        "limit_bytes": limit,
+        "limited": limited,
+        "reserved_bytes": at.reserved_bytes,
+        # Would it fit if that room and the idle parts of torch's segments were one piece?
+        "fits_defragmented": requested <= room + sum(split.values()),
         "phase": at.phase,
         "step": at.step,
         "stack": [str(frame) for frame in analysis.snapshot.stacks.of(int(trace.stack[event]))],
@@ -191,7 +229,59 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         "categories": {category: n for category, n in at.categories.items() if n},
         "cached_bytes": split["cached"],
         "inactive_split_bytes": split["inactive_split"],
+        "private_pool_bytes": split["private_pools"],
+        "segment_bytes": segment_for(analysis.snapshot, requested),
     }
+
+
+def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the memory of the card, and where that is known from; None where nothing tells.
+
+    Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
+    memory outside torch is not in it. A limit of the process that refused a request stands for its card.
+    """
+    if oom and oom.get("limited") and oom.get("limit_bytes"):
+        return {"bytes": oom["limit_bytes"], "from": "limit"}
+    total = device.get("total_bytes")
+    if isinstance(total, int) and total > 0:
+        return {"bytes": total, "from": "device"}
+    if oom and oom.get("reserved_bytes") and oom["device_free_bytes"] is not None:
+        return {"bytes": oom["reserved_bytes"] + oom["device_free_bytes"], "from": "oom"}
+    return None
+
+
+def _room(analysis: Views, at: Breakdown, requested: int, free: int, limit: int | None) -> tuple[int, bool]:
+    """Return the bytes that torch could still have reserved, and whether a limit of the process stopped it.
+
+    A limit counts what is reserved, not what is allocated, and it holds whatever the device has free. One that was not
+    recorded shows by a device that had room for the piece the allocator takes for such a request.
+    """
+    piece = segment_for(analysis.snapshot, requested)
+    if limit is None:
+        return (0, True) if free >= piece else (free, False)
+    left = max(0, limit - (at.reserved_bytes or 0))
+    return min(free, left), left < piece and left < free
+
+
+def _fatal_event(analysis: Views) -> int | None:
+    """Return the last event at which an allocation failed; None where none did, or where the run went on after it."""
+    line = analysis.timeline
+    if not len(line.oom_events):
+        return None
+    event = int(line.oom_events[-1])
+    failed_us = int(line.event_us[event])
+    survived = analysis.snapshot.extra.get("survived") or []
+    return None if any(failed_us <= row["went_on_us"] for row in survived) else event
+
+
+def _survived_notes(survived: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Say which allocations failed in a run that went on."""
+    for row in survived:
+        where = f"{row['phase'] or 'an unknown phase'}{'' if row['step'] is None else ' of step ' + str(row['step'])}"
+        yield (
+            f"An allocation of {format_bytes(row['requested_bytes'])} failed in {where}; the error was caught and the "
+            "run went on"
+        )
 
 
 def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
@@ -227,10 +317,14 @@ def _growth(analysis: Views) -> dict[str, Any]:
 
 
 def _notes(analysis: Views) -> list[str]:
+    extra = analysis.snapshot.extra
     notes = [*analysis.snapshot.notes, *analysis.timeline.notes, *analysis.attribution.notes]
+    if analysis.unseen is not None:
+        notes.insert(0, unseen_note(analysis.unseen, analysis.snapshot, analysis.timeline))
+    notes += _survived_notes(extra.get("survived") or [])
     if analysis.snapshot.kind is Kind.TRACE:
         notes.append(
             "CPU runs track tensors, not allocator blocks, so allocated, active and requested bytes are equal."
         )
-    recorded = analysis.snapshot.extra.get("notes")
+    recorded = extra.get("notes")
     return list(dict.fromkeys([*notes, *(recorded if isinstance(recorded, list) else [])]))

@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from memprof.analysis.allocations.alike import largest_groups
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
+from memprof.analysis.peaks.counted import (
+    Unseen,
+    counted_requested,
+    counted_reserved,
+    unseen_at_peak,
+    unseen_by_span,
+)
 from memprof.attribution import Attribution
 from memprof.errors import UsageError
 from memprof.snapshot import Snapshot
@@ -39,10 +47,12 @@ class ReservedGrowth:
 class DevicePeak:
     """Hold the most bytes the device held for this process: reserved plus, where known, memory outside torch.
 
-    ``grown_by`` adds up to ``reserved_bytes``, the largest entries first.
+    ``grown_by`` adds up to ``reserved_bytes``, the largest entries first. ``active_bytes`` were in use then; None where
+    only the allocator's counter saw the moment.
     """
 
     reserved_bytes: int
+    active_bytes: int | None
     non_torch_bytes: int | None
     instant: int
     time_us: int
@@ -57,6 +67,18 @@ class Views:
     def __init__(self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution) -> None:
         self.snapshot, self.timeline, self.attribution = snapshot, timeline, attribution
 
+    @property
+    def is_recorders_own(self) -> bool:
+        """Tell whether this is the device that the recorder asked the driver and the counters about."""
+        index = (self.snapshot.extra.get("device") or {}).get("index", self.timeline.device)
+        return bool(index == self.timeline.device)
+
+    @property
+    def non_torch_bytes(self) -> int | None:
+        """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
+        found: int | None = self.snapshot.extra.get("non_torch_bytes")
+        return found if self.is_recorders_own else None
+
     @cached_property
     def _split(self) -> Callable[[int], dict[str, int]]:
         return idle_memory(self.timeline)
@@ -67,29 +89,55 @@ class Views:
 
     @cached_property
     def peak(self) -> Breakdown:
-        """Return the composition at the allocated peak."""
-        return self.breakdown(self.timeline.peak_instant)
+        """Return the composition at the allocated peak, which the allocator's counter decides where it saw more."""
+        unseen = self.unseen
+        if unseen is None:
+            return self.breakdown(self.timeline.peak_instant)
+        return Breakdown(
+            self.timeline, self.attribution, unseen.instant, span=unseen.span, split=self._split, unseen=unseen
+        )
+
+    @cached_property
+    def unseen(self) -> Unseen | None:
+        """Return what the history does not show of the allocated peak; None where it shows all of it."""
+        return unseen_at_peak(self.snapshot, self.timeline, self.attribution.track.spans)
 
     @cached_property
     def phases(self) -> list[Breakdown]:
         """Return the composition at the peak of every phase span, in order of time."""
-        instants = phase_peak_instants(self.timeline, self.attribution)
+        spans = self.attribution.track.spans
+        unseen = unseen_by_span(self.snapshot, self.timeline, spans)
+        instants = phase_peak_instants(self.timeline, self.attribution).tolist()
+        instants = [unseen[i].instant if i in unseen else instant for i, instant in enumerate(instants)]
         return [
-            Breakdown(self.timeline, self.attribution, int(instant), span=span, split=self._split)
-            for span, instant in zip(self.attribution.track.spans, instants, strict=True)
+            Breakdown(self.timeline, self.attribution, at, span=span, split=self._split, unseen=unseen.get(i))
+            for i, (span, at) in enumerate(zip(spans, instants, strict=True))
         ]
 
     @cached_property
     def own_peaks(self) -> dict[str, int]:
         """Return the highest bytes of each category over the run; these peaks need not coincide."""
-        return {str(c): peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
+        peaks = {str(c): peak for c, (peak, _) in own_peaks(self.timeline, self.attribution).items()}
+        return self._with_unseen(peaks, str(Category.UNATTRIBUTED))
+
+    def _with_unseen(self, peaks: dict[str, int], unattributed: str) -> dict[str, int]:
+        """Raise what was unattributed at most by what the history does not show of a peak."""
+        most = max((b.categories[unattributed] for b in (self.peak, *self.phases) if b.not_in_history_bytes), default=0)
+        if most:
+            peaks[unattributed] = max(most, peaks.get(unattributed, 0))
+        return peaks
 
     @cached_property
     def group_own_peaks(self) -> dict[str, int]:
         """Return the highest bytes of each group over the run; ``total`` is the active peak."""
         peaks = {str(group): peak for group, peak in group_peaks(self.timeline, self.attribution).items()}
-        peaks[str(Group.TOTAL)] = int(self.timeline.active.max())
-        return peaks
+        peaks[str(Group.TOTAL)] = max(int(self.timeline.active.max()), self.peak.active_bytes)
+        return self._with_unseen(peaks, str(Group.UNATTRIBUTED))
+
+    @property
+    def max_requested(self) -> int:
+        """Return the highest total of requested bytes, by the history or the allocator's counter."""
+        return max(self.timeline.max_requested, counted_requested(self.snapshot, self.timeline))
 
     @cached_property
     def device_peak(self) -> DevicePeak | None:
@@ -99,9 +147,23 @@ class Views:
             return None
         instant = int(np.argmax(reserved))
         here = self.breakdown(instant)
+        counted, phase, step = counted_reserved(self.snapshot, self.timeline)
+        if counted > int(reserved[instant]):
+            grown = ReservedGrowth(counted - int(reserved[instant]), phase, 0)
+            return DevicePeak(
+                reserved_bytes=counted,
+                active_bytes=None,
+                non_torch_bytes=self.non_torch_bytes,
+                instant=instant,
+                time_us=here.time_us,
+                phase=phase,
+                step=step,
+                grown_by=sorted([*self._growth(reserved, instant), grown], key=lambda growth: -growth.bytes),
+            )
         return DevicePeak(
             reserved_bytes=int(reserved[instant]),
-            non_torch_bytes=self.snapshot.extra.get("non_torch_bytes"),
+            active_bytes=here.active_bytes,
+            non_torch_bytes=self.non_torch_bytes,
             instant=instant,
             time_us=here.time_us,
             phase=here.phase,
@@ -166,7 +228,7 @@ class Views:
             UsageError: the run has no such phase, or the time lies outside the recording.
         """
         if at == "peak":
-            return self.timeline.peak_instant
+            return self.peak.instant
         if at == "device-peak":
             peak = self.device_peak
             if peak is None:
@@ -183,7 +245,7 @@ class Views:
         if not found:
             seen = ", ".join(sorted({b.phase for b in self.phases})) or "none"
             raise UsageError(f"no phase {phase!r} in this run; phases seen: {seen}.")
-        return max(found, key=lambda b: int(self.timeline.requested_total[b.instant])).instant
+        return max(found, key=lambda b: b.not_in_history_bytes + int(self.timeline.requested_total[b.instant])).instant
 
     def _time_instant(self, time_us: int) -> int:
         times = self.timeline.event_us
@@ -199,13 +261,27 @@ class Views:
 
         ``address`` picks the block that contains it; ``top`` limits the number.
         """
+        return [self.allocation(int(row)) for row in self._largest(self._alive(at, category, address), top)]
+
+    def largest(
+        self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
+    ) -> list[dict[str, Any]]:
+        """List what is alive at an instant as :meth:`explain` does, alike allocations folded, the largest sum first.
+
+        Everything alive is folded before the ``top`` are taken, so the sums are those of the categories. For the
+        entries see :func:`memprof.analysis.allocations.alike.largest_groups`.
+        """
+        return largest_groups(self, self._alive(at, category, address), top)
+
+    def _alive(self, at: str, category: str | None, address: int | None) -> I64:
+        """Return the rows alive at an instant, of one category or around one address where that is asked for."""
         line = self.timeline
         rows = line.alive_at(self.instant_of(at))
         if category is not None:
             rows = rows[self.attribution.category[rows] == _code_of(category)]
         if address is not None:
             rows = rows[(line.address[rows] <= address) & (address < line.address[rows] + line.size[rows])]
-        return [self.allocation(int(row)) for row in self._largest(rows, top)]
+        return rows
 
     def explain_phases(self, each: int = 12, spans: int = 8) -> list[dict[str, Any]]:
         """List the ``each`` largest allocations at phases' peaks that are not alive at the run's peak, largest first.
@@ -231,7 +307,8 @@ class Views:
         """Return the stacked timeline at about ``max_points`` instants (see :mod:`memprof.analysis.curves`)."""
         from memprof.analysis.curves import build_series
 
-        return build_series(self.timeline, self.attribution, max_points)
+        peak, missing = self.peak.instant, self.peak.not_in_history_bytes
+        return build_series(self.timeline, self.attribution, max_points, peak, missing)
 
 
 def _code_of(category: str) -> int:

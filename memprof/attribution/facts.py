@@ -28,6 +28,9 @@ Ints = NDArray[np.int64]
 WORKSPACE_BYTES = (32 << 20, 8_519_680, 76 << 20)
 
 
+_WHOLE_NUMBERS = ("int64", "int32", "int16", "uint8", "int8", "bool")
+
+
 def codes_of(*phases: Phase) -> list[int]:
     """Return the codes of phases, for ``np.isin``."""
     return [p.code for p in phases]
@@ -89,6 +92,20 @@ class Facts:
         of_tag = np.array([r in ("forward", "no_grad", "recompute") for r in self.tags.column("region")], bool)
         inside: Bools = self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
         return inside
+
+    @cached_property
+    def whole_numbers(self) -> Bools:
+        """Flag rows whose recorded dtype is of whole numbers or bytes: logits and hidden states are none."""
+        of_tag = np.isin(np.array(self.tags.column("dtype")), _WHOLE_NUMBERS)
+        found: Bools = of_tag[self.timeline.metadata]
+        return found
+
+    @cached_property
+    def raw_bytes(self) -> Bools:
+        """Flag rows recorded as a flat run of bytes: a kernel's scratch, or a buffer cut up by hand."""
+        of_tag = np.array([d == "uint8" for d in self.tags.column("dtype")], bool) & (self.tags.rank == 1)
+        found: Bools = of_tag[self.timeline.metadata]
+        return found
 
     @cached_property
     def in_autograd(self) -> Bools:

@@ -190,8 +190,9 @@ def _typical(have: Counter[int], wanted: dict[int, int]) -> int:
 
 
 def _is_small_part(facts: Facts, trained: Counter[int]) -> bool:
-    """Tell whether the trained part is small beside all ghosts: adapters, not the model."""
-    return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[facts.ghost & facts.survivor].sum())
+    """Tell whether the trained part is small beside all ghosts but cuBLAS's: adapters, not the model."""
+    kept = facts.ghost & facts.survivor & ~np.isin(facts.size, WORKSPACE_BYTES)
+    return sum(s * c for s, c in trained.items()) < 0.15 * int(facts.size[kept].sum())
 
 
 def _state_is_older(facts: Facts, draft: Draft) -> bool:

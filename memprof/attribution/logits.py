@@ -55,7 +55,9 @@ def apply_logits(facts: Facts, draft: Draft, parameters: Counter[int], vocabular
     forward = wide & (outside | head) & draft.open
     known = np.unique(facts.size[forward & (facts.size >= vocabulary * 16)])
     related = np.unique(np.concatenate([known, known * 2, known // 2]))
-    backward = (facts.phase == Phase.BACKWARD.code) & np.isin(facts.size, related) & _not_parameters(facts, parameters)
+    # A size alone says nothing of bytes and whole numbers: logits are floating point.
+    backward = (facts.phase == Phase.BACKWARD.code) & np.isin(facts.size, related) & ~facts.whole_numbers
+    backward &= _not_parameters(facts, parameters)
     backward |= (facts.phase == Phase.BACKWARD.code) & _wide_by_tag(facts, vocabulary)
     for phase in np.unique(facts.phase[forward | backward]):
         rows = (forward | backward) & (facts.phase == phase)
@@ -139,8 +141,8 @@ def _wide_by_tag(facts: Facts, vocabulary: int) -> Bools:
 
 
 def _wide_by_size(facts: Facts, parameters: Counter[int], vocabulary: int) -> Bools:
-    whole = (facts.size % (2 * vocabulary) == 0) & (facts.size >= 2 * vocabulary)
-    wide: Bools = whole & _not_parameters(facts, parameters)
+    rows = (facts.size % (2 * vocabulary) == 0) & (facts.size >= 2 * vocabulary)
+    wide: Bools = rows & _not_parameters(facts, parameters)
     return wide
 
 

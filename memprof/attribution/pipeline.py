@@ -84,9 +84,10 @@ def _decide(facts: Facts, draft: Draft) -> None:
     libraries = np.array([r.category is Category.WORKSPACE for r in facts.stacks.rules.rules] + [False], bool)
     apply_weight_casts(facts, draft, parameters, libraries[specific])
     fused = np.maximum(_with_role(facts, specific, "logprob-backward"), _with_role(facts, specific, "logprob-forward"))
+    fused[facts.raw_bytes] = -1  # kernels take scratch there too
     apply_fused_logprobs(facts, draft, fused >= 0, parameters, vocabulary, vector)
     apply_logits(facts, draft, parameters, vocabulary)
-    # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever its tag.
+    # What is neither the head's gradient nor a hidden state there is a tile of logits, whatever else its tag says.
     _apply_matched(facts, draft, fused)
     apply_tags(facts, draft, parameters)
     apply_unfinished_gradients(facts, draft, trained or parameters)

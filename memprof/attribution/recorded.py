@@ -78,7 +78,6 @@ def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
     return out
 
 
-_WHOLE_NUMBERS = ("int64", "int32", "int16", "uint8", "int8", "bool")
 _LOSS = codes_of(Phase.FORWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MODEL_BYTES = 1 << 12
 
@@ -95,16 +94,19 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
         for name in ("forward", "no_grad", "recompute", "backward", "optimizer", "outside")
     }
     inside = region["forward"] | region["no_grad"] | region["recompute"]
-    whole = np.isin(np.array(facts.tags.column("dtype")), _WHOLE_NUMBERS)[facts.timeline.metadata]
+    brief = (facts.death == facts.phase) & ~facts.survivor
     _casts(facts, draft, inside, parameters)
     # Cached keys and values also come out of modules, so lifetimes decide first in generation.
     generating = facts.phase == Phase.GENERATE.code
     fill = draft.fill
-    fill(whole & ~region["optimizer"] & ~inside, Category.INPUTS, Evidence.METADATA, "tag.whole-numbers")
+    scratch = facts.raw_bytes & region["outside"] & brief
+    fill(scratch, Category.TEMPORARIES, Evidence.METADATA, "tag.raw-bytes", alternatives=(Category.INPUTS,))
+    scratch = facts.raw_bytes & region["backward"]
+    fill(scratch, Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.raw-bytes", "scratch")
+    fill(facts.whole_numbers & ~region["optimizer"] & ~inside, Category.INPUTS, Evidence.METADATA, "tag.whole-numbers")
     fill(region["recompute"], Category.ACTIVATIONS, Evidence.METADATA, "tag.recompute", "recomputed")
     fill(inside & ~generating, Category.ACTIVATIONS, Evidence.METADATA, "tag.module-forward")
     fill(region["backward"], Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.backward", "scratch")
-    brief = (facts.death == facts.phase) & ~facts.survivor
     fill(region["optimizer"] & brief, Category.TEMPORARIES, Evidence.METADATA, "tag.optimizer")
     fill(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, Evidence.METADATA, "tag.loss")
 

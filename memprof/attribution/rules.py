@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from memprof.vocabulary import Category, Phase
 
 __all__ = [
     "FrameSets",
+    "FunctionNames",
     "PhaseRule",
     "Rule",
     "RuleSet",
     "file_test",
+    "function_names",
     "load_rules",
 ]
 
@@ -231,6 +233,32 @@ def _patterns(value: object, where: str) -> tuple[str, ...]:
         if ":" not in pattern:
             raise InputError(f"{where}: {pattern!r} is not a pattern; write FILE:FUNCTION, such as '*:generate'.")
     return tuple(patterns)
+
+
+@dataclass(frozen=True)
+class FunctionNames:
+    """The FUNCTION part of a pattern: names that stand there as they are, and globs; made by :func:`function_names`.
+
+    ``*`` alone has no globs and no names: every function fits, which the callers ask before.
+    """
+
+    exact: frozenset[str]
+    globs: re.Pattern[str] | None
+
+    def fits(self, function: str) -> bool:
+        """Tell whether a function's name fits."""
+        return function in self.exact or (self.globs is not None and self.globs.match(function) is not None)
+
+
+@cache
+def function_names(alternatives: str) -> FunctionNames:
+    """Read ``forward|_call_*``, the FUNCTION part of a pattern; the head of ``rules.toml`` explains it."""
+    names = alternatives.split("|")
+    globs = [fnmatch.translate(name) for name in names if "*" in name]
+    return FunctionNames(
+        frozenset(name for name in names if "*" not in name),
+        re.compile("|".join(f"(?:{glob})" for glob in globs)) if globs else None,
+    )
 
 
 def file_test(glob: str) -> Callable[[FramePath], bool]:

@@ -6,15 +6,13 @@ one over the frames of distinct stacks (a bitwise OR). The number of events does
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.attribution.rules import Rule, RuleSet, file_test
+from memprof.attribution.rules import Rule, RuleSet, file_test, function_names
 from memprof.frame_paths import OwnFolder, frame_path
 from memprof.snapshot.model import Frame, StackTable
 from memprof.vocabulary import Phase
@@ -57,17 +55,13 @@ class _FrameMatcher:
 
     def _functions(self, alternatives: str) -> Bools:
         if alternatives not in self._function_hits:
+            names = function_names(alternatives)
             hits = np.zeros(len(self.functions), bool)
-            for glob in alternatives.split("|"):
-                if "*" not in glob:
-                    if (found := self._function_ids.get(glob)) is not None:
-                        hits[found] = True
-                    continue
-                regex = re.compile(fnmatch.translate(glob))
-                hits |= np.fromiter((regex.match(f) is not None for f in self.functions), bool, len(hits))
+            hits[[self._function_ids[name] for name in names.exact if name in self._function_ids]] = True
+            if (globs := names.globs) is not None:
+                hits |= np.fromiter((globs.match(f) is not None for f in self.functions), bool, len(hits))
             self._function_hits[alternatives] = hits
         return self._function_hits[alternatives]
-
 
 
 def _intern(texts: Iterable[str]) -> tuple[list[str], NDArray[np.int64]]:

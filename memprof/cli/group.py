@@ -25,7 +25,9 @@ _COMMANDS = {
     "plan": "Find what fits a GPU, and the best settings for it.",
     "watch": "Show the newest counters of a running or finished job.",
     "run": "Run a training script with memprof attached, unedited.",
+    "emulate": "Run a CUDA training script without a GPU, real allocator (experimental).",
     "oom": "Explain an out-of-memory message, number by number.",
+    "mcp": "Answer assistants over the Model Context Protocol.",
     "demo": "Train a small model with GRPO here, profiled and reported.",
 }
 

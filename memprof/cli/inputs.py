@@ -7,7 +7,7 @@ file. Where a report's JSON lies beside a snapshot and is as new, it saves readi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,14 +117,20 @@ def _highest_of(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads recordings as the command's options ask."""
+    """Reads recordings as the command's options ask, each once."""
 
     device: int | None
     rules: Path | None
     listed: int | None
+    known: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def report(self, recording: Recording) -> dict[str, Any]:
         """Read the report's JSON where it is as new as the snapshot and says what is asked, else the snapshot."""
+        if recording.path not in self.known:
+            self.known[recording.path] = self._read(recording)
+        return self.known[recording.path]
+
+    def _read(self, recording: Recording) -> dict[str, Any]:
         path = recording.report
         as_asked = self.device is None and self.rules is None
         if path is not None and (recording.snapshot is None or (as_asked and not _older(path, recording.snapshot))):
@@ -141,19 +147,33 @@ class _Reader:
 
 
 def read_ranks(
-    places: Sequence[Path], step: int | None, device: int | None, rules: Path | None, listed: int | None
+    places: Sequence[Path],
+    step: int | None,
+    device: int | None,
+    rules: Path | None,
+    listed: int | None,
+    role: str | None = None,
 ) -> GivenRun:
     """Read the ranks in one folder, or those of the files named, and merge their reports.
 
+    Of a folder with dumps of several roles, processes or times the ranks of one role are merged, and ``recordings``
+    of the report lists every dump that is there.
+
     Raises:
         InputError: files that cannot be read, or are not the ranks of one run.
-        UsageError: a folder among several files, a step that nobody recorded.
+        UsageError: a folder among several files, a step or a role that nobody recorded.
     """
     from memprof.analysis.ranks import rank_summary
     from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
+    from memprof.cli.dump_groups import dump_rows, sort_dumps
 
-    folder, chosen, notes = _chosen(places, step)
+    folder, found, chosen, notes = _chosen(places, step)
     reader = _Reader(device, rules, listed)
+    rows = []
+    if folder is not None:
+        group = sort_dumps(chosen, reader.report, role)
+        chosen, rows = group.shown, dump_rows(folder, found, group)
+        notes += group.notes
     claims, summaries, by_rank = [], [], {}
     with working(f"Reading {len(chosen)} ranks"):
         for number, recording in enumerate(chosen):
@@ -174,24 +194,27 @@ def read_ranks(
         report = analysis.to_dict(listed)
     report = {**report, "source": {**report["source"], "rank": shown, "world_size": world or len(summaries)}}
     report["notes"] = [*report["notes"], *notes]
+    report |= {"recordings": rows} if len(rows) > len(chosen) else {}
     answer = merged(report, summaries, world, missing_ranks([s["rank"] for s in summaries], world, folder))
     return GivenRun(recording.path, answer, analysis)
 
 
-def _chosen(places: Sequence[Path], step: int | None) -> tuple[Path | None, list[Recording], list[str]]:
-    """Choose the recordings to read; returns the folder they are in, the recordings, and notes."""
+def _chosen(
+    places: Sequence[Path], step: int | None
+) -> tuple[Path | None, list[Recording], list[Recording], list[str]]:
+    """Choose the recordings to read; returns the folder they are in, all that are there, those to read, and notes."""
     from memprof.analysis.ranks.files import choose, find_recordings, recording_of
 
     if len(places) == 1 and places[0].is_dir():
         found = find_recordings(places[0])
         chosen = choose(found, step)
-        return places[0], *_with_failures(found, chosen, step)
+        return places[0], found, *_with_failures(found, chosen, step)
     if folder := next((p for p in places if p.is_dir()), None):
         raise UsageError(f"{folder} is a folder: give one folder alone, or the files of the ranks.")
     if len({p.resolve() for p in places}) < len(places):
         raise UsageError("the same file is given twice; give the files of different ranks.")
     recordings = [recording_of(p) for p in places]
-    return None, choose(recordings, step) if step is not None else recordings, []
+    return None, recordings, choose(recordings, step) if step is not None else recordings, []
 
 
 def _with_failures(
@@ -200,7 +223,8 @@ def _with_failures(
     """Show a rank that later ran out of memory as it was then; name other newer recordings of few ranks."""
     notes: list[str] = []
     at = chosen[0].step
-    newer = [r for r in found if step is None and at is not None and (r.step or 0) > at]
+    roles = {r.role for r in chosen}
+    newer = [r for r in found if step is None and at is not None and (r.step or 0) > at and r.role in roles]
     for recording in newer:
         report = _report_or_none(recording.report) if recording.report is not None else None
         if report is not None and report.get("oom"):

@@ -14,6 +14,11 @@ BACKWARD = Target(
     needed_by=("lean", "simulate"), optional_for=("callback",), consequence="phase backward cannot be marked",
     used_in="transformers.trainer:Trainer.training_step",
 )  # fmt: skip
+# Set where DeepSpeed is on; its ``engine.step`` is the optimizer's step, and runs inside ``Accelerator.backward``.
+DEEPSPEED_ENGINE = Target(
+    _ACCELERATOR, "Accelerator.deepspeed_engine_wrapped", how=ASSIGNED, optional_for=("callback",),
+    consequence="with DeepSpeed, the optimizer's step cannot be told from the backward it runs in",
+)  # fmt: skip
 GRADIENT_STATE = Target(
     _ACCELERATOR, "Accelerator.gradient_state", how=ASSIGNED, needed_by=("lean", "simulate"),
     optional_for=("callback",), consequence="phase optimizer_step cannot be marked",

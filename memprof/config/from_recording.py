@@ -67,7 +67,7 @@ def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
     total = source.get("device_total_bytes")
     lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
     wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
-    return str(total) if wanted and total else None
+    return f"{total}B" if wanted and total else None
 
 
 def _named(model: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["CONTEXT_BYTES", "Gpu", "find_gpu", "known_gpus", "workspace_bytes"]
+__all__ = ["CONTEXT_BYTES", "Gpu", "capacity_bytes", "find_gpu", "known_gpus", "workspace_bytes"]
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:
@@ -24,6 +24,12 @@ class Gpu:
     total_bytes: int
     capability: tuple[int, int] = (8, 0)
     context_bytes: int = CONTEXT_BYTES
+    multiprocessors: int = 108
+
+    @property
+    def threads_per_processor(self) -> int:
+        """Return the threads that one multiprocessor holds."""
+        return _THREADS.get(self.capability, 2048)
 
     @property
     def available_bytes(self) -> int:
@@ -31,42 +37,48 @@ class Gpu:
         return max(0, self.total_bytes - self.context_bytes)
 
 
-# Totals in MiB as the driver reports them for the card with ECC on, where it has ECC.
+# A device with less is a number that lacks its unit.
+_LEAST_BYTES = 2**20
+# What drivers and shops add to the names below.
+_NOT_IN_NAMES = re.compile(r"nvidia|geforce|tesla|amd instinct|\(emulated\)|pcie|sxm\d?|hbm\d?e?|[\s_-]+")
+# Totals in MiB as the driver reports them for the card with ECC on, where it has ECC; capability; multiprocessors.
 _TABLE = {
-    "T4": (15095, (7, 5)),
-    "V100-16GB": (16151, (7, 0)),
-    "V100-32GB": (32501, (7, 0)),
-    "RTX 3060": (11909, (8, 6)),
-    "RTX 3090": (24122, (8, 6)),
-    "RTX 4070": (11872, (8, 9)),
-    "RTX 4080": (15974, (8, 9)),
-    "RTX 4090": (24080, (8, 9)),
-    "RTX 5090": (32110, (12, 0)),
-    "A10": (22515, (8, 6)),
-    "A10G": (22515, (8, 6)),
-    "A40": (45416, (8, 6)),
-    "A6000": (48539, (8, 6)),
-    "L4": (22564, (8, 9)),
-    "L40S": (45373, (8, 9)),
-    "A100-40GB": (40338, (8, 0)),
-    "A100-80GB": (81050, (8, 0)),
-    "H100": (81079, (9, 0)),
-    "H100 NVL": (95320, (9, 0)),
-    "GH200": (96768, (9, 0)),
-    "H200": (143156, (9, 0)),
-    "B200": (182642, (10, 0)),
-    "MI300X": (196288, (9, 4)),
+    "T4": (15095, (7, 5), 40),
+    "V100-16GB": (16151, (7, 0), 80),
+    "V100-32GB": (32501, (7, 0), 80),
+    "RTX 3060": (11909, (8, 6), 28),
+    "RTX 3090": (24122, (8, 6), 82),
+    "RTX 4070": (11872, (8, 9), 46),
+    "RTX 4080": (15974, (8, 9), 76),
+    "RTX 4090": (24080, (8, 9), 128),
+    "RTX 5090": (32110, (12, 0), 170),
+    "A10": (22515, (8, 6), 72),
+    "A10G": (22515, (8, 6), 80),
+    "A40": (45416, (8, 6), 84),
+    "A6000": (48539, (8, 6), 84),
+    "L4": (22564, (8, 9), 58),
+    "L40S": (45373, (8, 9), 142),
+    "A100-40GB": (40338, (8, 0), 108),
+    "A100-80GB": (81050, (8, 0), 108),
+    "H100": (81079, (9, 0), 132),
+    "H100 NVL": (95320, (9, 0), 132),
+    "GH200": (96768, (9, 0), 132),
+    "H200": (143156, (9, 0), 132),
+    "B200": (182642, (10, 0), 148),
+    "MI300X": (196288, (9, 4), 304),
 }
-_ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h100-80gb": "H100", "rtxa6000": "A6000"}
+# Threads that one multiprocessor holds, by compute capability, where they are not 2048 (CUDA's programming guide).
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+_ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h10080gb": "H100", "rtxa6000": "A6000"}
 
 
 def known_gpus() -> list[Gpu]:
     """List every GPU known by name."""
-    return [Gpu(name, total * MIB, capability) for name, (total, capability) in _TABLE.items()]
+    return [Gpu(name, total * MIB, cc, multiprocessors=sms) for name, (total, cc, sms) in _TABLE.items()]
 
 
 def find_gpu(text: str) -> Gpu:
-    """Find a GPU by name (``H100``, ``rtx 4090``) or size (``24GB``, ``24GiB``).
+    """Find a GPU by name (``H100``, ``rtx 4090``, ``4090``, ``NVIDIA A100-SXM4-80GB``) or size (``24GB``, ``24GiB``).
 
     Raises:
         UsageError: neither a name that is known nor a size.
@@ -74,19 +86,36 @@ def find_gpu(text: str) -> Gpu:
     names = {_key(gpu.name): gpu for gpu in known_gpus()}
     wanted = _key(text)
     wanted = _key(_ALIASES.get(wanted, wanted))
-    if wanted in names:
-        return names[wanted]
-    if "rtx" + wanted in names:
-        return names["rtx" + wanted]
+    for name in (wanted, "rtx" + wanted):
+        if name in names:
+            return names[name]
     if re.match(r"\s*\d", text):
-        size = parse_size(text)
-        if size:
-            return Gpu(text.strip(), size)
-    raise UsageError(f"--gpu {text!r}: give a size such as 24GB, or one of {', '.join(_TABLE)}.")
+        if not (size := parse_size(text)):
+            raise UsageError(f"{text}: no card has no memory; give a size such as 24GB.")
+        return Gpu(text.strip(), size)
+    raise UsageError(f"{text!r} is not a size and no card that is known: give a size such as 24GB, or {_listed()}.")
+
+
+def capacity_bytes(capacity: str | int) -> int:
+    """Return the bytes of a device named by size or by card; the one reader of every option that takes a capacity.
+
+    Args:
+        capacity: a size or a card as :func:`find_gpu` reads them, or bytes as a number.
+
+    Raises:
+        UsageError: neither; or a number so small that it cannot be meant as bytes.
+    """
+    if isinstance(capacity, int) and capacity >= _LEAST_BYTES:
+        return capacity
+    return find_gpu(str(capacity)).total_bytes
+
+
+def _listed() -> str:
+    return f"one of {', '.join(_TABLE)}"
 
 
 def _key(text: str) -> str:
-    return re.sub(r"[\s_]+", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
+    return _NOT_IN_NAMES.sub("", text.lower())
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:

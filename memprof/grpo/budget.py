@@ -16,6 +16,7 @@ from memprof.compat.accelerate import BROADCAST
 from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
 from memprof.config.from_recording import Likeness, place_model
 from memprof.config.from_trainer import from_trainer
+from memprof.config.gpus import capacity_bytes
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
 from memprof.grpo.once_log import OnceLog
@@ -25,7 +26,7 @@ from memprof.plan.cache import cache_folder
 from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
 from memprof.recording.run_facts import plain_config
-from memprof.units import format_gib, parse_size
+from memprof.units import format_gib
 from memprof.vocabulary import Phase
 
 __all__ = ["budget_bytes", "keep_within_budget", "settings_of"]
@@ -61,13 +62,13 @@ def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> No
 
 
 def budget_bytes(budget: str, device: torch.device) -> int:
-    """Return the bytes of ``"24GB"``, or with ``"auto"`` all the device has.
+    """Return the bytes of ``"24GB"`` or ``"4090"``, or with ``"auto"`` all the device has.
 
     Raises:
         UsageError: no size; or ``"auto"`` on a device whose memory is the host's.
     """
     if str(budget).strip().lower() != "auto":
-        return parse_size(str(budget))
+        return capacity_bytes(str(budget))
     if device.type != "cuda":
         raise UsageError("memory_budget='auto' is the GPU's memory, and this run has none: give a size such as '24GB'.")
     return int(torch.cuda.get_device_properties(device).total_memory)
@@ -78,7 +79,7 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
 
     settings, notes = settings_of(trainer)
     fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
-    with runner(str(total) if settings.device == "cuda" else None, workers=1) as process:
+    with runner(f"{total}B" if settings.device == "cuda" else None, workers=1) as process:
         return choose(settings, total, process.run, fixed), notes
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from memprof.compat import transformers, trl
 from memprof.compat.peft import CONFIGS, PROMPT_LEARNING
+from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
-from memprof.units import parse_size
 
 __all__ = ["check_supported", "whole_batch_reason"]
 
@@ -29,7 +29,7 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
         raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
     if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":
-        parse_size(str(args.memory_budget))
+        capacity_bytes(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
         raise UsageError(
             "top_entropy_quantile compares the tokens of all sequences, which takes a pass over all of them first: "

@@ -52,7 +52,7 @@ def _notes(reading: Reading) -> list[str]:
 
 def _explained(failure: Failure) -> dict[str, Any]:
     parts = parts_of(failure)
-    phase, logits, names = phase_of(failure.frames), makes_logits(failure.frames), names_for(failure)
+    phase, logits, names = _phase(failure), makes_logits(failure.frames), names_for(failure)
     verdict, tried = answer(failure, parts, phase, logits, names)
     return {
         "kind": failure.kind,
@@ -90,6 +90,15 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "numbers": _meanings(failure, parts),
         "try": [{"action": action, "why": why} for action, why in tried],
     }
+
+
+def _phase(failure: Failure) -> str | None:
+    """Return what the run was doing, by its frames, else by what the message alone says."""
+    if (found := phase_of(failure.frames)) is not None:
+        return found
+    if failure.form.event == "torch_memory_saver" and "resume" in failure.around.lower():
+        return "wake"
+    return failure.form.phase or None
 
 
 def _sum(parts: Parts) -> str | None:

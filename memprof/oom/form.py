@@ -29,6 +29,7 @@ class Form:
         whole_line: the match has to be all of a line.
         weak: a guess that counts only where nothing else was found.
         hint: a literal that has to be in the text, for speed.
+        phase: what the program was doing whenever it words it so, where no frames tell.
         types: the type (``size``, ``int``, ``num``, ``word``) of each named group.
     """
 
@@ -43,6 +44,7 @@ class Form:
     whole_line: bool = False
     weak: bool = False
     hint: str = ""
+    phase: str = ""
     types: dict[str, str] = field(default_factory=dict)
 
 
@@ -58,6 +60,7 @@ def form(
     line_start: bool = False,
     whole_line: bool = False,
     weak: bool = False,
+    phase: str = "",
 ) -> Form:
     """Make a form from ``words``: a regular expression in lower case whose spaces stand for any white space or none.
 
@@ -79,6 +82,7 @@ def form(
         whole_line,
         weak,
         _longest_literal(squeezed),
+        phase,
         types,
     )
 

@@ -164,6 +164,31 @@ _SGLANG = Names(
     max_seqs="--max-running-requests",
     shard="--tp 2",
 )
+_TGI = Names(
+    "TGI",
+    micro_batch="lower --max-batch-prefill-tokens",
+    checkpointing="--cuda-graphs 0",
+    rollout="lower --max-batch-total-tokens or --max-concurrent-requests",
+    length="lower --max-total-tokens",
+    share="--cuda-memory-fraction",
+    model_len="--max-total-tokens",
+    max_seqs="--max-concurrent-requests",
+    shard="--num-shard 2",
+)
+_NEMO_RL = Names(
+    "NeMo-RL",
+    micro_batch="lower policy.train_micro_batch_size (packed: policy.sequence_packing.train_mb_tokens)",
+    checkpointing="policy.dtensor_cfg.activation_checkpointing=true (Megatron: "
+    "policy.megatron_cfg.activation_checkpointing=true)",
+    log_probs="lower policy.logprob_batch_size, set policy.logprob_chunk_size",
+    logits="policy.logprob_chunk_size=1024",
+    rollout="lower policy.generation.vllm_cfg.max_model_len",
+    length="lower policy.max_total_sequence_length",
+    share="policy.generation.vllm_cfg.gpu_memory_utilization",
+    model_len="policy.generation.vllm_cfg.max_model_len",
+    offload="policy.dtensor_cfg.cpu_offload",
+    shard="policy.dtensor_cfg.tensor_parallel_size, context_parallel_size",
+)
 _TRANSFORMERS = Names(
     "Transformers",
     micro_batch="halve per_device_train_batch_size and double gradient_accumulation_steps",
@@ -186,6 +211,7 @@ _PLAIN = Names(
 _SIGNS: tuple[tuple[re.Pattern[str], Names], ...] = (
     (re.compile(r"/verl/|\bverl\.|actor_rollout_ref|\bWorkerDict\b|ActorRolloutRefWorker|\bmain_ppo\b"), _VERL),
     (re.compile(r"/slime/|\bslime\."), _SLIME),
+    (re.compile(r"/nemo_rl/|\bnemo_rl\.|MegatronPolicyWorker|DTensorPolicyWorker"), _NEMO_RL),
     (re.compile(r"openrlhf|ActorModelRayActor|PolicyModelActor", re.I), _OPENRLHF),
     (re.compile(r"unsloth", re.I), _UNSLOTH),
     (re.compile(r"/trl/|GRPOTrainer|RLOOTrainer|DPOTrainer|SFTTrainer|grpo_trainer"), _TRL),
@@ -193,7 +219,8 @@ _SIGNS: tuple[tuple[re.Pattern[str], Names], ...] = (
     (re.compile(r"/deepspeed/|\bdeepspeed\.|sigkill_handler"), _DEEPSPEED),
     (re.compile(r"/transformers/trainer\.py|/accelerate/"), _TRANSFORMERS),
     (re.compile(r"/sglang/|\bsglang\b", re.I), _SGLANG),
-    (re.compile(r"/vllm/|\bvllm\b|EngineCore", re.I), _VLLM),
+    (re.compile(r"/vllm/|\bvllm\b|VllmWorker|EngineCore", re.I), _VLLM),
+    (re.compile(r"text_generation_(?:launcher|server)|router/src/main\.rs"), _TGI),
 )
 _OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.frame_paths import text_path
 from memprof.units import format_bytes
-from memprof.vocabulary import CATEGORY_LABELS
+from memprof.vocabulary import CATEGORY_LABELS, EXPANDABLE_SEGMENTS
 
 __all__ = ["oom_lines"]
 
@@ -35,6 +35,8 @@ def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
     if idle := _idle(oom):
         lines.append(f"  idle       {idle}")
     ahead = [f"  {'change' if not i else '      '}     {line}" for i, line in enumerate(_changes(report))]
+    if step := _step(oom):
+        lines.append(f"  the step   {step}")
     room = MOST_LINES - len(lines) - (page is not None)
     lines += ahead[:room]
     if page is not None:
@@ -49,19 +51,36 @@ def _where(oom: Mapping[str, Any]) -> str:
 
 def _asked(oom: Mapping[str, Any], total: int | None) -> str:
     text = format_bytes(oom["requested_bytes"]) if oom["requested_bytes"] else "an unknown size"
-    if oom["device_free_bytes"] is not None:
-        text += f" with {format_bytes(oom['device_free_bytes'])} free"
+    if oom.get("limited"):
+        limit = oom.get("limit_bytes")
+        reserved = format_bytes(oom.get("reserved_bytes") or 0)
+        text += (
+            f" with {reserved} reserved of the {format_bytes(limit)} this process may"
+            if limit
+            else (f" with {format_bytes(oom['device_free_bytes'])} free: a limit of this process refused it")
+        )
+    elif oom["device_free_bytes"] is not None:
+        segment, free = oom.get("segment_bytes") or 0, oom["device_free_bytes"]
+        if oom["requested_bytes"] <= free < segment:
+            text += f", which takes a piece of {format_bytes(segment)} from the device,"
+        text += f" with {format_bytes(free)} free"
         if total:
             text += f" of {format_bytes(total)}"
     return text
 
 
 def _frames(stack: Sequence[str]) -> list[str]:
-    """Where it was asked for: the innermost frame, and the innermost of the user's own."""
-    if not stack:
+    """Where it was asked for: the innermost frame, and the innermost of the user's own; none of memprof's."""
+    others = [f for f in stack if not _is_own(f)]
+    if not others:
         return []
-    own = next((f for f in stack if not (text_path(f).rooted or f.startswith(_NO_FILE))), None)
-    return list(dict.fromkeys([stack[0], own] if own else [stack[0]]))
+    own = next((f for f in others if not (text_path(f).rooted or f.startswith(_NO_FILE))), None)
+    return list(dict.fromkeys([others[0], own] if own else [others[0]]))
+
+
+def _is_own(frame: str) -> bool:
+    file = text_path(frame)
+    return file.rooted and file.path.startswith("memprof/")
 
 
 def _held(oom: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -78,27 +97,55 @@ def _held(oom: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _idle(oom: Mapping[str, Any]) -> str | None:
-    idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
+    idle = sum(oom.get(f"{name}_bytes") or 0 for name in ("cached", "inactive_split", "private_pool"))
     if not idle:
         return None
-    if oom.get("fits_defragmented"):
-        verdict = "in one piece it would have been enough: PYTORCH_ALLOC_CONF=expandable_segments:True"
-    else:
+    if not oom.get("fits_defragmented"):
         verdict = "too little even in one piece"
+    elif _short(oom):
+        verdict = "in one piece it would have held this request, not the step"
+    else:
+        verdict = f"in one piece it would have been enough: {EXPANDABLE_SEGMENTS}"
     return f"{format_bytes(idle)} reserved by torch and unused; {verdict}"
 
 
+def _step(oom: Mapping[str, Any]) -> str | None:
+    """Say what the step had still to make, and what it would have needed in all."""
+    ahead = oom.get("ahead")
+    if not ahead:
+        return None
+    parts = [f"{format_bytes(n)} of {_LABELS.get(c, c).lower()}" for c, n in ahead["still"].items()]
+    short = f", {format_bytes(ahead['short_bytes'])} more than there was" if ahead["short_bytes"] else ""
+    return f"had still to make {' and '.join(parts)}: {format_bytes(ahead['needed_bytes'])} in all{short}"
+
+
+def _short(oom: Mapping[str, Any]) -> int:
+    """Return what is missing for the whole step, as far as it is known; 0 where nothing is."""
+    return int((oom.get("ahead") or {}).get("short_bytes") or 0)
+
+
+def _room(oom: Mapping[str, Any]) -> int:
+    """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
+    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
+    if limit is None:
+        return 0 if oom.get("limited") else free
+    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
+
+
 def _changes(report: Mapping[str, Any]) -> list[str]:
-    """The report's own advice, what saves most first; one that is enough alone is named before the others."""
-    advice = sorted(report.get("advice") or [], key=lambda row: -row["saves_bytes"])
+    """The report's own advice, what saves most first; before it the cheapest that is enough alone for the step."""
     oom = report["oom"]
-    missing = max(0, oom["requested_bytes"] - (oom["device_free_bytes"] or 0))
+    missing = max(_short(oom), oom["requested_bytes"] - _room(oom), 0)
+    # What lies idle helps where idle memory is what is wrong.
+    gaps = bool(oom.get("fits_defragmented")) and not _short(oom)
+    advice = [row for row in report.get("advice") or [] if gaps or row.get("peak") != "device"]
+    advice = sorted(advice, key=lambda row: -row["saves_bytes"])
     enough = [row for row in advice if row["saves_bytes"] >= missing > 0]
-    smallest = min(enough, key=lambda row: row["saves_bytes"], default=None)
-    ordered = ([smallest] if smallest else []) + [row for row in advice if row is not smallest]
+    cheapest = min(enough, key=lambda row: (row.get("toll") or 0, row["saves_bytes"]), default=None)
+    ordered = ([cheapest] if cheapest else []) + [row for row in advice if row is not cheapest]
     lines = []
     for row in ordered:
-        verdict = "; enough alone" if row is smallest else ""
+        verdict = "; enough alone" if row is cheapest else ""
         lines.append(f"{row['action']} (saves {format_bytes(row['saves_bytes'])}, {row['basis']}{verdict})")
     if not lines:
         lines.append("halve the micro-batch and double the accumulation: the same gradients from half the activations")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from memprof.attribution.rules import PhaseRule, file_test, load_rules
+from memprof.attribution.rules import PhaseRule, file_test, function_names, load_rules
 from memprof.frame_paths import FramePath, frame_path
 from memprof.oom.failure import Frame
 
@@ -59,7 +58,7 @@ def _which_pass(frames: Sequence[Frame]) -> str | None:
 
 def _matches(pattern: str, frame: Frame) -> bool:
     file, _, function = pattern.partition(":")
-    if function != "*" and not _function_pattern(function).match(frame.function):
+    if function != "*" and not function_names(function).fits(frame.function):
         return False
     return file == "*" or _file_test(file)(frame_path(frame.path))
 
@@ -67,11 +66,6 @@ def _matches(pattern: str, frame: Frame) -> bool:
 @cache
 def _file_test(glob: str) -> Callable[[FramePath], bool]:
     return file_test(glob)
-
-
-@cache
-def _function_pattern(alternatives: str) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{fnmatch.translate(glob)})" for glob in alternatives.split("|")))
 
 
 def makes_logits(frames: Sequence[Frame]) -> bool:

@@ -31,6 +31,7 @@ _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
+    "MEMPROF_EMULATE_RECORD",
 )  # fmt: skip
 _LAUNCHERS_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_", "DEEPSPEED_")
 

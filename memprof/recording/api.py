@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
-from memprof.units import parse_size
 from memprof.vocabulary import Kind
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "capacity_bytes",
     "device_of",
     "make_recorder",
     "record",
@@ -45,10 +46,7 @@ def make_recorder(
     """
     import torch
 
-    room = parse_size(capacity) if isinstance(capacity, str) else capacity
-    if room is not None and room < 1:
-        raise UsageError("capacity is the bytes the device is to have, such as capacity='24GB'.")
-
+    room = None if capacity is None else capacity_bytes(capacity)
     where = _device(device)
     if kind == "auto":
         kind = Kind.CUDA.value if where.type == "cuda" else Kind.TRACE.value

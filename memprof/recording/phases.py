@@ -110,6 +110,11 @@ class PhaseLog:
         return self._open[-1] if self._open else None
 
     @property
+    def open(self) -> list[PhaseMark]:
+        """Return the open spans, outermost first."""
+        return list(self._open)
+
+    @property
     def depth(self) -> int:
         """Return how many spans are open."""
         return len(self._open)

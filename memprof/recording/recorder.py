@@ -89,5 +89,13 @@ class Recorder(Protocol):
         ...
 
     def oom(self) -> dict[str, Any] | None:
-        """Return the last failed allocation: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``."""
+        """Return the last failed allocation, None where none failed or it was forgotten.
+
+        Its keys: ``requested_bytes``, ``device_free_bytes``, ``stack``, ``time_us``; on CUDA also ``device`` and
+        ``limit_bytes`` (what the process may reserve; None without a limit).
+        """
+        ...
+
+    def forget_oom(self) -> None:
+        """Forget the failed allocation: the program has caught the error and goes on."""
         ...

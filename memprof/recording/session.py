@@ -18,8 +18,9 @@ from memprof.frame_paths import own_folders
 from memprof.recording import phases
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnerBook
+from memprof.recording.phase_peaks import PhasePeaks
 from memprof.recording.phases import PhaseLog, PhaseMark
-from memprof.recording.recorder import Recorder, Tags, WindowPeaks
+from memprof.recording.recorder import DeviceInfo, Recorder, Tags, WindowPeaks
 from memprof.recording.referrers import holders_of, largest_tensors
 from memprof.recording.system.engine_sleep import SWITCHES, Residency
 from memprof.recording.system.host import host_section, node_name, rss_bytes, versions
@@ -34,6 +35,9 @@ SCHEMA = "memprof.snapshot/1"
 _KEEP = 20_000
 _MOST_HELD = 5
 _WORTH_ASKING = 1 << 20  # bytes
+_MOST_SURVIVED = 100
+# Phases that a run may still enter to save what it has, after memory ran out.
+_LAST_THINGS = {p.value for p in (Phase.SAVE, Phase.SLEEP, Phase.OTHER)}
 # Where gradients are in place, and where optimizer state is.
 _AFTER_GRADIENTS = {Phase.BACKWARD.value, Phase.OPTIMIZER_STEP.value}
 # After which sharded parameters may be gathered, or reduced gradients lie in flat buffers.
@@ -84,6 +88,10 @@ class Session:
         self._lengths: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._counters: deque[dict[str, Any]] = deque(maxlen=_KEEP)
         self._counted = 0
+        self._peaks = PhasePeaks(recorder)
+        self._between: deque[dict[str, Any]] = deque(maxlen=_KEEP)  # counters of what lay between phases
+        self._between_us = 0
+        self._survived: deque[dict[str, Any]] = deque(maxlen=_MOST_SURVIVED)
         self._samples: deque[list[int | None]] = deque(maxlen=_KEEP)
         self._holders: list[list[Any]] = []
         self._handles: list[Any] = []
@@ -109,7 +117,8 @@ class Session:
             phases.ACTIVE.append(self)
             self.caches.start()
             self._watch_optimizers()
-            self.recorder.open_window()
+            self._peaks.begin()
+            self._between_us = self.recorder.now_us()
             self._guarded(self._look_again)
             self._guarded(self._watch_device)
             self._guarded(self._sample)
@@ -129,6 +138,7 @@ class Session:
                 self._guarded(self._close, mark)
                 if self.failure is not None:
                     break
+            self._guarded(self._count_between)
             self._guarded(self._sample)
         finally:
             self._unhook()
@@ -173,9 +183,7 @@ class Session:
         """
         if not self._started or self.failure is not None or self.phases.depth:
             return None
-        peaks = self.recorder.close_window()
-        self.recorder.open_window()
-        return peaks
+        return self._peaks.since_last()
 
     def allocator_state(self) -> dict[str, int]:
         """Return the allocator's counters now, by name; nothing where there is no allocator to ask."""
@@ -193,6 +201,10 @@ class Session:
 
     def set_step(self, step: int | None) -> None:
         """Set the optimizer step that runs from now on."""
+        if self._started and not self.phases.depth:
+            self._guarded(self._count_between)
+        if step != self._step:
+            self._guarded(self._go_on)
         now = self.recorder.now_us()
         if self._steps and self._steps[-1][2] is None:
             self._steps[-1][2] = now
@@ -221,8 +233,10 @@ class Session:
         started = time.perf_counter()
         mark: PhaseMark | None = None
         try:
+            if name not in _LAST_THINGS:
+                self._go_on()
             mark = self.phases.enter(name, step if step is not None else self._step, detail)
-            self.recorder.open_window()
+            self._peaks.enter()
             self._tag()
         except Exception as error:
             self.fail(error)
@@ -249,17 +263,31 @@ class Session:
 
     def _close(self, mark: PhaseMark) -> None:
         for closed in self.phases.exit(mark):
-            self._count(closed, self.recorder.close_window())
+            self._count(closed, self._peaks.leave())
 
     def _count(self, mark: PhaseMark, peaks: WindowPeaks) -> None:
-        row = {"phase": mark.phase, "step": mark.step, "start_us": mark.start_us, "end_us": mark.end_us}
-        self._counters.append({**row, **vars(peaks)})
+        self._counters.append(_counter(mark.phase, mark.step, mark.start_us, mark.end_us, peaks))
         self._counted += 1
         self._sample()
         if mark.phase in SWITCHES:
             own, used = (self._samples[-1][2], self._samples[-1][4]) if len(self._samples[-1]) > 4 else (None, None)
             state = self.allocator_state() or {"allocated": peaks.allocated_end}
             self._residency.note(mark.end_us or self.recorder.now_us(), mark.phase, mark.step, state, used, own)
+
+    def _count_between(self) -> None:
+        """Count what lay between the phases of a step."""
+        now = self.recorder.now_us()
+        row = _counter(Phase.OTHER.value, self._step, self._between_us, now, self._peaks.between())
+        self._between.append(row)
+        self._between_us = now
+
+    def _go_on(self) -> None:
+        """Note that the run goes on: what ran out of memory before was caught, and is no longer why anything ends."""
+        failed = self._oom()
+        if failed is not None:
+            failed.pop("stack", None)
+            self._survived.append({**failed, "went_on_us": self.recorder.now_us()})
+            self.recorder.forget_oom()
 
     def _tag(self) -> None:
         current = self.phases.current
@@ -360,6 +388,7 @@ class Session:
             "kind": self.recorder.kind.value,
             "versions": versions(),
             "device": dict(vars(device)),
+            "devices": [dict(vars(d)) for d in self._devices(raw)],
             "rank": self.rank,
             "world_size": self.world_size,
             "node": self._node(),
@@ -373,12 +402,13 @@ class Session:
             "holders": self._holders,
             "own_folders": [list(row) for row in own_folders()],
             "buckets": self.owners.bucket_bytes(),
-            "counters": [c for c in self._counters if c["end_us"] >= recorded.start_us],
+            "counters": self._counters_since(recorded.start_us),
             "samples": [list(s) for s in list(self._samples)],  # a copy first: the sampler may add to them
             "switches": list(self._residency.rows),
             "outside": None if self._outside is None else self._outside.to_plain(),
             "host": {**host_section(), "offloaded": self.owners.elsewhere()},
             "oom": self._oom(),
+            "survived": list(self._survived),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
             "notes": [*self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()],
@@ -386,6 +416,30 @@ class Session:
         if self._redact:
             redact_snapshot(raw)
         return raw
+
+    def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
+        """Return every device that the snapshot holds something of."""
+        own, others = self.recorder.device(), getattr(self.recorder, "other_device", None)
+        used = {s.get("device", 0) for s in raw.get("segments") or []}
+        used |= {index for index, trace in enumerate(raw.get("device_traces") or []) if trace}
+        if others is None:
+            return [own]
+        return [own if index == own.index else others(index) for index in sorted(used | {own.index})]
+
+    def _counters_since(self, start_us: int) -> list[dict[str, Any]]:
+        """Return the counters of the steps that the history touches, phases it has lost included."""
+        steps = {step for step, _, end, _ in self._steps if end is None or end >= start_us}
+        known = [*self._counters, *self._between, *self._unfinished()]
+        return [c for c in known if not self._steps or c["end_us"] >= start_us or c["step"] in steps]
+
+    def _unfinished(self) -> list[dict[str, Any]]:
+        """Return the counters so far of what is open."""
+        if not self._started or self.failure is not None:
+            return []
+        now, (between, *own) = self.recorder.now_us(), self._peaks.open()
+        rows = [_counter(Phase.OTHER.value, self._step, self._between_us, now, between)]
+        marks = self.phases.open  # a signal's handler on another thread may see one more or less than there are peaks
+        return rows + [_counter(m.phase, m.step, m.start_us, now, p) for m, p in zip(marks, own, strict=False)]
 
     def _setup(self) -> dict[str, Any] | None:
         if not self.setup:
@@ -436,6 +490,11 @@ class Session:
         reserved, at = max(rows)
         nearest = min(held, key=lambda s: abs((s[0] or 0) - at))
         return max(0, int(nearest[2] or 0) - int(reserved))
+
+
+def _counter(phase: str, step: int | None, start_us: int, end_us: int | None, peaks: WindowPeaks) -> dict[str, Any]:
+    """Return a row of ``counters``: the allocator's highest bytes of a phase, without those nested in it."""
+    return {"phase": phase, "step": step, "start_us": start_us, "end_us": end_us, **vars(peaks)}
 
 
 def _plain(value: Any) -> Any:

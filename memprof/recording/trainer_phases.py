@@ -55,6 +55,8 @@ class TrainerPhases:
         self.current: Session | None = None
         self._trainer = trainer
         self._optimizer_step: PhaseMark | None = None
+        self._seams = seams
+        self._engine: Any = None  # DeepSpeed's, whose step is wrapped
         self._watch_for_errors(seams)
         for method, phase in _METHODS:
             seams.wrap(trainer, method, self._entering(phase), self._leaving)
@@ -67,7 +69,7 @@ class TrainerPhases:
         seams.wrap(trainer, trl_names.SCORE_COMPLETIONS, None, self._take_generated)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
-            seams.wrap(accelerator, accelerate_names.BACKWARD, self._entering(Phase.BACKWARD), self._leave_backward)
+            seams.wrap(accelerator, accelerate_names.BACKWARD, self._enter_backward, self._leave_backward)
         self._wrap_engine(seams)
 
     def _watch_for_errors(self, seams: Seams) -> None:
@@ -123,6 +125,17 @@ class TrainerPhases:
         self._leaving(mark)
         if self.current is not None and error is None and self._trainer.model.training:
             self.current.add_lengths(_lengths_of(result))
+
+    def _enter_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+        self._wrap_deepspeed()
+        return None if self.current is None else self.current.enter_phase(Phase.BACKWARD.value)
+
+    def _wrap_deepspeed(self) -> None:
+        """Mark the step that DeepSpeed's engine makes inside backward; the engine is there only once it is prepared."""
+        engine = getattr(accelerate_names.DEEPSPEED_ENGINE.of(self._trainer.accelerator), "engine", None)
+        if engine is not None and engine is not self._engine:
+            self._engine = engine
+            self._seams.wrap(engine, "step", self._entering(Phase.OPTIMIZER_STEP), self._leaving)
 
     def _leave_backward(self, mark: PhaseMark | None, _result: Any, error: BaseException | None) -> None:
         self._leaving(mark)

@@ -17,6 +17,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "versions": (dict,),
     "device": (dict,),
+    "devices": (list,),
     "rank": _INT,
     "world_size": _INT,
     "node": (str,),
@@ -35,6 +36,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "outside": (dict,),
     "host": (dict,),
     "oom": (dict,),
+    "survived": (list,),
     "non_torch_bytes": _INT,
     "overhead": (dict,),
     "notes": (list,),
@@ -68,6 +70,14 @@ _RECORDS: dict[str, dict[str, _Kinds]] = {
         **dict.fromkeys(("allocated_peak", "allocated_end", "reserved_peak", "reserved_end"), _WHOLE),
         **dict.fromkeys(("active_peak", "requested_peak"), _WHOLE),
     },
+    "devices": {"index": (int,), "type": _TEXT, "name": _TEXT, "total_bytes": _WHOLE},
+    "survived": {
+        "requested_bytes": (int,),
+        "time_us": (int,),
+        "went_on_us": (int,),
+        **dict.fromkeys(("device", "step"), _WHOLE),
+        "phase": _TEXT,
+    },
 }
 _ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last entry holds for every later column
     "steps": ((int,), (int,), (int,), _WHOLE),
@@ -89,7 +99,7 @@ _FIELDS: dict[str, dict[str, _Kinds]] = {
     "overhead": {"seconds_in_memprof": _NUMBER, "bytes_of_history": _WHOLE},
     "oom": {
         "requested_bytes": (int,),
-        **dict.fromkeys(("device_free_bytes", "step", "time_us"), _WHOLE),
+        **dict.fromkeys(("device_free_bytes", "step", "time_us", "device", "limit_bytes"), _WHOLE),
         "phase": _TEXT,
         "stack": (list, _NONE),
     },

@@ -18,7 +18,7 @@ from memprof.timeline.lifetimes import Rows
 from memprof.timeline.reserved import Regions
 from memprof.vocabulary import Kind
 
-__all__ = ["block_sizes", "round_sizes", "row_sizes"]
+__all__ = ["block_sizes", "round_sizes", "row_sizes", "segment_for"]
 
 # Real traces have one to five places to look at for each unknown block. A file with far more was made to
 # keep its reader busy; its sizes are only rounded.
@@ -51,6 +51,12 @@ def row_sizes(rows: Rows, snapshot: Snapshot, regions: Regions, notes: list[str]
     if derived:
         notes.append(f"the sizes of {derived:,} blocks freed during the recording follow from the allocator's rules")
     return requested, size
+
+
+def segment_for(snapshot: Snapshot, requested: int) -> int:
+    """Return the bytes that the allocator asks of the device to make room for one request."""
+    settings = settings_of(snapshot.settings)
+    return settings.segment_size(settings.round_size(requested))
 
 
 def round_sizes(settings: AllocatorSettings, requested: I64) -> I64:

@@ -201,13 +201,12 @@ class PlainLoop:
         if parameter is None or parameter.is_meta:
             return
         options = self._options
-        capacity = options.get("capacity")
         recorder = make_recorder(
             parameter.device,
             options.get("kind", "auto"),
             max_entries=options.get("max_entries") or _RING,
             stacks=options.get("stacks", "python"),
-            capacity=parse_size(capacity) if isinstance(capacity, str) else capacity,
+            capacity=options.get("capacity"),
             hidden=[_HIDDEN],
             reset_peaks=options.get("reset_peaks", True),
         )

@@ -11,8 +11,8 @@ from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import prediction_of
-from memprof.reports.document.ranks import ranks_of
-from memprof.reports.document.summary import summary_of
+from memprof.reports.document.ranks import ranks_of, recording_rows
+from memprof.reports.document.summary import room_of, summary_of
 from memprof.reports.document.tables import (
     SMALLEST_BOX,
     allocation_rows,
@@ -40,6 +40,8 @@ from memprof.reports.document.text import (
 from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
+from memprof.analysis.allocations.alike import fold
+from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
@@ -47,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["Document", "build_document", "document_of"]
 
 
-# How many allocations a document looks at: the page's icicle and its folded table want more than the JSON lists.
-_MAX_ALLOCATIONS = 5000
+# How many groups of alike allocations a document looks at: the page's icicle wants more than the JSON lists.
+_MAX_GROUPS = 2000
 _MAX_ROWS = 60
 _MAX_ELSEWHERE = 150
 
@@ -75,7 +77,7 @@ def document_of(
         report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
     report = analysis.to_dict() if (alone := report is None) else report
-    allocations, elsewhere = analysis.explain("peak", top=_MAX_ALLOCATIONS), analysis.explain_phases()
+    allocations, elsewhere = analysis.largest(_MAX_GROUPS), analysis.explain_phases()
     if redact:
         from memprof.redact import redact as redacted
 
@@ -98,11 +100,12 @@ def build_document(
         report: the report as ``Analysis.to_dict`` gives it.
         series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
         label: a title of the reader's choice; default: the model and step, or the file's name.
-        allocations: those alive at the peak, where more are known than the report lists.
+        allocations: groups of those alive at the peak (``Analysis.largest``), where more are known than the report
+            lists.
         elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """
-    listed = report["peak"]["allocations"] if allocations is None else allocations
-    rows = allocation_rows(listed, report["peak"]["active_bytes"])
+    active = report["peak"]["active_bytes"]
+    rows = allocation_rows(_groups(report["peak"]) if allocations is None else allocations, active)
     return Document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
@@ -117,8 +120,8 @@ def build_document(
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
-        openable=_openable(rows, report["peak"]["active_bytes"]),
-        elsewhere=allocation_rows(elsewhere, report["peak"]["active_bytes"])[:_MAX_ELSEWHERE],
+        openable=_openable(rows, active),
+        elsewhere=allocation_rows(fold(elsewhere), active)[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),
@@ -130,9 +133,17 @@ def build_document(
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),
+        recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
+        room=room_of(report),
     )
+
+
+def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the groups of alike blocks; a report without them lists single blocks only, which are folded here."""
+    found: Sequence[Mapping[str, Any]] | None = peak.get("largest")
+    return fold(peak["allocations"]) if found is None else found
 
 
 def _openable(rows: Sequence[Allocation], whole: int) -> tuple[Allocation, ...]:
@@ -170,6 +181,8 @@ def _title(report: Mapping[str, Any]) -> str:
 def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     source = report["source"]
     words = [KIND_WORDS.get(source["kind"], source["kind"])]
+    if (source.get("device_name") or "").endswith(EMULATED):
+        words[0] += " on an emulated device: memory is real, kernels and times are not"
     device = source.get("device_name") or f"device {source['device']}"
     total = source["device_total_bytes"]
     words.append(f"{device}, {gib(total)} GiB" if total and report["peak"]["reserved_bytes"] is not None else device)
@@ -221,13 +234,42 @@ def _oom(oom: Mapping[str, Any] | None) -> Oom | None:
     asked, free = oom["requested_bytes"], oom["device_free_bytes"]
     where = where_words(oom["phase"], oom["step"])
     sentence = f"Out of memory in {where}: {size(asked)} were asked for"
-    sentence += f", {size(free)} were free on the device." if free is not None else "."
+    if free is not None:
+        segment = oom.get("segment_bytes") or 0
+        piece = f", which takes {size(segment)} in one piece" if asked <= free < segment else ""
+        sentence += f"{piece}, {size(free)} were free on the device."
+    else:
+        sentence += "."
+    sentence += _limited(oom)
+    ahead = oom.get("ahead") or {}
     if oom.get("fits_defragmented") is not None:
         idle = (oom.get("cached_bytes") or 0) + (oom.get("inactive_split_bytes") or 0)
         fits = oom["fits_defragmented"]
         verdict = "Joined to it, the request would fit." if fits else "Even joined to it, the request would not fit."
         sentence += f" {size(idle)} lay free inside the allocator. {verdict}"
+    if ahead:
+        sentence += f" {_ahead_words(ahead)}"
     return Oom(asked, free, where, sentence, shown_stack(oom.get("stack") or []))
+
+
+def _ahead_words(ahead: Mapping[str, Any]) -> str:
+    """Say what the step had still to make, and what it would have needed in all."""
+    parts = sentence_list(f"{size(n)} of {category_label(c).lower()}" for c, n in ahead["still"].items())
+    words = f"The step had still to make {parts}: it needs {size(ahead['needed_bytes'])} in all"
+    if ahead["short_bytes"]:
+        words += f", {size(ahead['short_bytes'])} more than there was"
+    return plain(words) + "."
+
+
+def _limited(oom: Mapping[str, Any]) -> str:
+    """Say which limit of the process refused the request; nothing where none did."""
+    if not oom.get("limited"):
+        return ""
+    by = "torch.cuda.set_per_process_memory_fraction, or memprof's capacity"
+    if (limit := oom.get("limit_bytes")) is None:
+        return f" The device had room, so a limit of this process refused it ({by})."
+    held = size(oom["reserved_bytes"] or 0)
+    return f" A limit of this process refused it: of the {size(limit)} it may reserve ({by}), it held {held}."
 
 
 def _steps(growth: Mapping[str, Any] | None) -> Steps | None:

@@ -36,6 +36,7 @@ __all__ = [
     "Prediction",
     "RankRow",
     "Ranks",
+    "Room",
     "Row",
     "Span",
     "Step",
@@ -92,6 +93,22 @@ class Summary:
     bar: tuple[Part, ...]
     rest: tuple[Part, ...]
     guessed: Fact | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """How far a run was from out of memory: one bar of ``scale_bytes``, the card ending at ``capacity_bytes``.
+
+    ``parts`` are what torch held, what its allocator cached, what was outside torch, and either the request that failed
+    or what was free; ``needed_bytes`` is all of them but what was free. ``capacity_bytes`` is None where no card is
+    known.
+    """
+
+    parts: tuple[Part, ...]
+    scale_bytes: int
+    capacity_bytes: int | None
+    needed_bytes: int
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -261,6 +278,23 @@ class Ranks:
     lowest_bytes: int
     total_bytes: int
     imbalance: float
+
+
+@dataclass(frozen=True)
+class RecordingRow:
+    """One recording of the folder that a report is of: what its path says, its peak where it was read, why not shown.
+
+    ``who`` is its role or process, ``when`` the step and the time.
+    """
+
+    file: str
+    rank: str
+    who: str
+    when: str
+    peak_bytes: int | None
+    shown: bool
+    because: str
+    out_of_memory: bool
 
 
 # ---- what the peak is made of ----------------------------------------------------------------------------------------
@@ -528,5 +562,7 @@ class Document:
     prediction: Prediction | None
     report: dict[str, Any]
     ranks: Ranks | None = None
+    recordings: tuple[RecordingRow, ...] = ()
     outside: tuple[Fact, ...] = ()
     switches: tuple[SwitchRow, ...] = ()
+    room: Room | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from memprof.reports.document.model import Cell, NodeRow, PhaseSpread, RankRow, Ranks
+from memprof.reports.document.model import Cell, NodeRow, PhaseSpread, RankRow, Ranks, RecordingRow
 from memprof.reports.document.text import STACK_ORDER, category_label, phase_label, plain, sentence_list, size
 
-__all__ = ["ranks_of"]
+__all__ = ["ranks_of", "recording_rows"]
 
 _HEATS = 8
 # A cell is marked where it stands above the median by this part of the median rank's whole peak.
@@ -57,6 +57,30 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         lowest_bytes=peak["lowest_bytes"],
         total_bytes=peak["total_bytes"],
         imbalance=peak["imbalance"],
+    )
+
+
+def recording_rows(report: Mapping[str, Any]) -> tuple[RecordingRow, ...]:
+    """List every recording of a folder where not all of them are shown, those that are first."""
+    rows = [_recording(row) for row in report.get("recordings") or []]
+    return tuple(sorted(rows, key=lambda row: not row.shown))
+
+
+def _recording(row: Mapping[str, Any]) -> RecordingRow:
+    role = row["role"] or "role not known"
+    if row["role_from"] == "content":
+        role += " (by what it holds)"
+    process = f"process {row['pid']}" if row["pid"] is not None else ""
+    step = f"step {row['step']}" if row["step"] is not None else ""
+    return RecordingRow(
+        file=row["file"],
+        rank="–" if row["rank"] is None else str(row["rank"]),
+        who=", ".join(part for part in (role, process, row["label"]) if part),
+        when=", ".join(part for part in (step, row["time"]) if part) or "–",
+        peak_bytes=row["peak_bytes"],
+        shown=row["shown"],
+        because="shown" if row["shown"] else row["because"] or "",
+        out_of_memory=row["out_of_memory"],
     )
 
 

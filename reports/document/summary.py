@@ -1,24 +1,28 @@
-"""Fill the first screen: the peak, what it is made of, what else the device held, and the figures beside it."""
+"""Fill the first screen: the peak, what it is made of, what else the device held, how far it was from out of memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Allocation, Fact, Part, Summary
+from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import gib, percent, sentence_list, where_words
+from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
-__all__ = ["summary_of"]
+__all__ = ["room_of", "summary_of"]
+
+
+_MOST_DEVICES = 8
 
 
 def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
     """Fill the first screen from one report (``memprof.report/1``); ``allocations`` say what guesses could also be."""
     source, peak = report["source"], report["peak"]
     has_device = peak["reserved_bytes"] is not None
-    capacity = source["device_total_bytes"] if has_device else None
+    card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
+    capacity = card["bytes"] if has_device else None
     unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
     bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
@@ -29,7 +33,7 @@ def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()
             source["kind"], "Peak allocated memory"
         ),
         where=where_words(None if unknown else peak["phase"], peak["step"]),
-        cause=_cause(report, bar),
+        cause=_cause(report, bar) + _pending(peak),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
         facts=_facts(report, capacity),
@@ -89,6 +93,17 @@ def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
     return f"{sentence}; {also}{_made_at(report, passing.id)}."
 
 
+def _pending(peak: Mapping[str, Any]) -> str:
+    """Say why the table's total is above the allocated peak: freed blocks that wait for a stream are in it."""
+    if not peak["pending_free_bytes"]:
+        return ""
+    waiting, active = gib(peak["pending_free_bytes"]), gib(peak["active_bytes"])
+    return (
+        f" {waiting} GiB more were freed by the program and wait for a stream: phases, shares and the total, "
+        f"{active} GiB, count them."
+    )
+
+
 def _made_at(report: Mapping[str, Any], category: str) -> str:
     listed = (a for a in report["peak"]["allocations"] if a["category"] == category and a.get("stack"))
     first = next(listed, None)
@@ -121,12 +136,124 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     facts.append(
         Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)
     )
+    if missing := peak.get("not_in_history_bytes"):
+        note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"
+        facts.append(Fact("Not in the history", f"{gib(missing)} GiB", note, missing))
+    facts += _other_devices(report)
     if reserved is None:
         facts.insert(0, _floor(report))
     return (*prediction_facts(report), *facts)
+
+
+def _other_devices(report: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the peaks of the devices that the rest of the report is not about, and of all together."""
+    devices = report.get("devices") or []
+    others = [d for d in devices if not d["shown"]]
+    for device in others[:_MOST_DEVICES]:
+        peak = device["peak"]
+        largest = max(category_parts(peak["categories"]), key=lambda p: p.bytes, default=None)
+        words = f"its own peak, in {where_words(peak['phase'], peak['step'])}"
+        words += f"; largest: {largest.label.lower()}, {gib(largest.bytes)} GiB" if largest else ""
+        note = f"{words}; --device {device['device']} reports it"
+        bytes_ = peak["allocated_bytes"]
+        yield Fact(f"Device {device['device']}", f"{gib(bytes_)} GiB", note, bytes_)
+    if devices:
+        total = sum(d["peak"]["allocated_bytes"] for d in devices)
+        yield Fact(f"All {len(devices)} devices", f"{gib(total)} GiB", "the sum of their own peaks", total)
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:
     """Count, where there is no device, what is held in every phase."""
     floor = min((p["peak_bytes"] for p in report["phases"]), default=report["peak"]["active_bytes"])
     return Fact("Lowest phase peak", f"{gib(floor)} GiB", "held in every phase", floor)
+
+
+# ---- how far from out of memory: what torch holds and caches, what is outside it, what failed, and the card ---------
+
+
+_FROM = {
+    "device": "the card",
+    "option": "the card asked about",
+    "limit": "what this process may reserve",
+    "oom": "the card at least, by what was free when memory ran out",
+}
+
+
+def room_of(report: Mapping[str, Any]) -> Room | None:
+    """Fill the bar of a report; None where neither a card nor a failed request is known.
+
+    At an out-of-memory error the figures are those of that moment, else those of the device's highest moment. A tensor
+    trace has no allocator: its peak stands there alone, and the sentence says so.
+    """
+    oom = report.get("oom")
+    card = report.get("capacity") or _recorded_card(report)
+    if card is None and not (oom and oom.get("reserved_bytes")):
+        return None
+    held, cached, outside = _at_failure(oom, report, card) if oom else _at_device_peak(report)
+    request = int(oom["requested_bytes"]) if oom else 0
+    needed = held + cached + outside + request
+    parts = [
+        Part("held", "Held", held),
+        Part("cached", "Cached by the allocator", cached),
+        Part("non_torch", "Outside torch", outside),
+        Part("request", "The request that failed", request),
+        Part("free", "Free", max(0, card["bytes"] - needed) if card and not request else 0),
+    ]
+    capacity = int(card["bytes"]) if card else None
+    return Room(
+        parts=tuple(p for p in parts if p.bytes > 0),
+        scale_bytes=max(needed, capacity or 0, 1),
+        capacity_bytes=capacity,
+        needed_bytes=needed,
+        sentence=_sentence(report, card, needed, request),
+    )
+
+
+def _recorded_card(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the card of a report that was written before reports had a capacity."""
+    total = report["source"]["device_total_bytes"]
+    return {"bytes": total, "from": "device"} if total and report["peak"]["reserved_bytes"] is not None else None
+
+
+def _at_device_peak(report: Mapping[str, Any]) -> tuple[int, int, int]:
+    device, peak = report.get("device_peak") or {}, report["peak"]
+    reserved = device.get("reserved_bytes")
+    if reserved is None:
+        return int(peak["active_bytes"]), 0, 0
+    held = int(device.get("active_bytes") or 0)
+    if not held or peak["reserved_bytes"] == reserved:  # the allocated peak was reached with as much reserved
+        held = min(int(peak["active_bytes"]), int(reserved))
+    return held, int(reserved) - held, int(device["non_torch_bytes"] or 0)
+
+
+def _at_failure(
+    oom: Mapping[str, Any], report: Mapping[str, Any], card: Mapping[str, Any] | None
+) -> tuple[int, int, int]:
+    """Return the figures when the request failed; what is outside torch is what the card's other figures leave."""
+    held, reserved, free = int(oom.get("allocated_bytes") or 0), oom.get("reserved_bytes"), oom["device_free_bytes"]
+    if not held:
+        held = int(report["peak"]["active_bytes"])
+    if reserved is None:
+        return held, 0, 0
+    limited = card is not None and card["from"] == "limit"  # a limit counts what is reserved
+    outside = 0 if limited else report["peak"]["non_torch_bytes"] or 0
+    if card is not None and card["from"] == "device" and free is not None:
+        outside = max(0, card["bytes"] - free - reserved)
+    return held, max(0, int(reserved) - held), int(outside)
+
+
+def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed: int, request: int) -> str:
+    if card is None:
+        return f"{gib(needed)} GiB with the request that failed; the recording does not say how large the card is."
+    of = f"{gib(card['bytes'])} GiB ({_FROM[card['from']]})"
+    left = card["bytes"] - needed
+    if request and left >= 0:
+        return f"{gib(needed)} of {of} with the {size(request)} that failed: free, but not in one piece."
+    if left < 0:
+        with_it = f" with the {size(request)} that failed" if request else ""
+        words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}."
+    else:
+        words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
+    if report["peak"]["reserved_bytes"] is None:
+        words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
+    return words

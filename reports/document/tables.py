@@ -26,6 +26,7 @@ from memprof.reports.document.text import (
     thousands,
 )
 
+from memprof.analysis.allocations.alike import tag_shape
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -40,7 +41,6 @@ __all__ = [
     "phase_rows",
     "shown_stack",
     "single_allocations",
-    "tensor_shape",
     "whole_stack",
     "why",
 ]
@@ -53,7 +53,7 @@ for _category, _group in GROUP_OF.items():
     _CATEGORIES_OF[str(_group)].append(str(_category))
 
 # Frames outside Python: by their file's ending, or because there is no file.
-_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d")
+_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
 
 # Frames that say where Python was, not whose tensor it is.
 _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
@@ -198,90 +198,65 @@ def why(allocation: Mapping[str, Any]) -> str:
     return plain(words)
 
 
-def allocation_rows(listed: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
-    """Fold listed allocations that are alike into one, the largest sum first; ``whole`` is 100 %."""
-    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for allocation in listed:
-        alike.setdefault(_likeness(allocation), []).append(allocation)
-    rows = [_allocation(group, whole or 1) for group in alike.values()]
-    return tuple(sorted(rows, key=lambda a: -a.bytes))
+def allocation_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+    """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
+
+    Args:
+        groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
+        whole: the bytes of which each row's share is taken.
+    """
+    return tuple(_allocation(group, whole or 1) for group in groups)
 
 
 def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
-    """Fill one row for each allocation, in the order given: what ``memprof explain`` shows."""
+    """Fill one row for each allocation, in the order given."""
     whole = sum(a["bytes"] for a in listed) or 1
-    return tuple(_allocation([a], whole) for a in listed)
+    return tuple(_allocation(a, whole) for a in listed)
 
 
-def _likeness(allocation: Mapping[str, Any]) -> tuple[Any, ...]:
-    name = re.sub(r"\d+", "#", str(allocation.get("name") or ""))
-    keys = ("bytes", "category", "detail", "evidence", "rule", "phase", "retained")
-    name += tensor_shape(allocation.get("tag"))
-    stack, others = allocation.get("stack") or [], allocation.get("alternatives") or []
-    return (*(allocation.get(k) for k in keys), name, tuple(stack), tuple(others))
-
-
-def _allocation(group: Sequence[Mapping[str, Any]], whole: int) -> Allocation:
-    first = group[0]
-    total = sum(a["bytes"] for a in group)
-    stack = first.get("stack") or []
+def _allocation(group: Mapping[str, Any], whole: int) -> Allocation:
+    count = group.get("count", 1)
+    lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
     return Allocation(
-        address=hex(first["address"]) if isinstance(first["address"], int) else plain(first["address"]),
-        name=_common_name([str(a.get("name") or "") for a in group]),
-        shape=tensor_shape(first.get("tag")),
-        count=len(group),
-        bytes=total,
-        each_bytes=first["bytes"],
-        share=total / whole,
-        category=plain(first["category"]),
-        category_label=plain(category_label(first["category"])),
-        detail=plain(humanise(first["detail"] or "")),
-        evidence=plain(first["evidence"]),
-        rule=plain(first.get("rule") or ""),
-        why=why(first),
-        alternatives=tuple(plain(category_label(a)) for a in first.get("alternatives") or []),
-        phase=plain(first["phase"] or ""),
-        phase_label=plain(phase_label(first["phase"])) if first["phase"] else "",
-        lives=tuple((a.get("born_us"), _freed(a)) for a in group),
-        lifetime=_lifetime(group),
-        retained=bool(first["retained"]),
-        held_by=tuple(dict.fromkeys(plain(who) for a in group for who in a.get("held_by") or [])),
-        site=call_site(stack),
-        stack=shown_stack(stack),
-        whole_stack=whole_stack(stack),
+        address=hex(group["address"]) if isinstance(group["address"], int) else plain(group["address"]),
+        name=plain(group.get("name") or ""),
+        shape=plain(tag_shape(group.get("tag"))),
+        count=count,
+        bytes=group["bytes"],
+        each_bytes=group.get("each_bytes", group["bytes"]),
+        share=group["bytes"] / whole,
+        category=plain(group["category"]),
+        category_label=plain(category_label(group["category"])),
+        detail=plain(humanise(group["detail"] or "")),
+        evidence=plain(group["evidence"]),
+        rule=plain(group.get("rule") or ""),
+        why=why(group),
+        alternatives=tuple(plain(category_label(a)) for a in group.get("alternatives") or []),
+        phase=plain(group["phase"] or ""),
+        phase_label=plain(phase_label(group["phase"])) if group["phase"] else "",
+        lives=tuple((born, _freed(died)) for born, died in lives),
+        lifetime=_lifetime([(born, _freed(died)) for born, died in lives]),
+        retained=bool(group["retained"]),
+        held_by=tuple(plain(who) for who in group.get("held_by") or []),
+        site=call_site(group.get("stack") or []),
+        stack=shown_stack(group.get("stack") or []),
+        whole_stack=whole_stack(group.get("stack") or []),
     )
 
 
-def _common_name(names: Sequence[str]) -> str:
-    """``layers.0.w`` and ``layers.1.w`` as ``layers.*.w``: the digits that differ become a star."""
-    parts = [re.split(r"(\d+)", name) for name in names]
-    if any(len(p) != len(parts[0]) for p in parts):
-        return plain(names[0])
-    return plain("".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*parts, strict=True)))
-
-
-def tensor_shape(tag: str | None) -> str:
-    """Read ``8×128×576 bfloat16`` from a recorder's own tag; empty for no tag or somebody else's."""
-    if not tag or not tag.startswith("memprof:"):
-        return ""
-    fields = dict(field.partition("=")[::2] for field in tag.removeprefix("memprof:").split(";"))
-    return plain(f"{fields.get('shape', '').replace('x', '×')} {fields.get('dtype', '')}".strip())
-
-
-def _freed(allocation: Mapping[str, Any]) -> int | None:
-    died = allocation.get("died_us")
+def _freed(died: object) -> int | None:
     return died if isinstance(died, int) and died >= 0 else None
 
 
-def _lifetime(group: Sequence[Mapping[str, Any]]) -> str:
+def _lifetime(lives: Sequence[tuple[int | None, int | None]]) -> str:
     """Say how long the blocks lived; the range where they differ."""
-    if any(_freed(a) is None for a in group):
-        born_before = all(a.get("born_us") is None for a in group)
+    if any(died is None for _, died in lives):
+        born_before = all(born is None for born, _ in lives)
         return "the whole recording" if born_before else "to the end"
-    if any(a.get("born_us") is None for a in group):
+    if any(born is None for born, _ in lives):
         return "from before recording"
-    lives = sorted(a["died_us"] - a["born_us"] for a in group)
-    low, high = duration(lives[0]), duration(lives[-1])
+    spans = sorted((died or 0) - (born or 0) for born, died in lives)
+    low, high = duration(spans[0]), duration(spans[-1])
     return low if low == high else f"{low} to {high}"
 
 

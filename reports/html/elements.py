@@ -31,7 +31,7 @@ __all__ = [
 # HTML's only: an SVG shape without an end tag would hold every shape that follows.
 _VOID = {"br", "col", "hr", "input", "link", "meta", "wbr"}
 # Parts of a device that have a colour and are no category.
-_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free"}
+_OWN_COLOUR = {"training", "cached", "inactive_split", "private_pools", "non_torch", "free", "held", "request"}
 
 
 class Markup(str):

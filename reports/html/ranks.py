@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Cell, RankRow, Ranks
+from memprof.reports.document.model import Cell, RankRow, Ranks, RecordingRow
 from memprof.reports.document.text import gib, thousands
 from memprof.reports.html.elements import Child, Markup, column, el, section, swatch
 from memprof.reports.palette import slug
 
-__all__ = ["ranks_section"]
+__all__ = ["ranks_section", "recordings_section"]
 
 # Up to so many ranks are rows at once; of more the fullest are, and the others open below.
 _ROWS_AT_ONCE = 32
@@ -173,3 +173,34 @@ def _small_table(title: str, head: Sequence[Child], body: Sequence[Child]) -> Ma
     table = el("table", {"class": "rank-spread"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
     box: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": title}
     return el("div", {}, el("h3", {}, title), el("div", box, table))
+
+
+def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
+    """List every dump of the folder, those that are shown first; none where all of them are."""
+    if not rows:
+        return None
+    head = [column("Dump"), column("Rank"), column("Role, process"), column("Step, time", extra="wide")]
+    head += [column("Peak", True), column("Here")]
+    body = [
+        el(
+            "tr",
+            {},
+            el(
+                "th",
+                {"scope": "row"},
+                row.file,
+                el("span", {"class": "badge peak"}, "out of memory") if row.out_of_memory else None,
+            ),
+            el("td", {}, row.rank),
+            el("td", {}, row.who),
+            el("td", {"class": "wide"}, row.when),
+            el("td", {"class": "num"}, "–" if row.peak_bytes is None else gib(row.peak_bytes)),
+            el("td", {}, el("b", {}, row.because) if row.shown else row.because),
+        )
+        for row in rows
+    ]
+    table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
+    label: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "Dumps"}
+    shown = sum(row.shown for row in rows)
+    note = f"{len(rows)} in the folder, {shown} shown on this page; peaks in GiB of those that were read"
+    return section("recordings", "Dumps in the folder", note, el("div", label, table))

@@ -14,8 +14,8 @@ from memprof.reports.html.evidence import bottom
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
-from memprof.reports.html.ranks import ranks_section
-from memprof.reports.html.summary import oom_banner, prediction_section, summary
+from memprof.reports.html.ranks import ranks_section, recordings_section
+from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
 
 __all__ = ["render_html", "write_html"]
@@ -48,9 +48,11 @@ def _body(document: Document, opened: Opened) -> Markup:
             {"id": "main"},
             oom_banner(document.oom),
             summary(document.summary, document.badge, document.advice.first, document.rows),
+            room_section(document.room),
             prediction_section(document.prediction),
             advice_section(document.advice),
             ranks_section(document.ranks),
+            recordings_section(document.recordings),
             component_table(document.rows),
             timeline_section(document, opened),
             icicle_section(document.icicle, opened),

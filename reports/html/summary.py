@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Row, Summary
+from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
 from memprof.reports.document.text import amount, percent, thousands
 from memprof.reports.html.elements import Markup, bar, colour_class, column, el, section, stack_details, swatch
 
-__all__ = ["oom_banner", "prediction_section", "summary"]
+__all__ = ["oom_banner", "prediction_section", "room_section", "summary"]
 
 _VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
@@ -97,6 +97,25 @@ def _bar_axis(summary: Summary) -> Markup:
 def _legend(part: Part) -> Markup:
     words = el("span", {"class": "muted"}, amount(part.bytes) if part.bytes else "not at the peak")
     return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.label, " ", words)
+
+
+def room_section(room: Room | None) -> Markup | None:
+    """Draw how far the run was from out of memory: one bar, with a mark where the card ends."""
+    if room is None:
+        return None
+    words = ", ".join(f"{p.label} {amount(p.bytes)}" for p in room.parts)
+    end = None
+    if room.capacity_bytes:
+        left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
+        end = el("span", {"class": "card-end", "style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
+    return section(
+        "room",
+        "How far from out of memory",
+        "",
+        el("p", {}, room.sentence),
+        el("div", {"class": "room"}, bar(room.parts, room.scale_bytes, described=words), end),
+        el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) for p in room.parts]),
+    )
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.reports.document.model import Document, Ranks, Row
+from memprof.reports.document.model import Document, Ranks, RecordingRow, Row
 from memprof.reports.document.text import duration, gib, percent, thousands
 from memprof.reports.markdown.advice import render_advised
 from memprof.reports.markdown.elements import code, table, text
@@ -22,10 +22,12 @@ def render_markdown(document: Document) -> str:
         text(" · ".join(document.subtitle)),
         _oom(document),
         _peak(document),
+        text(f"How far from out of memory: {document.room.sentence}") if document.room else "",
         _facts(document),
         _prediction(document),
         _rows(document.rows),
         _ranks(document.ranks),
+        _recordings(document.recordings),
         _phases(document),
         _largest(document),
         render_advised(document.advice).rstrip(),
@@ -105,6 +107,24 @@ def _ranks(ranks: Ranks | None) -> str:
     ]
     words = [text(w) for w in (ranks.sentence, ranks.missing, *ranks.differences) if w]
     return "\n\n".join([" ".join(words), table(head, "llr" + "r" * len(ranks.columns), rows)])
+
+
+def _recordings(rows: Sequence[RecordingRow]) -> str:
+    """List every dump of the folder; nothing where all of them are shown."""
+    if not rows:
+        return ""
+    cells = [
+        [
+            f"`{row.file}`{' **out of memory**' if row.out_of_memory else ''}",
+            row.rank,
+            text(row.who),
+            text(row.when),
+            "–" if row.peak_bytes is None else gib(row.peak_bytes),
+            text(row.because),
+        ]
+        for row in rows
+    ]
+    return table(["Dump", "Rank", "Role, process", "Step, time", "GiB", "Here"], "llllrl", cells)
 
 
 def _phases(document: Document) -> str:

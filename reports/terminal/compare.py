@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.elements import draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.elements import draw_bar, legend, mark_capacity, swatch, table_of
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 __all__ = ["print_comparison", "render_comparison"]
 
@@ -92,27 +91,13 @@ def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:
     space = max(console.width - margin - 12, 10)
     for name, column, total in zip(names, comparison.columns, comparison.rows[-1].at_peak, strict=True):
         bar = draw_bar(column.parts, scale, space, colour)
-        _mark_capacity(bar, comparison.capacity_bytes, scale, space)
+        mark_capacity(bar, comparison.capacity_bytes, scale, space)
         line = Text.assemble(name.ljust(margin), bar)
         console.print(line.append(f" {'–' if total is None else gib(total)}", style="bold"), no_wrap=True)
     for line in legend(comparison.legend, console.width - 1, colour, figures=False):
         console.print(line)
     if comparison.capacity_bytes:
         console.print(Text(f"¦ {gib(comparison.capacity_bytes)} GiB, the device", style="dim"))
-
-
-def _mark_capacity(bar: Text, capacity: int | None, scale: int, space: int) -> None:
-    """Put a ``¦`` where the device ends."""
-    from rich.text import Text
-
-    if not capacity:
-        return
-    at = min(round(space * capacity / scale), space - 1)
-    bar.pad_right(max(at + 1 - len(bar), 0))
-    rest = bar[at + 1 :] if at + 1 < len(bar) else Text()
-    marked = Text.assemble(bar[:at] if at else Text(), "¦", rest)
-    bar.truncate(0)
-    bar.append_text(marked)
 
 
 @dataclass(frozen=True)

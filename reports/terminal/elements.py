@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "swatch", "table_of"]
+__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "mark_capacity", "swatch", "table_of"]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
@@ -21,6 +21,7 @@ LETTERS = {
     "loss_logits": "L", "kv_cache": "K", "inference_engine": "E", "inputs": "I", "temporaries": "T",
     "communication": "Z", "workspace": "B", "unattributed": "?", "cached": "-", "inactive_split": "~",
     "private_pools": "=", "non_torch": "N", "free": ".",
+    "held": "H", "request": "!",
     "training": "M",
 }  # fmt: skip
 
@@ -32,6 +33,8 @@ _COLOURS = {
     "non_torch": "#6b7480",
     "training": "#8a929c",
     "free": "#2a3038",
+    "held": "#5b8dd6",
+    "request": "#e5484d",
 }
 
 VERDICT_WORDS = {True: "fits", False: "does not fit", None: "–"}
@@ -82,6 +85,20 @@ def legend(parts: Sequence[Part], width: int, colour: bool, figures: bool = True
             lines.append(Text())
         lines[-1].append("   " if lines[-1].cell_len else "").append(entry)
     return lines
+
+
+def mark_capacity(bar: Text, capacity: int | None, scale: int, space: int) -> None:
+    """Put a ``¦`` where the device ends."""
+    from rich.text import Text
+
+    if not capacity:
+        return
+    at = min(round(space * capacity / scale), space - 1)
+    bar.pad_right(max(at + 1 - len(bar), 0))
+    rest = bar[at + 1 :] if at + 1 < len(bar) else Text()
+    marked = Text.assemble(bar[:at] if at else Text(), "¦", rest)
+    bar.truncate(0)
+    bar.append_text(marked)
 
 
 def table_of(*columns: tuple[str, str, bool]) -> Table:

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.model import Allocation, Document, Part, Prediction, RankRow, Ranks, Row
-from memprof.reports.document.text import duration, gib, percent, short_path, thousands
+from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
+from memprof.reports.document.text import duration, gib, percent, thousands
 from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.largest import largest_table
+from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = ["print_document", "render_short", "render_terminal"]
 
 # Of more ranks the fullest are listed.
 _MOST_RANKS = 16
+_MOST_ALLOCATIONS = 10
 
 
 def print_document(document: Document, stream: TextIO | None = None) -> None:
@@ -53,12 +56,15 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
     if document.ranks:
         console.print()
         _print_ranks(console, document.ranks, colour)
+    if document.recordings:
+        console.print()
+        _print_recordings(console, document.recordings)
     if document.phases:
         console.print()
         console.print(_phases(document, width, colour))
     if document.allocations:
         console.print()
-        console.print(_allocations(document.allocations[:10], width, colour))
+        console.print(largest_table(document.allocations[:_MOST_ALLOCATIONS], width, colour))
     console.print()
     _print_closing(console, document)
     return text_of(console)
@@ -82,6 +88,8 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
+    if document.room is not None:
+        print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
 
@@ -179,6 +187,21 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
         console.print(Text(sentence))
 
 
+def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
+    """Print the dumps of the folder; of many the first, and how many there are."""
+    from rich.text import Text
+
+    columns = [("Dump", "left", True), ("Rank", "left", False), ("Role, process", "left", True)]
+    table = table_of(*columns, ("GiB", "right", False), ("Here", "left", True))
+    for row in rows[:_MOST_RANKS]:
+        peak = "–" if row.peak_bytes is None else gib(row.peak_bytes)
+        mark = " out of memory" if row.out_of_memory else ""
+        table.add_row(row.file + mark, row.rank, row.who, peak, row.because, style="bold" if row.shown else None)
+    console.print(table)
+    if len(rows) > _MOST_RANKS:
+        console.print(Text(f"{thousands(len(rows) - _MOST_RANKS)} more dumps; -o FILE.html lists all", style="dim"))
+
+
 def _rank_name(row: RankRow) -> str:
     return f"{row.rank}{' out of memory' if row.oom else ''}"
 
@@ -203,24 +226,6 @@ def _phases(document: Document, width: int, colour: bool) -> Table:
         if wide:
             cells.append(draw_bar(phase.parts, scale, max(width - 52, 10), colour))
         table.add_row(*cells, style="bold" if phase.is_peak else None)
-    return table
-
-
-def _allocations(allocations: Sequence[Allocation], width: int, colour: bool) -> Table:
-    from rich.text import Text
-
-    wide = width >= 80
-    columns = [("Largest alive at the peak", "left", True), ("GiB", "right", False)]
-    columns += [("Known by", "left", False), ("Made at", "left", True)] if wide else []
-    table = table_of(*columns)
-    for allocation in allocations:
-        many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
-        name = allocation.name or allocation.shape or allocation.detail or allocation.category_label.lower()
-        label = Text.assemble(swatch(allocation.category, colour), f" {name}{many}")
-        cells: list[Text | str] = [label, gib(allocation.bytes)]
-        if wide:
-            cells += [allocation.evidence, Text(short_path(allocation.site, 1))]
-        table.add_row(*cells)
     return table
 
 

@@ -16,12 +16,14 @@ from tests.attribution.runs import (
     INIT_GROUP,
     LAYER,
     LOAD,
+    LOGITS,
     LOSS,
     MAIN,
     MAKE_GRADS,
     MATRIX,
     NORM,
     PARAMETERS,
+    VOCABULARY,
     ZERO_GRAD,
     Result,
     Run,
@@ -337,6 +339,30 @@ def test_a_reward_model_of_other_sizes_recorded_after_load() -> None:
         run.free(address, ["torch/optim/optimizer.py:1062 zero_grad", *MAIN])
     run.alloc(64, MAIN)
     check(run, run.attribute())
+
+
+def test_bytes_and_whole_numbers_of_a_logits_size_are_no_logits() -> None:
+    """A kernel's scratch in the fused log-prob product and in backward, beside logits of the same size."""
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    tag = "memprof:phase={};step=1;region={};shape={};dtype={};op={}"
+    wide, flat = f"100x{VOCABULARY}", str(LOGITS)
+    fused = ["trl/kernels/chunked_logprob.py:347 forward", *LOSS, *MAIN]
+    logits = run.alloc(LOGITS, fused, metadata=tag.format("forward", "outside", wide, "float32", "aten.mm.default"))
+    scratch = run.alloc(LOGITS, fused, metadata=tag.format("forward", "outside", flat, "uint8", "aten.index.Tensor"))
+    mask = run.alloc(100, fused, metadata=tag.format("forward", "outside", "100", "bool", "aten.ne.Scalar"))
+    run.free(scratch)
+    run.free(mask)
+    later = [
+        run.alloc(LOGITS, MAKE_GRADS, metadata=tag.format("backward", "backward", *kind))
+        for kind in ((wide, "float32", "aten.mul.Tensor"), (flat, "uint8", "aten.sort.default"))
+    ]
+    for address in (*later, logits):
+        run.free(address)
+    result = run.attribute()
+    assert result.category(logits) is Category.LOSS_LOGITS
+    assert (result.category(scratch), result.rule(scratch)) == (Category.TEMPORARIES, "tag.raw-bytes")
+    assert [result.category(a) for a in later] == [Category.LOSS_LOGITS, Category.ACTIVATION_GRADIENTS]
 
 
 def test_what_peft_makes_anew_for_four_bit_training_is_no_reference_model() -> None:

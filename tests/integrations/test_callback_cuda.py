@@ -5,15 +5,18 @@ The trainer and its steps are real and run on the CPU; what a step holds on "the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from memprof.integrations.callback import records, writing
 from transformers import TrainerCallback
 
 from memprof import MemProfCallback, load_snapshot
+from memprof.errors import InputError
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo
 from memprof.timeline.timeline import build_timeline
@@ -62,8 +65,15 @@ class Uses(TrainerCallback):  # type: ignore[misc]
         trainer.compute_loss = compute_loss
 
 
+@pytest.fixture
+def any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New records may follow each other within milliseconds, as these steps do."""
+    monkeypatch.setattr(records, "_SECONDS", 0.0)
+    monkeypatch.setattr(records, "_SHARE", 1.0)
+
+
 def train(model: Path, tmp_path: Path, allocator: Allocator, kib: list[int], **options: Any) -> MemProfCallback:
-    callback = MemProfCallback(tmp_path / "r", report=False, kind="cuda", **options)
+    callback = MemProfCallback(tmp_path / "r", kind="cuda", **{"report": False, **options})
     trainer = plain(model, tmp_path / "a", [callback], max_steps=len(kib))
     assert allocator.recording is not None, "the ring runs from the trainer's construction on"
     allocator.malloc(4096)  # loading
@@ -79,6 +89,7 @@ def names(callback: MemProfCallback) -> list[str]:
     return [p.name for p in callback.result.snapshots]
 
 
+@pytest.mark.usefixtures("any_time")
 def test_the_second_step_and_every_new_record_are_written(
     model: Path, tmp_path: Path, allocator: Allocator
 ) -> None:
@@ -91,6 +102,72 @@ def test_the_second_step_and_every_new_record_are_written(
     assert [s[0] for s in last.extra["steps"]] == [1, 2, 3, 4, 5, 6]
     peaks = {c["step"]: c["allocated_peak"] for c in last.extra["counters"] if c["phase"] == "forward"}
     assert peaks[5] == 120 * 1024 + 4096
+
+
+@pytest.mark.usefixtures("any_time")
+def test_a_recorded_step_is_no_new_record_at_the_next(model: Path, tmp_path: Path, allocator: Allocator) -> None:
+    """As with AdamW, whose state is there from the second step on: that one is recorded, and the third is like it."""
+    callback = train(model, tmp_path, allocator, [100, 130, 130, 130])
+    assert names(callback) == ["step-000002.rank-0.pickle"]
+
+
+@pytest.mark.usefixtures("any_time")
+def test_a_growing_run_writes_few_records_and_says_which_peak_it_left_out(
+    model: Path, tmp_path: Path, allocator: Allocator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three percent more in every step: 38 new records by 2 %, threefold in the end."""
+    kib = [round(1000 * 1.03**i) for i in range(40)]
+    callback = train(model, tmp_path, allocator, kib, report=True)
+    recorded = [load_snapshot(path).extra["steps"][-1][0] for path in callback.result.snapshots]
+    assert recorded == [2, 3, 5, 8, 14, 24]  # 3, 6, 9, 19, 34 % more, of 2, 4, 8, 16, 32 % demanded
+    assert callback.result.page is not None
+    (highest,) = [r for r in callback.result.reports.values() if any("higher peak" in n for n in r["notes"])]
+    (note,) = [n for n in highest["notes"] if "higher peak" in n]
+    assert note.startswith("Step 40 had a higher peak, 0.00 GiB, than any step in a recording")
+    assert "MemProfCallback(steps=[40])" in note
+    assert note in capsys.readouterr().out.replace("\n", " ")
+    assert "Step 40 had a higher peak" in callback.result.page.read_text(encoding="utf-8")
+
+
+def test_a_new_record_is_written_beside_the_training(
+    model: Path, tmp_path: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs while step 2 is written; later steps go on, and the end waits for it."""
+    steps: list[int] = []
+    three, save = threading.Event(), writing.save_snapshot
+
+    def hanging(raw: Any, path: Path) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert three.wait(60), "training waits for the disk"
+        save(raw, path)
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            steps.append(state.global_step + 1)
+            if state.global_step + 1 == 5:
+                three.set()
+
+    monkeypatch.setattr(writing, "save_snapshot", hanging)
+    callback = MemProfCallback(tmp_path / "r", kind="cuda", report=False)
+    trainer = plain(model, tmp_path / "a", [callback, Steps()], max_steps=6)
+    Uses(allocator, [100] * 6).attach(trainer)
+    trainer.train()
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert names(callback) == ["step-000002.rank-0.pickle"]
+    loaded = load_snapshot(callback.result.snapshots[0])
+    assert [s[0] for s in loaded.extra["steps"]] == [1, 2], "what it says is from before the write"
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(
+    model: Path, tmp_path: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(raw: Any, path: Path) -> None:
+        raise InputError(f"{path}: cannot be written (No space left on device).")
+
+    monkeypatch.setattr(writing, "save_snapshot", full)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        callback = train(model, tmp_path, allocator, [100] * 5)
+    assert callback.result.snapshots == []
 
 
 def test_an_oom_is_written_on_the_spot_and_passes_through(

@@ -87,6 +87,8 @@ PATHS = {
     "Transformers": "/site-packages/transformers/trainer.py",
     "SGLang": "/site-packages/sglang/srt/managers/scheduler.py",
     "vLLM": "/site-packages/vllm/v1/worker/gpu_worker.py",
+    "TGI": "/site-packages/text_generation_server/models/flash_causal_lm.py",
+    "NeMo-RL": "/opt/nemo-rl/nemo_rl/models/policy/workers/dtensor_policy_worker_v2.py",
 }
 MICRO_BATCH = {
     "TRL": "per_device_train_batch_size",
@@ -99,6 +101,8 @@ MICRO_BATCH = {
     "Transformers": "per_device_train_batch_size",
     "SGLang": "--chunked-prefill-size",
     "vLLM": "max_num_batched_tokens",
+    "TGI": "--max-batch-prefill-tokens",
+    "NeMo-RL": "policy.train_micro_batch_size",
 }
 
 

@@ -65,3 +65,74 @@ def test_with_little_known_and_on_many_ranks() -> None:
         "  asked for  an unknown size",
         "  held       21.00 GiB at the peak: Weights 21.00 GiB",
     ]
+
+
+MIB = 2**20
+AHEAD = {
+    "still": {"optimizer_state": 850 * MIB}, "moment": "optimizer_step", "needed_bytes": 5 * GIB,
+    "available_bytes": 5 * GIB - 800 * MIB, "short_bytes": 800 * MIB,
+}  # fmt: skip
+
+
+def test_a_step_with_more_ahead_is_no_matter_of_fragments() -> None:
+    lines = oom_lines(report(inactive_split_bytes=GIB, fits_defragmented=True, ahead=AHEAD))
+    assert (
+        "  idle       1.00 GiB reserved by torch and unused; in one piece it would have held this request, not the step"
+        in lines
+    )
+    assert (
+        "  the step   had still to make 850.00 MiB of optimizer state: 5.00 GiB in all, 800.00 MiB more than there was"
+        in lines
+    )
+    assert not any("expandable" in line for line in lines)
+
+
+def test_the_cheapest_change_that_is_enough_for_the_whole_step_comes_first() -> None:
+    def row(action: str, saves: int, toll: int, peak: str = "allocated") -> dict[str, Any]:
+        return {
+            "action": action,
+            "saves_bytes": saves,
+            "costs": "",
+            "exact": True,
+            "basis": "estimated",
+            "toll": toll,
+            "peak": peak,
+        }
+
+    advice = [
+        row("QLoRA", 9 * GIB, 4), row("enough for the request", 50 * MIB, 1), row("a smaller batch", 2 * GIB, 1),
+        row("grow segments", GIB, 0, "device"),
+    ]  # fmt: skip
+    asked = {
+        "requested_bytes": 47 * MIB,
+        "device_free_bytes": 10 * MIB,
+        "inactive_split_bytes": GIB,
+        "fits_defragmented": True,
+    }
+    lines = [line for line in oom_lines(report(advice=advice, ahead=AHEAD, **asked)) if "saves" in line]
+    assert lines[0] == "  change     a smaller batch (saves 2.00 GiB, estimated; enough alone)"
+    assert "QLoRA" in lines[1]
+    without = [line for line in oom_lines(report(advice=advice, **asked)) if "saves" in line]
+    assert without[0].startswith("  change     grow segments")
+
+
+def test_the_piece_the_allocator_asks_for_is_named() -> None:
+    asked = {"requested_bytes": 8_713_000, "device_free_bytes": 10 * MIB, "segment_bytes": 20 * MIB}
+    assert oom_lines(report(**asked))[1] == (
+        "  asked for  8.31 MiB, which takes a piece of 20.00 MiB from the device, with 10.00 MiB free of 24.00 GiB"
+    )
+
+
+def test_no_frame_of_memprof_is_named() -> None:
+    stack = [
+        "/x/site-packages/memprof/recording/trace/dispatch_mode.py:80 wrapper",
+        "/x/site-packages/torch/nn/functional.py:9 linear",
+        "/x/site-packages/memprof/compat/patching.py:40 wrapper",
+        "/home/me/train.py:12 main",
+    ]
+    lines = [line for line in oom_lines(report(stack=stack)) if line.startswith("  by")]
+    assert lines == [
+        "  by         /x/site-packages/torch/nn/functional.py:9 linear",
+        "  by         /home/me/train.py:12 main",
+    ]
+    assert not any(line.startswith("  by") for line in oom_lines(report(stack=stack[:1])))

@@ -16,12 +16,14 @@ class Allocator:
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self.live: dict[int, tuple[int, int, list[Any]]] = {}
+        self.waiting: dict[int, tuple[int, int, list[Any]]] = {}
         self.next = 0x7F0000000000
         self.trace: list[dict[str, Any]] = []
         self.recording: dict[str, Any] | None = None
         self.peak = self.current = 0
         self.text = ""
         self.calls: list[str] = []
+        self.observers = 0
         self.observer: Callable[[int, int, int, int], None] | None = None
 
     # what a program does
@@ -35,10 +37,19 @@ class Allocator:
         self._entry("alloc", address, nbytes, frames)
         return address
 
-    def free(self, address: int) -> None:
-        nbytes, block, _ = self.live.pop(address)
+    def free(self, address: int, pending: bool = False) -> None:
+        """Free a block; ``pending`` leaves it waiting for a stream (see :meth:`complete`)."""
+        nbytes, block, frames = self.live.pop(address)
         self.current -= block
         self._entry("free_requested", address, nbytes, [])
+        if pending:
+            self.waiting[address] = (nbytes, block, frames)
+        else:
+            self._entry("free_completed", address, nbytes, [])
+
+    def complete(self, address: int) -> None:
+        """Let the stream be done with a block."""
+        nbytes, _, _ = self.waiting.pop(address)
         self._entry("free_completed", address, nbytes, [])
 
     def _entry(self, action: str, address: int, nbytes: int, frames: list[Any]) -> None:
@@ -75,10 +86,11 @@ class Allocator:
     def segments(self) -> list[dict[str, Any]]:
         start = 0x7F0000000000
         blocks, at = [], start
-        for address, (nbytes, block, frames) in sorted(self.live.items()):
+        for address, (nbytes, block, frames) in sorted({**self.live, **self.waiting}.items()):
             if address > at:
                 blocks.append({"address": at, "size": address - at, "requested_size": 0, "state": "inactive"})
-            blocks.append({"address": address, "size": block, "requested_size": nbytes, "state": "active_allocated",
+            state = "active_pending_free" if address in self.waiting else "active_allocated"
+            blocks.append({"address": address, "size": block, "requested_size": nbytes, "state": state,
                            "frames": frames})  # fmt: skip
             at = address + block
         size = max(2**21, self.next - start)
@@ -108,6 +120,7 @@ class Allocator:
         return self.text
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
+        self.observers += self.observer is not observer
         self.observer = observer
 
     def limit(self, device: int, nbytes: int | None) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.analysis.analysis import analyze
+from memprof.recording.cuda import backend
 from memprof.recording.cuda import history as module
 from memprof.recording.cuda.backend import TorchCuda
 from memprof.recording.cuda.history import CudaHistory
@@ -24,13 +26,19 @@ from tests.recording.fake_cuda import Allocator
 
 @pytest.fixture(autouse=True)
 def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaHistory, "device", lambda self: DeviceInfo(self.index, "cuda", "Pretend", 24 * 10**9))
+    monkeypatch.setattr(CudaHistory, "other_device", lambda self, i: DeviceInfo(i, "cuda", "Pretend", 24 * 10**9))
 
 
 def started(allocator: Allocator, **options: Any) -> CudaHistory:
     recorder = CudaHistory(torch.device("cuda", allocator.index), backend=allocator, **options)
     recorder.start()
     return recorder
+
+
+def report_of(session: Session, path: Path) -> dict[str, Any]:
+    """Write what is recorded so far, and report it."""
+    session.write(path)
+    return analyze(path).to_dict()
 
 
 def test_history_is_taken_before_it_is_stopped() -> None:
@@ -193,18 +201,95 @@ def test_an_oom_is_told_with_sizes_and_stack() -> None:
     told: list[int] = []
     recorder.on_oom = lambda: told.append(1)
     assert allocator.observer is not None
-    allocator.observer(0, 1, 2, 3)
-    assert recorder.oom() is None
     allocator.observer(1, 2**30, 24 * 10**9, 7 * 2**20)
     found = recorder.oom()
     assert found is not None
     assert (found["requested_bytes"], found["device_free_bytes"]) == (2**30, 7 * 2**20)
+    assert (found["device"], found["limit_bytes"]) == (1, None)
     assert any("test_cuda_history.py" in line for line in found["stack"])
     assert told == [1]
+    recorder.forget_oom()
+    allocator.observer(0, 5, 6 * 10**9, 7)  # another device of the same process, with a limit of its own
+    found = recorder.oom()
+    assert found is not None
+    assert (found["device"], found["limit_bytes"]) == (0, 6 * 10**9)
     recorder.stop()
-    recorder._oom = None
+    recorder.forget_oom()
     allocator.observer(1, 5, 6, 7)
     assert recorder.oom() is None
+
+
+def test_torch_is_given_one_observer_however_often_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached: list[Any] = []
+
+    class Attach:
+        @staticmethod
+        def find() -> Any:
+            return attached.append
+
+    monkeypatch.setattr(backend.names, "OOM_OBSERVER", Attach)
+    monkeypatch.setattr(backend, "_observers", set())
+    monkeypatch.setattr(TorchCuda, "__init__", lambda self: None)
+    for _ in range(3):
+        TorchCuda().watch_oom(module._tell_oom)
+    assert attached == [module._tell_oom]
+
+
+def test_an_error_that_was_caught_is_not_why_a_later_step_ends(tmp_path: Path) -> None:
+    allocator = Allocator()
+    session = Session(CudaHistory(torch.device("cuda", 0), backend=allocator))
+    session.start()
+    session.set_step(3)
+    mark = session.enter_phase("forward")
+    assert mark is not None
+    assert allocator.observer is not None
+    allocator.trace.append({"action": "oom", "device_free": 512, "size": 2**30, "stream": 0,
+                            "time_us": session.recorder.now_us(), "frames": []})  # fmt: skip
+    allocator.observer(0, 2**30, 24 * 10**9, 512)
+    at_once = report_of(session, tmp_path / "3.pickle")
+    assert at_once["oom"]["requested_bytes"] == 2**30
+    session.exit_phase(mark)
+    session.write(tmp_path / "unwound.pickle")
+    assert load_snapshot(tmp_path / "unwound.pickle").extra["oom"]["phase"] == "forward"
+    for step in range(4, 10):
+        session.set_step(step)
+        allocator.free(allocator.malloc(512))
+    later = report_of(session, tmp_path / "9.pickle")
+    session.stop()
+    assert later["oom"] is None
+    assert [n for n in later["notes"] if "1.00 GiB" in n and "forward of step 3" in n and "went on" in n]
+
+
+def test_blocks_that_wait_for_a_stream_across_a_gap_contradict_nothing(tmp_path: Path) -> None:
+    allocator = Allocator()
+    session = Session(recorder := CudaHistory(torch.device("cuda", 0), backend=allocator))
+    session.start()
+    recorder.set_tags(Tags("generate", 1))
+    before, across, inside, late = (allocator.malloc(512 * n) for n in (1, 2, 3, 4))
+    allocator.free(before, pending=True)
+    allocator.free(late, pending=True)
+    recorder._suspend()
+    allocator.complete(before)
+    allocator.free(across, pending=True)
+    allocator.free(inside)
+    made = allocator.malloc(512 * 8)
+    allocator.free(made, pending=True)
+    kept = allocator.malloc(512 * 16)
+    recorder._resume()
+    again = allocator.malloc(512 * 32)
+    for address in (across, late, made):
+        allocator.complete(address)
+    session.stop()
+    session.write(tmp_path / "s.pickle")
+    line = build_timeline(load_snapshot(tmp_path / "s.pickle"))
+    assert [n for n in line.notes if "contradict" in n or "although" in n or "missing from" in n] == []
+    # In the order of the trace: four allocs, two requests, the gap's events, one alloc, three completed frees.
+    assert line.active[4] == 512 * 10
+    assert line.active[-1] == line.allocated[-1] == 512 * 48
+    resumed = int(line.alloc_event[line.address == again][0])
+    assert line.active[resumed] == 512 * (2 + 4 + 8 + 16)
+    assert line.allocated[resumed] == 512 * 16
+    assert {int(a) for a in line.address[line.alive_at(line.n_events)]} == {kept, again}
 
 
 def test_a_session_on_it_writes_what_the_reader_understands(tmp_path: Path) -> None:
@@ -222,7 +307,9 @@ def test_a_session_on_it_writes_what_the_reader_understands(tmp_path: Path) -> N
     session.write(tmp_path / "s.pickle")
     snapshot = load_snapshot(tmp_path / "s.pickle")
     assert snapshot.kind.value == "cuda"
-    (counter,) = snapshot.extra["counters"]
+    counter, before, between = snapshot.extra["counters"]
+    assert (before["phase"], before["step"], before["allocated_peak"]) == ("other", None, 0)
+    assert (between["phase"], between["step"], between["allocated_peak"]) == ("other", 1, 0)
     assert (counter["phase"], counter["step"], counter["allocated_peak"]) == ("forward", 1, 512 * 100)
     assert build_timeline(snapshot).max_requested == 512 * 100
     assert any("phase=forward;step=1" in text for text in snapshot.metadata)

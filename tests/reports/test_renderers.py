@@ -14,7 +14,7 @@ SHARED = {
     "html": {"advice", "charts", "elements", "evidence", "interactive_timeline", "opened", "page", "ranks",
              "static_timeline", "summary", "tables"},
     "markdown": {"elements"},
-    "terminal": {"elements", "screen"},
+    "terminal": {"elements", "largest", "room", "screen"},
 }  # fmt: skip
 ENTRIES = [(kind, style) for kind, styles in RENDERERS.items() for style in styles]
 

@@ -1,30 +1,42 @@
-"""Find the recordings of a run's ranks in a folder, and choose those that belong together."""
+"""Find the recordings of a run's processes in a folder, and choose those that belong together."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from memprof.analysis.ranks.dump_names import DumpName, dump_name
 from memprof.errors import InputError, UsageError
 
-__all__ = ["Recording", "choose", "find_recordings", "recording_of"]
+__all__ = ["Recording", "choose", "find_recordings", "recording_of", "unrecognised"]
 
-# File names of the callback, and common names of other tools (rank0_memory.pickle, mem_rank_3.pickle).
+# File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
-_THEIRS = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
+# Frameworks put steps, roles and replicas into folders below the one they are given.
+_DEEPEST = 5
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Hold one recording of one rank: a snapshot, its report's JSON, or both. A ``rank`` of None is in the file."""
+    """Hold one recording of one process: a snapshot, its report's JSON, or both. A ``rank`` of None is in the file.
+
+    ``role``, ``pid``, ``time``, ``label`` and ``out_of_memory`` are what its path says, see
+    :class:`~memprof.analysis.ranks.dump_names.DumpName`.
+    """
 
     rank: int | None
     step: int | None
     snapshot: Path | None
     report: Path | None
+    role: str | None = None
+    pid: int | None = None
+    time: str | None = None
+    label: str | None = None
+    out_of_memory: bool = False
 
     @property
     def path(self) -> Path:
@@ -35,10 +47,10 @@ class Recording:
 
 
 def find_recordings(place: Path) -> list[Recording]:
-    """Find the recordings in ``place``, or in ``_memprof`` below it.
+    """Find the recordings in ``place``, or in ``_memprof`` below it, else in all folders below it.
 
     Raises:
-        InputError: the folder does not exist or cannot be read, or holds no rank's recording.
+        InputError: the folder does not exist or cannot be read, or holds no recording.
     """
     for folder in (place, place / "_memprof"):
         try:
@@ -47,25 +59,74 @@ def find_recordings(place: Path) -> list[Recording]:
             if folder == place:
                 raise InputError(f"{place}: cannot be read ({error.strerror or error}).") from None
             continue
-        if found := recordings_of(files):
+        if found := _ours(files, folder):
             return found
+    files = list(_files_below(place))
+    if found := _ours(files, place) or _theirs(files, place):
+        return found
     raise InputError(
-        f"{place}: no recordings there or in its _memprof; give the output_dir of a run with the callback, or a folder "
-        "of snapshots with rank0, rank1, ... in their names."
+        f"{place}: no recordings there, in its _memprof or in folders below; give the output_dir of a run with the "
+        "callback, or a folder of snapshots with rank0, rank1, ... in their names."
     )
 
 
-def recordings_of(files: Iterable[Path]) -> list[Recording]:
-    """Return the recordings among ``files`` by step and rank; a snapshot and its report are one recording."""
-    ours: dict[tuple[int, int], dict[str, Path]] = {}
-    theirs: list[Recording] = []
+def unrecognised(place: Path, found: Iterable[Recording]) -> list[Path]:
+    """List pickles below ``place`` that nothing marks as memory snapshots, relative to it."""
+    known = {path for r in found for path in (r.snapshot, r.report)}
+    return [
+        path.relative_to(place)
+        for path in _files_below(place)
+        if path not in known and path.name.endswith((".pickle", ".pickle.gz")) and not _OURS.fullmatch(path.name)
+    ]
+
+
+def _files_below(place: Path) -> Iterator[Path]:
+    """Yield the files below ``place`` in order, without hidden folders and links."""
+    for folder, folders, names in os.walk(place):
+        deep = len(Path(folder).relative_to(place).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and deep < _DEEPEST)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not path.is_symlink():
+                yield path
+
+
+def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
+    """Return memprof's own recordings by step and rank; a snapshot and its report are one recording."""
+    found: dict[tuple[Path, int, int], dict[str, Path]] = {}
     for path in sorted(files):
         if match := _OURS.fullmatch(path.name):
-            ours.setdefault((int(match.group(1)), int(match.group(2))), {})[match.group(3)] = path
-        elif path.name.endswith(_SUFFIXES) and (other := _THEIRS.search(path.name)):
-            theirs.append(Recording(int(other.group(1)), None, path, None))
-    found = [Recording(rank, step, kinds.get("pickle"), kinds.get("json")) for (step, rank), kinds in ours.items()]
-    return sorted(found, key=lambda r: (r.step or 0, r.rank or 0)) or theirs
+            key = path.parent, int(match.group(1)), int(match.group(2))
+            found.setdefault(key, {})[match.group(3)] = path
+    recordings = []
+    for (folder, step, rank), kinds in found.items():
+        named = dump_name(folder.relative_to(place) / "rank0") or DumpName()
+        recordings.append(Recording(rank, step, kinds.get("pickle"), kinds.get("json"), role=named.role))
+    return sorted(recordings, key=lambda r: (r.step or 0, r.rank or 0, r.role or ""))
+
+
+def _theirs(files: Iterable[Path], place: Path) -> list[Recording]:
+    """Return the snapshots that other tools and frameworks wrote, by what their paths say."""
+    found = []
+    for path in files:
+        if not path.name.endswith(_SUFFIXES):
+            continue
+        named = dump_name(path.relative_to(place))
+        if named is None or (named.rank is None and not path.name.endswith((".pickle", ".pickle.gz"))):
+            continue
+        found.append(_named(path, named))
+    return sorted(found, key=_order)
+
+
+def _order(recording: Recording) -> tuple[object, ...]:
+    r = recording
+    return (r.step or 0, r.out_of_memory, r.role or "", r.rank or 0, r.time or "", r.pid or 0, str(r.path))
+
+
+def _named(path: Path, named: DumpName) -> Recording:
+    return Recording(
+        named.rank, named.step, path, None, named.role, named.pid, named.time, named.label, named.out_of_memory
+    )
 
 
 def recording_of(path: Path) -> Recording:
@@ -73,25 +134,33 @@ def recording_of(path: Path) -> Recording:
     if match := _OURS.fullmatch(path.name):
         json = path if match.group(3) == "json" else None
         return Recording(int(match.group(2)), int(match.group(1)), None if json else path, json)
-    other = _THEIRS.search(path.name)
-    return Recording(int(other.group(1)) if other else None, None, path, None)
+    named = dump_name(Path(path.name)) or DumpName()
+    return _named(path, DumpName(named.rank, None, named.role, named.pid, named.time, named.label))
 
 
 def choose(recordings: Iterable[Recording], step: int | None = None) -> list[Recording]:
-    """Choose one recording of each rank, all of the newest step that most ranks recorded (or of ``step``).
+    """Choose the recordings of one step: ``step``, else the newest that most ranks recorded.
 
-    A rank without a recording of that step is left out, because figures of different steps cannot be compared.
+    Of a framework's dumps, those written when memory ran out come first. There can be several of one rank: of other
+    roles, processes or times. A rank without a recording of that step is left out, because figures of different steps
+    cannot be compared.
 
     Raises:
         UsageError: there is no recording of the requested step.
     """
-    by_step: dict[int | None, dict[int | None, Recording]] = {}
+    by_step: dict[tuple[int | None, bool], list[Recording]] = {}
     for recording in recordings:
-        by_step.setdefault(recording.step, {}).setdefault(recording.rank, recording)
+        by_step.setdefault((recording.step, recording.out_of_memory), []).append(recording)
     if step is not None:
-        if step not in by_step:
-            known = ", ".join(str(s) for s in sorted(s for s in by_step if s is not None)) or "no known number"
+        wanted = [r for (at, _), group in by_step.items() if at == step for r in group]
+        if not wanted:
+            steps = sorted({s for s, _ in by_step if s is not None})
+            known = ", ".join(map(str, steps)) or "no known number"
             raise UsageError(f"--step {step}: not recorded; there are recordings of step {known}.")
-        return list(by_step[step].values())
-    newest = max(by_step, key=lambda s: (len(by_step[s]), -1 if s is None else s))
-    return list(by_step[newest].values())
+        return wanted
+
+    def worth(key: tuple[int | None, bool]) -> tuple[bool, int, int]:
+        at, out_of_memory = key
+        return out_of_memory, len({r.rank for r in by_step[key]}), -1 if at is None else at
+
+    return by_step[max(by_step, key=worth)]

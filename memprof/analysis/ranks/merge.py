@@ -35,10 +35,14 @@ def merged(
     twice = [rank for rank in count if count[rank] > 1]
     if twice:
         raise InputError(
-            f"rank {twice[0]} is there twice, so these are not the ranks of one run; compare runs with "
-            "`memprof compare`."
+            f"rank {twice[0]} is there twice ({_files_of(entries, twice[0])}), so these are not the ranks of one run; "
+            "compare runs with `memprof compare`, or give the folder they are in."
         )
     return {**report, "ranks": entries, "across_ranks": across(entries, world_size, missing)}
+
+
+def _files_of(entries: Iterable[Mapping[str, Any]], rank: int) -> str:
+    return " and ".join(Path(r["file"]).name if r.get("file") else "a file" for r in entries if r["rank"] == rank)
 
 
 def fullest(ranks: Iterable[Mapping[str, Any]]) -> int:

@@ -35,7 +35,7 @@ class _Column:
 @click.argument("inputs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="A B...")
 @output_options("compare", page="Write the HTML page to FILE.html.")
 @click.option("--label", "labels", multiple=True, metavar="TEXT", help="Name a run; give it once for each, in order.")
-@click.option("--capacity", metavar="SIZE", help="Say which runs fit a device's memory, such as 24GB.")
+@click.option("--capacity", metavar="NAME|SIZE", help="Say which runs fit a card, such as 4090 or 24GB.")
 @click.option(
     "--published", metavar="unsloth-2025", help="Add a published table's columns: unsloth-2025 (Unsloth against TRL)."
 )
@@ -76,14 +76,9 @@ def command(
 
 
 def _capacity(text: str | None) -> int | None:
-    if text is None:
-        return None
-    from memprof.units import parse_size
+    from memprof.config.gpus import capacity_bytes
 
-    size = parse_size(text)
-    if not size:
-        raise UsageError(f"--capacity {text}: no device has no memory.")
-    return size
+    return None if text is None else capacity_bytes(text)
 
 
 def _percent(text: str | None) -> float | None:

@@ -13,6 +13,7 @@ from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, read_ranks, read_report
 from memprof.cli.options import device_option, redact_option, rules_option, seconds_option
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError
 
 __all__ = ["command"]
@@ -26,6 +27,13 @@ __all__ = ["command"]
     "--step", type=click.IntRange(min=0), metavar="N",
     help="Report this step of a folder; default: the newest that most ranks recorded.",
 )  # fmt: skip
+@click.option(
+    "--capacity", metavar="NAME|SIZE",
+    help="Say how far the run was from out of memory on this card, such as 4090 or 24GB; default: the card it ran on.",
+)  # fmt: skip
+@click.option(
+    "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
+)
 @click.option("--allocations", default="50", metavar="N|all", help="List the N largest allocations; default: 50.")
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
@@ -37,6 +45,8 @@ def command(
     output: Output,
     device: int | None,
     step: int | None,
+    role: str | None,
+    capacity: str | None,
     allocations: str,
     advise: bool,
     gpu: str | None,
@@ -49,14 +59,17 @@ def command(
     SNAPSHOT is a file from memprof or from torch.cuda.memory._dump_snapshot: a pickle (gzip'd or not) or JSON. memprof
     executes nothing in it. A report's JSON is read too; it has no timeline. Give several of either, or the folder of a
     run, to report the ranks of one run: memprof shows the fullest, puts all side by side and names those that are
-    missing.
+    missing. A folder may be one that verl, slime, prime-rl, torchtitan or another framework wrote, with folders for
+    steps and dumps of several roles: the page lists every dump, and --step and --role choose which are shown.
 
     The report estimates from recorded sizes what would lower the peak. With --advise it simulates each change instead,
     which needs TRL and takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
-    run = _read(snapshots, step, device, rules, _how_many(allocations))
+    card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
+    run = _read(snapshots, step, role, device, rules, _how_many(allocations))
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
+    report = report if card is None else {**report, "capacity": card}
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
@@ -87,10 +100,17 @@ def _how_many(allocations: str) -> int | None:
 
 
 def _read(
-    snapshots: tuple[Path, ...], step: int | None, device: int | None, rules: Path | None, listed: int | None
+    snapshots: tuple[Path, ...],
+    step: int | None,
+    role: str | None,
+    device: int | None,
+    rules: Path | None,
+    listed: int | None,
 ) -> GivenRun:
+    if role is not None and not (len(snapshots) == 1 and snapshots[0].is_dir()):
+        raise UsageError("--role chooses among the dumps of a folder; give one folder.")
     if len(snapshots) > 1 or snapshots[0].is_dir():
-        return read_ranks(snapshots, step, device, rules, listed)
+        return read_ranks(snapshots, step, device, rules, listed, role)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
     report = _known(snapshots[0], device, rules)

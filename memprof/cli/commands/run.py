@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
@@ -41,7 +42,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record at every Nth step instead.")
 @click.option(
-    "--capacity", metavar="SIZE", help="Pretend that the device has SIZE: a run that needs more runs out of memory."
+    "--capacity",
+    metavar="NAME|SIZE",
+    help="Pretend to have this card, such as 4090 or 24GB: a run that needs more runs out of memory.",
 )
 @click.option(
     "--rehearse", is_flag=True, help="With a trainer: run one worst-case step first, then put everything back."
@@ -58,7 +61,10 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     show_default=True,
     help="Choose the recorder.",
 )
-@click.option("--max-disk", metavar="SIZE", help="Let snapshots take at most SIZE; the oldest go first.")
+@click.option(
+    "--max-disk", metavar="SIZE", default="10GB", show_default=True,
+    help="Let snapshots take at most SIZE; the oldest go first.",
+)  # fmt: skip
 @click.option("--redact", is_flag=True, help="Leave this machine's paths out of what is written.")
 @click.option("--no-report", is_flag=True, help="Write snapshots only.")
 @click.option("--no-table", is_flag=True, help="Print no table at the end.")
@@ -97,9 +103,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     """
     if given["steps"] and given["every"]:
         raise UsageError("--steps and --every exclude each other; give one.")
-    sizes = {name: None if given[name] is None else parse_size(given[name]) for name in ("capacity", "max_disk")}
-    if sizes["capacity"] == 0:
-        raise UsageError("--capacity 0 leaves room for nothing; write a size such as 24GB.")
+    capacity, disk = given["capacity"], given["max_disk"]
     return {
         "output_dir": given["out"],
         "steps": given["steps"],
@@ -113,5 +117,6 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         "table": not given["no_table"],
         "scalars": not given["no_scalars"],
         "reset_peaks": not given["no_reset_peaks"],
-        **sizes,
+        "capacity": None if capacity is None else capacity_bytes(capacity),
+        "max_disk": None if disk is None else parse_size(disk),
     }

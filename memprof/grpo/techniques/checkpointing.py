@@ -27,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from memprof.compat import optional_packages
 from memprof.compat import torch as torch_names
+from memprof.compat.targets import Target
 from memprof.compat.transformers import ATTENTION_KIND
 from memprof.errors import UsageError
 from memprof.grpo.techniques.layers import Undo, attention_of, decoder_layers, replace_forward, text_config
@@ -36,7 +37,7 @@ __all__ = ["CHECKPOINTING_KINDS", "Checkpointing", "apply_checkpointing"]
 
 CHECKPOINTING_KINDS = ("none", "mlp", "selective", "full", "offloaded")
 
-# The kernels behind scaled_dot_product_attention, and flash-attn's own where it is loaded.
+# The kernels behind scaled_dot_product_attention, and flash-attn's own.
 _ATTENTION_OPERATORS = (
     torch_names.FLASH,
     torch_names.FLASH_ON_CPU,
@@ -124,22 +125,35 @@ def _keep_attention(model: nn.Module) -> Any:
             "checkpointing='selective' keeps the output of torch's fused attention or flash-attn: load the model with "
             f"attn_implementation='sdpa' (it has {implementation!r}), or use 'full'."
         )
-    return partial(create_selective_checkpoint_contexts, partial(_policy, _attention_operators()))
+    return partial(create_selective_checkpoint_contexts, _Policy())
 
 
-def _attention_operators() -> frozenset[Any]:
-    """Look up the attention operators that are loaded, all overloads of each."""
-    found = []
-    for target in _ATTENTION_OPERATORS:
-        if target.package == "torch" or target.is_loaded:
-            operator = target.find()
-            packet = operator.overloadpacket if operator else None
-            found += [getattr(packet, overload) for overload in packet.overloads()] if packet else []
-    return frozenset(found)
+def _registered_name(operator: Target) -> str:
+    """Return the name under which torch knows an operator of ``torch.ops``: ``"aten::mm"``."""
+    namespace, name, _ = operator.path.rsplit(".", 2)
+    return f"{namespace.rpartition('.')[2]}::{name}"
 
 
-def _policy(kept: frozenset[Any], ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+_KEPT = frozenset(_registered_name(operator) for operator in _ATTENTION_OPERATORS)
+
+
+class _Policy:
+    """Keep what attention kernels return, all overloads of each.
+
+    An operator is known by its name when it runs. flash-attn's are registered when it is imported, which may be in the
+    first forward.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, CheckpointPolicy] = {}
+
+    def __call__(self, ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        policy = self._known.get(operator)
+        if policy is None:
+            kept = str(operator.name()).partition(".")[0] in _KEPT
+            policy = CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            self._known[operator] = policy
+        return policy
 
 
 def _switch_off_own(model: nn.Module) -> None:

@@ -127,10 +127,14 @@ class Offloader:
 
     @contextmanager
     def saving(self, layer: int) -> Iterator[None]:
-        """Send tensors saved for backward inside to host memory. ``layer`` counts up through the model."""
+        """Send tensors saved for backward inside to host memory. ``layer`` counts up through the model.
+
+        What is not the device's stays: up to torch 2.11 a checkpoint saves an empty tensor of the host too.
+        """
 
         def pack(tensor: torch.Tensor) -> Any:
-            return self._park(tensor, layer) if tensor.is_floating_point() else tensor
+            ours = tensor.device.type == self.device.type and tensor.numel() > 0
+            return self._park(tensor, layer) if ours and tensor.is_floating_point() else tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, self._fetch):
             yield

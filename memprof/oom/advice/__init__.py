@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.oom.advice.backends import for_backend
 from memprof.oom.advice.device import Remedy, device_remedies
 from memprof.oom.advice.engines import ENGINES
 from memprof.oom.advice.host import HOST
@@ -24,10 +25,12 @@ def answer(
     """
     if failure.kind == "device":
         decided = verdict(failure, parts)
-        return decided, device_remedies(decided, failure, phase, logits, names)
+        return decided, for_backend(failure.backend, device_remedies(decided, failure, phase, logits, names))
     for key in (failure.form.id, failure.form.event):
         for table in _TABLES:
             if key in table:
                 because, rows = table[key](failure, names)
-                return Verdict(failure.kind, failure.form.id, because), [row for row in rows if row[0]]
+                return Verdict(failure.kind, failure.form.id, because), for_backend(
+                    failure.backend, [row for row in rows if row[0]]
+                )
     raise LookupError(f"no advice for {failure.form.id}")  # a test walks every form

@@ -211,7 +211,7 @@ def _for_phase(phase: str | None, logits: bool, names: Names) -> list[Remedy]:
         names.checkpointing,
         "keeps one tensor per layer instead of all of them, for about a third more compute",
     )
-    if names.framework in ("vLLM", "SGLang"):
+    if names.framework in ("vLLM", "SGLang", "TGI"):
         micro = (names.micro_batch, "fewer tokens at once in one forward")
         checkpoint = (names.checkpointing, "CUDA graphs keep memory of their own")
     wide = (

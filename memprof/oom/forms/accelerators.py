@@ -35,7 +35,8 @@ FORMS: tuple[Form, ...] = (
         "npu.driver",
         "driver",
         "CANN",
-        r"el0004:? ?failed to allocate memory|error code is 207001|aclrtmalloc[^\n]{0,80}?(?:failed|207001)"
+        r"el0004\)?:? ?failed to allocate memory(?:.{0,400}?call rtmalloc fail,purpose:[^,]{1,40},type = \d{1,3},"
+        r"size:{int:requested})?|error code is 207001|aclrtmalloc[^\n]{0,80}?(?:failed|207001)"
         r"|malloc device memory failed",
         backend="NPU",
     ),

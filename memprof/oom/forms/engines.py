@@ -73,11 +73,13 @@ FORMS: tuple[Form, ...] = (
         "vllm.wake",
         "engine",
         "vLLM",
-        r"cuda error: out of memory at.{0,200}?cumem_allocator\.cpp",
+        r"cuda error: out of memory at.{0,200}?cumem_allocator\.cpp"
+        r"|(?:call to )?wake_up (?:method )?failed: cuda error: out of memory",
         backend="CUDA",
         absorbs=("device",),
+        phase="wake",
     ),
-    form("vllm.sleep", "engine", "vLLM", r"memory usage increased after sleeping"),
+    form("vllm.sleep", "engine", "vLLM", r"memory usage increased after sleeping", phase="sleep"),
     form(
         "vllm.swap_space",
         "host",
@@ -146,7 +148,8 @@ FORMS: tuple[Form, ...] = (
         "sglang.graph_capture",
         "engine",
         "SGLang",
-        r"capture (?:cuda|cpu|hip|npu|xpu)? ?graph failed:[^\n]{0,600}?(?:out of memory|mem-fraction-static)",
+        r"capture (?:cuda|cpu|hip|npu|xpu)? ?graph failed:(?:(?!possible solutions).){0,400}?"
+        r"(?:out of memory|failed to allocate memory)",
         absorbs=("device",),
     ),
     form("sglang.unbalanced", "engine", "SGLang", r"the memory capacity is unbalanced\.some gpus may be occupied"),

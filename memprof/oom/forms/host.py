@@ -278,7 +278,7 @@ FORMS: tuple[Form, ...] = (
         "cpu",
         "torch",
         r"defaultcpuallocator: ?(?:can't allocate memory|not enough memory)(?:: ?you tried to allocate "
-        r"{int:requested} bytes)?",
+        r"{int:requested} bytes)?|cpuallocator\.cpp:\d{1,4}\] posix_memalign",
         event="torch.cpu",
     ),
     form(

@@ -20,7 +20,7 @@ def events_of(stream: Stream, hits: list[Hit]) -> list[Hit]:
     """Return one hit for each event: near signs of one thing joined, what caused an engine's message folded into it."""
     events: list[Hit] = []
     for hit in hits:
-        if hit.form.kind != "device" and (near := _sign_of(hit, events[-_LOOK_BACK:])) is not None:
+        if hit.form.kind != "device" and (near := _sign_of(stream, hit, events[-_LOOK_BACK:])) is not None:
             _fold(near, hit)
             continue
         for before in reversed(events[-_LOOK_BACK:] if hit.form.absorbs else []):
@@ -41,7 +41,7 @@ def _caused(stream: Stream, before: Hit, hit: Hit) -> bool:
     return "directcauseofthefollowing" in text or "duringhandlingoftheabove" in text
 
 
-def _sign_of(hit: Hit, events: list[Hit]) -> Hit | None:
+def _sign_of(stream: Stream, hit: Hit, events: list[Hit]) -> Hit | None:
     """Return the last of ``events`` that ``hit`` is another sign of."""
     for event in reversed(events):
         if event.form.event != hit.form.event or hit.line - event.last_line > _NEAR:
@@ -49,9 +49,25 @@ def _sign_of(hit: Hit, events: list[Hit]) -> Hit | None:
         mine, theirs = hit.values.get("pid"), event.values.get("pid")
         if hit.form.event == "launcher" and hit.values.get("rank") not in (None, event.values.get("rank")):
             continue
+        if hit.form.event == "driver" and _raised_apart(stream, event, hit):
+            continue
         if mine is None or theirs is None or mine == theirs:
             return event
     return None
+
+
+def _raised_apart(stream: Stream, before: Hit, hit: Hit) -> bool:
+    """Say whether two bare messages end two tracebacks that neither caused the other, or are of two ranks.
+
+    A driver's words carry no figures or process to tell two failures by.
+    """
+    ranks = {stream.lines[h.line].rank for h in (before, hit)} - {None}
+    if len(ranks) > 1:
+        return True
+    between = stream.squeezed[before.stop : hit.start].partition("traceback(mostrecentcalllast")
+    return bool(between[1]) and not any(
+        words in between[0] for words in ("directcauseofthefollowing", "duringhandlingoftheabove")
+    )
 
 
 def _fold(into: Hit, other: Hit, *, words: bool = True) -> None:

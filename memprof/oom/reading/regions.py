@@ -85,6 +85,8 @@ _TRIGGERS = (
     "el0004",
     "207001",
     "swapping",
+    "posix_memalign",
+    "wake_up",
     "shared data",
     "illegal memory",
     "device-side",

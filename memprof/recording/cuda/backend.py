@@ -52,11 +52,16 @@ class CudaBackend(Protocol):
 
     def current_tag(self) -> str: ...
 
-    def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None: ...
+    def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
+        """Have ``observer`` told of every allocation that fails; attached once, however often it is asked for."""
 
     def limit(self, device: int, nbytes: int | None) -> None:
         """Let this process reserve no more than ``nbytes`` of a device; None lifts the limit."""
         ...
+
+
+# What this process's torch tells of failed allocations: it takes observers and never gives them back.
+_observers: set[Callable[[int, int, int, int], None]] = set()
 
 
 class TorchCuda:
@@ -110,7 +115,9 @@ class TorchCuda:
         return str(self._get_tag()) if self.can_tag else ""
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
-        if attach := names.OOM_OBSERVER.find():
+        attach = names.OOM_OBSERVER.find()
+        if attach and observer not in _observers:
+            _observers.add(observer)
             attach(observer)
 
     def limit(self, device: int, nbytes: int | None) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from memprof.recording.cuda.backend import CudaBackend, TorchCuda
+from memprof.recording.cuda.emulated import emulation_notes
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
@@ -34,9 +35,8 @@ _FIRST_TOKENS = 8
 _GROWTH = 1.1
 _STATS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 
-# torch keeps observers for ever: one is attached a process, and tells whoever records.
+# torch keeps observers for ever: one is attached a process (TorchCuda sees to it), and tells whoever records.
 _recording: weakref.WeakSet[CudaHistory] = weakref.WeakSet()
-_observed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class CudaHistory:
@@ -67,7 +67,7 @@ class CudaHistory:
         capacity: int | None = None,
         backend: CudaBackend | None = None,
     ) -> None:
-        self.notes: list[str] = []
+        self.notes: list[str] = emulation_notes()
         self.on_oom: Callable[[], None] | None = None
         self.index = device.index or 0
         self._backend: CudaBackend = backend if backend is not None else TorchCuda()
@@ -106,9 +106,7 @@ class CudaHistory:
             self._backend.limit(self.index, self._capacity)
         self._tagging = self._backend.can_tag and not self._backend.current_tag()
         _recording.add(self)
-        if self._backend not in _observed:
-            _observed.add(self._backend)
-            self._backend.watch_oom(_tell_oom)
+        self._backend.watch_oom(_tell_oom)
 
     def stop(self) -> None:
         if self._stop_us:
@@ -141,12 +139,19 @@ class CudaHistory:
                 self._backend.tag(_tag_text(tags))
 
     def device(self) -> DeviceInfo:
+        return self.other_device(self.index)
+
+    def other_device(self, index: int) -> DeviceInfo:
+        """Describe a device: the history is of all of them, as a model may lie on several."""
         from memprof.recording.system.host import device_name, device_total
 
-        return DeviceInfo(self.index, "cuda", device_name("cuda", self.index), device_total("cuda", self.index))
+        return DeviceInfo(index, "cuda", device_name("cuda", index), device_total("cuda", index))
 
     def oom(self) -> dict[str, Any] | None:
         return None if self._oom is None else dict(self._oom)
+
+    def forget_oom(self) -> None:
+        self._oom = None
 
     # -- peaks -------------------------------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class CudaHistory:
 
     def _suspend(self) -> None:
         if self._gap_begin is None:
-            self._gap_begin = (self.now_us(), self._blocks())
+            self._gap_begin = (self.now_us(), self._backend.segments())
             self._backend.record(None, self._stacks, self._entries, _SKIPPED, False)
 
     def _resume(self) -> None:
@@ -228,10 +233,7 @@ class CudaHistory:
         self._gap_begin = None
         self._backend.record(self._context, self._stacks, self._entries, [], False)
         end = self.now_us()
-        self._gaps.append(Gap(begin, end, block_changes(before, self._blocks())))
-
-    def _blocks(self) -> list[dict[str, Any]]:
-        return [s for s in self._backend.segments() if s.get("device", 0) == self.index]
+        self._gaps.append(Gap(begin, end, block_changes(before, self._backend.segments())))
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -247,7 +249,9 @@ class CudaHistory:
         start_us = max(self._start_us, oldest) if full else self._start_us
         gaps = [g for g in self._gaps if g.end_us >= start_us]
         if gaps:
-            traces[self.index] = fill_gaps(trace, gaps)
+            for device in {self.index, *(d for gap in gaps for d in gap.events)}:
+                if device < len(traces):
+                    traces[device] = fill_gaps(traces[device], gaps, device)
             self._gaps = gaps if self._final is None else []
         history = History.TRUNCATED if full else History.STARTED_LATE if self._late else History.COMPLETE
         thinned = [[g.begin_us, g.end_us] for g in gaps]
@@ -259,14 +263,22 @@ class CudaHistory:
     def _now(self, name: str) -> int:
         return _of(self._backend.stats(self.index), name, "current")
 
-    def failed(self, device: int, requested: int, device_free: int) -> None:
-        """Note that the allocator is about to raise; called on whatever thread asked for memory."""
-        if device != self.index:
-            return
+    def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
+        """Note that the allocator is about to raise; called on whatever thread asked for memory.
+
+        Args:
+            device: where: the model may lie on several.
+            requested: bytes.
+            allowed: what this process may reserve where torch has a limit for it, else the device's memory.
+            device_free: bytes that the driver has free.
+        """
+        total = self.other_device(device).total_bytes
         frames = StackWriter().write([self._capture() if self._capture else None])[0]
         self._oom = {
             "requested_bytes": requested,
             "device_free_bytes": device_free,
+            "device": device,
+            "limit_bytes": allowed if total and 0 < allowed < total else None,
             "stack": [f"{f['filename']}:{f['line']} {f['name']}" for f in frames],
             "time_us": self.now_us(),
         }
@@ -274,10 +286,10 @@ class CudaHistory:
             self.on_oom()
 
 
-def _tell_oom(device: int, requested: int, _device_total: int, device_free: int) -> None:
+def _tell_oom(device: int, requested: int, allowed: int, device_free: int) -> None:
     for recorder in list(_recording):
         try:
-            recorder.failed(device, requested, device_free)
+            recorder.failed(device, requested, allowed, device_free)
         except Exception as error:
             recorder.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
 

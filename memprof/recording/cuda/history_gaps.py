@@ -6,33 +6,46 @@ from typing import Any, NamedTuple
 
 __all__ = ["Gap", "block_changes", "fill_gaps"]
 
-_LIVE = "active_allocated"
+_HELD = "active_allocated"
+# Freed by the program, and kept until a stream has done with it; torch has two names for it.
+_PENDING = ("active_pending_free", "active_awaiting_free")
 
 
 class Gap(NamedTuple):
-    """A stretch that was not recorded, and the events that lead from the state before it to the one after."""
+    """A stretch that was not recorded, and by device the events that lead from the state before it to the one after."""
 
     begin_us: int
     end_us: int
-    events: list[dict[str, Any]]
+    events: dict[int, list[dict[str, Any]]]
 
 
-def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Frees of blocks that are gone and allocations of new ones, as trace entries without times.
+def block_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return by device the trace entries, without times, that lead from one state of the allocator to another.
 
-    A block is known by address and requested size; one that was freed and came back alike is taken for the same.
+    Blocks that are gone were freed and new ones allocated. A block that waits for a stream has been asked to be freed,
+    and its free completes when it is gone: neither is said twice. A block is known by address and requested size; one
+    that was freed and came back alike is taken for the same.
     """
-    old, new = _live_blocks(before), _live_blocks(after)
-    events = []
-    for key in old.keys() - new.keys():
-        events += [_event("free_requested", key, old[key]), _event("free_completed", key, old[key])]
-    for key in new.keys() - old.keys():
-        events.append(_event("alloc", key, new[key]))
+    old, new = _active_blocks(before), _active_blocks(after)
+    events: dict[int, list[dict[str, Any]]] = {}
+    # Frees come first: what is new may lie where something else was.
+    for key, block in old.items():
+        now = new.get(key)
+        if not block["pending"] and (now is None or now["pending"]):
+            _say(events, "free_requested", key, block)
+        if now is None or (block["pending"] and not now["pending"]):
+            _say(events, "free_completed", key, block)
+    for key, block in new.items():
+        known = old.get(key)
+        if known is None or (known["pending"] and not block["pending"]):
+            _say(events, "alloc", key, block)
+            if block["pending"]:
+                _say(events, "free_requested", key, block)
     return events
 
 
-def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap]) -> list[dict[str, Any]]:
-    """Return the trace with each gap's events at the gap's end; ``gaps`` in order of time."""
+def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap], device: int) -> list[dict[str, Any]]:
+    """Return a device's trace with each gap's events at the gap's end; ``gaps`` in order of time."""
     out: list[dict[str, Any]] = []
     position = 0
     for gap in gaps:
@@ -40,27 +53,34 @@ def fill_gaps(trace: list[dict[str, Any]], gaps: list[Gap]) -> list[dict[str, An
         while position < len(trace) and trace[position].get("time_us", 0) <= gap.end_us:
             position += 1
         out += trace[start:position]
-        out += [{**event, "time_us": gap.end_us} for event in gap.events]
+        out += [{**event, "time_us": gap.end_us} for event in gap.events.get(device, [])]
     return out + trace[position:]
 
 
-def _live_blocks(segments: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+def _active_blocks(segments: list[dict[str, Any]]) -> dict[tuple[int, int, int], dict[str, Any]]:
+    """Return the blocks in use by device, address and requested size."""
     found = {}
     for segment in segments:
-        address = segment["address"]
+        address, device = segment["address"], segment.get("device", 0)
         for block in segment["blocks"]:
             at = block.get("address", address)
-            if block["state"] == _LIVE:
-                found[at, block.get("requested_size", block["size"])] = {**block, "stream": segment.get("stream", 0)}
+            pending = block["state"] in _PENDING
+            if pending or block["state"] == _HELD:
+                key = (device, at, block.get("requested_size", block["size"]))
+                found[key] = {**block, "stream": segment.get("stream", 0), "pending": pending}
             address += block["size"]
     return found
 
 
-def _event(action: str, key: tuple[int, int], block: dict[str, Any]) -> dict[str, Any]:
-    return {
+def _say(
+    events: dict[int, list[dict[str, Any]]], action: str, key: tuple[int, int, int], block: dict[str, Any]
+) -> None:
+    device, address, size = key
+    entry = {
         "action": action,
-        "addr": key[0],
-        "size": key[1],
+        "addr": address,
+        "size": size,
         "stream": block["stream"],
         "frames": block.get("frames") or [],
     }
+    events.setdefault(device, []).append(entry)

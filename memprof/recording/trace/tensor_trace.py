@@ -144,6 +144,9 @@ class TensorTrace:
         found["stack"] = [f"{f['filename']}:{f['line']} {f['name']}" for f in frames]
         return found
 
+    def forget_oom(self) -> None:
+        self._oom = None
+
     def device(self) -> DeviceInfo:
         from memprof.recording.system.host import device_name, device_total
 

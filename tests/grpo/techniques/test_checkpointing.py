@@ -169,3 +169,36 @@ def test_mistakes_are_named() -> None:
     eager.config._attn_implementation = "eager"
     with pytest.raises(UsageError, match="attn_implementation='sdpa'"):
         apply_checkpointing(eager, "selective")
+
+
+def test_a_kernel_that_is_registered_later_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn is imported when it is first needed, long after the layers were wrapped."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    runs = []
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **_: Any) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        return torch.ops.flash_attn._flash_attn_forward(query, *(t.repeat_interleave(groups, 1) for t in (key, value)))
+
+    model = build()
+    apply_checkpointing(model, "selective")
+
+    @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return (query * key + value).transpose(1, 2).contiguous()
+
+    @kernel.register_fake
+    def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return query.transpose(1, 2).contiguous()
+
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        query, key = ctx.saved_tensors
+        back = grad.transpose(1, 2)
+        return back * key, back * query, back
+
+    kernel.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *a, **k: (attention(*a, **k), None))
+    step(model)
+    assert len(runs) == len(decoder_layers(model)), "each layer's attention ran once, not again in backward"

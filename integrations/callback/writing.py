@@ -1,0 +1,138 @@
+"""Write a run's recordings and report on them, beside the training where that is safe; bound what they take of disk."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memprof.integrations.callback.background import Background
+from memprof.integrations.callback.output import Result, add_report, prune
+
+from memprof.recording.session import Session
+from memprof.snapshot import save_snapshot
+from memprof.units import format_bytes
+
+__all__ = ["Writing"]
+
+
+class Writing:
+    """Hold what one rank of a run has written: ``snapshots`` in order, and the ``result`` of their reports.
+
+    Args:
+        folder: where to.
+        rank, world_size: this process's place; the ranks share ``max_disk``.
+        max_disk: bytes for the snapshots of the run; None for no bound.
+        report: None, or called with each report on the thread that trains.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        max_disk: int | None,
+        report: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self.folder, self.rank = folder, rank
+        self.snapshots: list[Path] = []
+        self.result = Result()
+        self._share = None if max_disk is None else max_disk // max(1, world_size)
+        self._tell = report
+        self._background = Background()
+        self._pruned: list[str] = []
+
+    def now(self, session: Session, step: int) -> None:
+        """Write the session at once: at the end, or where nothing may run afterwards.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        self.settle()
+        path = self._path(step)
+        session.write(path)
+        self._keep(path)
+
+    def report_newest(self) -> None:
+        """Analyse what was just written, so that its categories are seen while the run goes."""
+        if self._tell is not None and self.snapshots:
+            report = self._reported(self.snapshots[-1])
+            if report is not None:
+                self._tell(report)
+
+    def beside(self, session: Session, step: int, took: Callable[[float], None] = lambda seconds: None) -> None:
+        """Take the snapshot now; write and report it beside the training.
+
+        Args:
+            session: recorded by CUDA's history, which sees nothing of the writing.
+            step: after which the file is named.
+            took: called with the seconds of both when they are over.
+
+        Raises:
+            InputError: the snapshot before could not be written.
+        """
+        self.settle()
+        path, began = self._path(step), time.monotonic()
+        with _no_collection():
+            raw = session.to_raw()
+        taking = time.monotonic() - began
+
+        def work() -> dict[str, Any] | None:
+            save_snapshot(raw, path)
+            raw.clear()
+            return self._reported(path) if self._tell is not None else None
+
+        def done(report: dict[str, Any] | None, seconds: float) -> None:
+            took(taking + seconds)
+            self._keep(path)
+            if report is not None and self._tell is not None:
+                self._tell(report)
+
+        self._background.start(work, done)
+
+    def look(self) -> None:
+        """Take what has been written beside the training, if it is done."""
+        self._background.look()
+
+    def settle(self) -> None:
+        """Wait for what is being written beside the training."""
+        self._background.finish()
+
+    def notes(self) -> list[str]:
+        """Say what was deleted to keep within the disk's share."""
+        if not self._pruned or self._share is None:
+            return []
+        return [
+            f"Deleted to keep the recordings within max_disk ({format_bytes(self._share)} for this rank): "
+            f"{', '.join(self._pruned)}."
+        ]
+
+    def _path(self, step: int) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
+
+    def _keep(self, path: Path) -> None:
+        every = [*(p for p in self.snapshots if p != path), path]
+        self.snapshots = prune(every, self._share)
+        self._pruned += [p.name for p in every if p not in self.snapshots]
+
+    def _reported(self, path: Path) -> dict[str, Any] | None:
+        try:
+            return add_report(self.result, path, self.folder)
+        except Exception:
+            return None  # tried again, and said, when training ends
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no cycles while hundreds of thousands of small dicts come to be: it is most of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,1 @@
+"""Fold and describe allocations for reports."""

@@ -1,0 +1,145 @@
+"""Hold the history against the allocator's own counters, which miss nothing.
+
+A ring of events that overflowed inside a step, or a stretch of decoding that was left out, can hide the true peak. The
+recorder noted the counters of every phase beside the history (``counters`` in the snapshot). Where one is higher than
+anything the history shows of its phase, the difference is what the history does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memprof.attribution.result import PhaseSpan
+from memprof.snapshot.model import Snapshot
+from memprof.timeline.timeline import Timeline
+from memprof.units import format_bytes
+from memprof.vocabulary import History
+
+__all__ = [
+    "DETAIL",
+    "Unseen",
+    "counted_requested",
+    "counted_reserved",
+    "unseen_at_peak",
+    "unseen_by_span",
+    "unseen_note",
+]
+
+DETAIL = "not_in_history"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Hold what a counter saw beyond the history.
+
+    ``instant`` is where the history comes nearest to the peak, and ``bytes`` are missing there (``requested`` of them
+    as the program asked for them). ``span`` is the phase that was counted, on the recording's clock.
+    """
+
+    bytes: int
+    requested: int
+    instant: int
+    span: PhaseSpan
+
+
+def unseen_at_peak(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> Unseen | None:
+    """Return what the history does not show of the run's allocated peak; None where it shows all of it."""
+    highest = max(_counted(snapshot, timeline), key=lambda row: int(row["allocated_peak"]), default=None)
+    if highest is None or highest["allocated_peak"] <= int(timeline.allocated.max()):
+        return None
+    return _unseen(highest, timeline, spans)[0]
+
+
+def unseen_by_span(snapshot: Snapshot, timeline: Timeline, spans: Sequence[PhaseSpan]) -> dict[int, Unseen]:
+    """Return by index of ``spans`` what the history does not show of phases' peaks.
+
+    Only phases that the history may lack a part of are looked at: in a whole one the clock alone could put the last
+    event of a phase into the next.
+    """
+    found: dict[int, Unseen] = {}
+    for row in _counted(snapshot, timeline):
+        if not _lacks_some(snapshot, timeline, row):
+            continue
+        unseen, at = _unseen(row, timeline, spans)
+        if at is not None and unseen.bytes > 0 and (at not in found or found[at].bytes < unseen.bytes):
+            found[at] = unseen
+    return found
+
+
+def counted_requested(snapshot: Snapshot, timeline: Timeline) -> int:
+    """Return the highest requested bytes that were counted; 0 where none were."""
+    return max((row["requested_peak"] or 0 for row in _counted(snapshot, timeline)), default=0)
+
+
+def counted_reserved(snapshot: Snapshot, timeline: Timeline) -> tuple[int, str, int | None]:
+    """Return the highest reserved bytes that were counted, and their phase and step; 0 where none were."""
+    rows = [(row["reserved_peak"] or 0, row["phase"], row["step"]) for row in _counted(snapshot, timeline)]
+    return max(rows, key=lambda row: row[0], default=(0, "other", None))
+
+
+def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
+    """Say what of the peak the history does not hold, why, and what to change."""
+    seen = int(timeline.allocated[unseen.instant])
+    step = "" if unseen.span.step is None else f" of step {unseen.span.step}"
+    return (
+        f"The allocator's counter says {format_bytes(seen + unseen.bytes)} at the peak, in {unseen.span.phase}{step}; "
+        f"the history shows {format_bytes(seen)} of it. The other {format_bytes(unseen.bytes)} are not in the history "
+        f"and count as unattributed{_reason(unseen, snapshot, timeline)}"
+    )
+
+
+def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
+    recorded = snapshot.extra.get("recorded") or {}
+    if any(a <= unseen.span.end_us and unseen.span.start_us <= b for a, b in recorded.get("thinned") or []):
+        return ": they came and went between decoded tokens that were left out."
+    if timeline.history is History.TRUNCATED or recorded.get("dropped_events"):
+        most = recorded.get("max_entries")
+        kept = f" (it keeps {most:,})" if most else ""
+        return f": the ring of events overwrote them{kept}. A larger max_entries, or a shorter recording, keeps them."
+    return "."
+
+
+def _counted(snapshot: Snapshot, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the counters that are about the timeline's device and hold a peak."""
+    if (snapshot.extra.get("device") or {}).get("index", timeline.device) != timeline.device:
+        return
+    for row in snapshot.extra.get("counters") or []:
+        if row["allocated_peak"] is not None:
+            yield row
+
+
+def _window(row: dict[str, Any], timeline: Timeline) -> tuple[int, int]:
+    """Return the first and the last instant of a counted phase; both 0 where it is older than the history."""
+    first = int(np.searchsorted(timeline.event_us, row["start_us"], side="left"))
+    return first, max(first, int(np.searchsorted(timeline.event_us, row["end_us"], side="right")))
+
+
+def _unseen(row: dict[str, Any], timeline: Timeline, spans: Sequence[PhaseSpan]) -> tuple[Unseen, int | None]:
+    """Return what a counter saw beyond the history, and the span that comes nearest to it (None where all are lost)."""
+    first, last = _window(row, timeline)
+    instant, nearest = first, None
+    for i, span in enumerate(spans):
+        if span.phase != row["phase"] or span.start_event >= last or span.end_event <= first:
+            continue
+        begin, end = max(first, span.start_event), min(last, span.end_event)
+        highest = begin + int(np.argmax(timeline.allocated[begin : end + 1]))
+        if nearest is None or timeline.allocated[highest] > timeline.allocated[instant]:
+            instant, nearest = highest, i
+    missing = int(row["allocated_peak"]) - int(timeline.allocated[instant])
+    requested = row["requested_peak"]
+    asked = missing if requested is None else int(requested) - int(timeline.requested_total[instant])
+    span = PhaseSpan(row["phase"], row["step"], first, last, row["start_us"], row["end_us"])
+    return Unseen(missing, min(max(asked, 0), missing), instant, span), nearest
+
+
+def _lacks_some(snapshot: Snapshot, timeline: Timeline, row: dict[str, Any]) -> bool:
+    recorded = snapshot.extra.get("recorded") or {}
+    start = recorded.get("start_us")
+    lost = timeline.history is History.TRUNCATED or bool(recorded.get("dropped_events"))
+    if lost and (start is None or row["start_us"] < start):
+        return True
+    return any(a <= row["end_us"] and row["start_us"] <= b for a, b in recorded.get("thinned") or [])

@@ -1,0 +1,82 @@
+"""``memprof emulate``: a CUDA training script on a card that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memprof.errors import UsageError
+
+__all__ = ["command"]
+
+_FOLDER = "_memprof_emulated"
+
+
+@click.command(name="emulate", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--setup", is_flag=True, help="Build the emulator for this environment's CUDA torch; then stop.")
+@click.option(
+    "--gpu", metavar="GPU", default="H100", show_default=True,
+    help="Pretend this card: a name (4090) or a size (24GB).",
+)  # fmt: skip
+@click.option("--devices", type=click.IntRange(1, 16), default=1, show_default=True, help="Pretend this many of them.")
+@click.option(
+    "--steps", type=click.IntRange(min=0), default=2, show_default=True, metavar="N",
+    help="End after N optimizer steps, and write no checkpoints; 0 runs the script to its end.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", default=_FOLDER, show_default=True,
+    help="Write snapshots, JSON and page to DIR.",
+)  # fmt: skip
+@click.option("--no-values", is_flag=True, help="Compute no values: faster; losses mean nothing, no answer ends early.")
+@click.option(
+    "--values-max", type=click.IntRange(min=0), metavar="N",
+    help="Leave operators with tensors above N elements uncomputed; default: 16777216.",
+)  # fmt: skip
+@click.option("--copy-max", metavar="SIZE", help="Leave larger copies out: for models that are larger than RAM.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[], None] | None:
+    """Run COMMAND (such as `python train.py`) on an NVIDIA card that is not there, and report its memory. Experimental.
+
+    torch's own CUDA allocator runs on host memory that is counted against the card: peaks, reserved memory and
+    out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and no
+    time is a GPU's. The script is unchanged; torchrun works as COMMAND too. The exit code is COMMAND's.
+
+    Needs a CUDA build of torch in the environment (a checkout's `make cuda` makes one) and a C compiler. --setup says
+    what is missing. `memprof simulate` is faster and needs neither.
+    """
+    if setup:
+        from memprof.emulate.build import build
+
+        build(lambda line: click.echo(line, err=True))
+        return None
+    if not arguments:
+        raise UsageError("memprof emulate wants a command: memprof emulate --gpu 24GB -- python train.py.")
+    env = _environment(given)
+    if (program := shutil.which(arguments[0], path=env["PATH"])) is None:
+        raise UsageError(f"{arguments[0]}: there is no such command.")
+    return lambda: os.execve(program, arguments, env)
+
+
+def _environment(given: dict[str, Any]) -> dict[str, str]:
+    """Return the environment for the command: a pretended card, a recorder, this environment's programs first."""
+    from memprof.emulate.child import RECORD
+    from memprof.emulate.launch import environment
+
+    env = environment(
+        given["gpu"],
+        devices=given["devices"],
+        values=not given["no_values"],
+        values_max=given["values_max"],
+        copy_max=given["copy_max"],
+    )
+    options = {"output_dir": str(given["out"].absolute())}
+    env[RECORD] = json.dumps({"options": options, "steps": given["steps"]})
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
+    return env

@@ -1,0 +1,124 @@
+"""Sort the dumps of a folder: which are shown together, and a row of the report for every one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memprof.errors import InputError
+
+if TYPE_CHECKING:
+    from memprof.analysis.ranks.files import Recording
+
+__all__ = ["DumpGroup", "dump_rows", "sort_dumps"]
+
+_MOST_STRANGERS = 5
+
+
+class DumpGroup:
+    """The recordings to show together, and what is known of those of the same step that are not.
+
+    Attributes:
+        shown: one of each rank, all of one role.
+        roles: of each recording that was read, its role and how that is known.
+        reports: of each that was read, its report.
+        refused: of each that could not be read, why.
+        notes: what the reader should know.
+    """
+
+    def __init__(self, shown: Sequence[Recording]) -> None:
+        self.shown = list(shown)
+        self.roles: dict[Path, tuple[str | None, str | None]] = {}
+        self.reports: dict[Path, Mapping[str, Any]] = {}
+        self.refused: dict[Path, str] = {}
+        self.notes: list[str] = []
+
+
+def sort_dumps(
+    chosen: Sequence[Recording], read: Callable[[Recording], Mapping[str, Any]], role: str | None
+) -> DumpGroup:
+    """Choose among the recordings of one step; they are read only where paths alone do not tell them apart.
+
+    Args:
+        chosen: the recordings of the step.
+        read: returns a recording's report.
+        role: the role to show; default: the one that trains.
+
+    Raises:
+        InputError: none can be read.
+        UsageError: none is of that role.
+    """
+    from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
+
+    group = DumpGroup(chosen)
+    if role is None and not several_of_a_rank(chosen):
+        return group
+    for recording in chosen:
+        try:
+            group.reports[recording.path] = report = read(recording)
+        except InputError as error:
+            group.refused[recording.path] = str(error)
+        else:
+            group.roles[recording.path] = role_of(recording, report)
+    usable = [r for r in chosen if r.path in group.reports]
+    if not usable:
+        raise InputError(next(iter(group.refused.values())))
+    wanted = pick_role((group.roles[r.path][0] for r in usable), role)
+    group.shown = newest_of_each_rank(r for r in usable if group.roles[r.path][0] == wanted)
+    if wanted is not None and any(how == "content" for _, how in group.roles.values()):
+        group.notes.append(
+            f"The paths do not say which dump is of which role: {wanted} is the role of those shown by what they hold."
+        )
+    return group
+
+
+def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
+    """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
+    from memprof.analysis.ranks.files import unrecognised
+
+    shown = {recording.path for recording in group.shown}
+    strangers = unrecognised(folder, found)
+    if strangers:
+        more = f" and {len(strangers) - _MOST_STRANGERS} more" if len(strangers) > _MOST_STRANGERS else ""
+        group.notes.append(
+            f"Not read, for nothing in the name says that it is a memory snapshot: "
+            f"{', '.join(map(str, strangers[:_MOST_STRANGERS]))}{more}."
+        )
+    steps = {recording.step for recording in group.shown}
+    rows = []
+    for recording in found:
+        role, how = group.roles.get(recording.path, (recording.role, "name" if recording.role else None))
+        rows.append(
+            {
+                "file": recording.path.relative_to(folder).as_posix(),
+                "rank": recording.rank,
+                "step": recording.step,
+                "role": role,
+                "role_from": how,
+                "pid": recording.pid,
+                "time": recording.time,
+                "label": recording.label,
+                "out_of_memory": recording.out_of_memory,
+                "shown": recording.path in shown,
+                "peak_bytes": _peak(group.reports.get(recording.path)),
+                "because": None if recording.path in shown else _because(recording, role, steps, group),
+            }
+        )
+    return rows
+
+
+def _peak(report: Mapping[str, Any] | None) -> int | None:
+    return None if report is None else int(report["peak"]["active_bytes"])
+
+
+def _because(recording: Recording, role: str | None, steps: set[int | None], group: DumpGroup) -> str:
+    """Say why a recording is not shown, and how to show it."""
+    if (why := group.refused.get(recording.path)) is not None:
+        return f"cannot be read: {why}"
+    if recording.step not in steps:
+        return "no step in its path" if recording.step is None else f"another step (--step {recording.step})"
+    same_role = {group.roles.get(r.path, (r.role, None))[0] for r in group.shown} == {role}
+    if not same_role:
+        return f"another role (--role {role})" if role else "its role is not known; report the file alone"
+    return "an earlier or parallel dump of the same rank; report the file alone"

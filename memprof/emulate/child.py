@@ -1,0 +1,103 @@
+"""Record a script that ``memprof emulate`` started, from inside its process, and end it after some steps.
+
+``startup/sitecustomize.py`` calls :func:`attach` when Python starts, in every process of the command: the script's,
+each rank's, a launcher's. Only where a model trains is anything recorded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from memprof.watch.import_hook import when_imported
+from memprof.watch.run import Attachment
+
+__all__ = ["RECORD", "attach"]
+
+#: The environment variable that asks for a recording: the callback's options, and after how many steps to end.
+RECORD = "MEMPROF_EMULATE_RECORD"
+
+
+def attach() -> None:
+    """Wait for torch and transformers to be imported, record as ``memprof run`` does, end after the asked steps."""
+    from memprof.recording.api import switched_off
+
+    if switched_off():
+        return
+    asked = json.loads(os.environ[RECORD])
+    attachment = Attachment(asked["options"])
+    # Before torch's own: exit handlers run backwards, and the report needs torch.
+    when_imported("torch", lambda _: _at_exit(attachment))
+    attachment.begin()
+    if asked["steps"]:
+        ending = _Ending(asked["steps"])
+        when_imported("torch.optim.optimizer", ending.watch_optimizers)
+        when_imported("transformers.trainer", ending.watch_trainers)
+
+
+def _at_exit(attachment: Attachment) -> None:
+    atexit.register(attachment.end, None)
+
+
+class _Ending:
+    """Ends the process after some optimizer steps: of a trainer when its ``train`` is over, of a loop at once."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._trains = False
+        self._optimizer: Any = None
+        self._done = 0
+
+    def watch_optimizers(self, module: ModuleType) -> None:
+        """Count the steps of the first optimizer that steps."""
+        module.register_optimizer_step_post_hook(self._stepped)
+
+    def watch_trainers(self, module: ModuleType) -> None:
+        """Stop every trainer after its steps, and keep it from writing checkpoints of values that are not real."""
+        stop, train, ending = _stopping_callback(module.TrainerCallback, self._steps), module.Trainer.train, self
+
+        @functools.wraps(train)
+        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            ending._trains = True
+            trainer.add_callback(stop)
+            result = train(trainer, *args, **kwargs)
+            if trainer.state.global_step < ending._steps:
+                return result
+            ending._end("the script's lines after train() were not run")
+
+        module.Trainer.train = wrapper
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._trains:
+            return
+        self._optimizer = self._optimizer or optimizer
+        if optimizer is self._optimizer:
+            self._done += 1
+            if self._done >= self._steps:
+                self._end("the rest of the script was not run")
+
+    def _end(self, rest: str) -> None:
+        steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
+        if os.environ.get("RANK", "0") == "0":
+            print(f"memprof emulate: ended after {steps} (--steps); {rest}.", file=sys.stderr, flush=True)
+        raise SystemExit(0)
+
+
+def _stopping_callback(base: Any, steps: int) -> Any:
+    """Build a TrainerCallback that ends training after ``steps`` and saves nothing."""
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        control.should_save = False
+        control.should_training_stop = control.should_training_stop or state.global_step >= steps
+        return control
+
+    def on_epoch_end(self: Any, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        control.should_save = False
+        return control
+
+    return type("StopAfterSteps", (base,), {"on_step_end": on_step_end, "on_epoch_end": on_epoch_end})

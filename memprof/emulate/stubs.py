@@ -1,0 +1,30 @@
+"""Write C for the functions nobody wrote by hand: they succeed, give a handle, or say that they are not supported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["stub_source"]
+
+_HEAD = """#include <stdlib.h>
+void note_stub(const char *);
+#define API __attribute__((visibility("default")))
+#define HANDLE(name) API int name(void **out) { note_stub(#name); *out = calloc(1, 4096); return 0; }
+#define UNSUPPORTED(name) API int name(void) { note_stub(#name); return 801; }
+#define NOTHING(name) API int name(void) { return 0; }
+"""
+_MAKES_A_HANDLE = re.compile(r"Create|CommInit")
+# The runtime's and the driver's own: to succeed without doing it would be a lie that torch believes.
+_MUST_BE_TRUE = re.compile(r"cuda|__cuda|cu[A-Z][a-z]+[A-Z]")
+
+
+def stub_source(functions: Iterable[str]) -> str:
+    """Return the C source of a stub for each function."""
+    return _HEAD + "".join(f"{_kind(name)}({name})\n" for name in sorted(functions))
+
+
+def _kind(name: str) -> str:
+    if _MAKES_A_HANDLE.search(name):
+        return "HANDLE"
+    return "UNSUPPORTED" if _MUST_BE_TRUE.match(name) else "NOTHING"

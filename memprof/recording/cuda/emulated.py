@@ -1,0 +1,33 @@
+"""Say what is not real in a recording made on a device of ``memprof emulate``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+__all__ = ["emulation_notes"]
+
+
+def emulation_notes(env: Mapping[str, str] | None = None) -> list[str]:
+    """Return notes for a recording; [] on a device that is there.
+
+    Args:
+        env: the process's environment, in which :mod:`memprof.emulate.launch` describes the device.
+    """
+    env = os.environ if env is None else env
+    if not env.get("MEMPROF_EMULATE_HOME"):
+        return []
+    notes = [
+        "recorded on an emulated device (memprof emulate): the allocator and its bytes are real; no kernel ran, and "
+        "all times are this machine's, not a GPU's"
+    ]
+    most = int(env.get("MEMPROF_EMULATE_VALUES_MAX", 2**24))
+    if env.get("MEMPROF_EMULATE_VALUES", "0") in ("", "0"):
+        notes.append("no values were computed: losses, rewards and where generation ends mean nothing")
+    else:
+        notes.append(f"operators with tensors above {most:,} elements were not computed: their results are zeros")
+    if copies := env.get("MEMPROF_EMULATE_COPY_MAX"):
+        notes.append(f"copies above {int(copies):,} bytes were left out")
+    if float(env.get("MEMPROF_EMULATE_CAPABILITY", "9.0")) in (9.0, 10.0):
+        notes.append("on this card torch would take cuDNN's attention; the emulated one takes flash attention")
+    return notes

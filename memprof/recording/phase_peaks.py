@@ -1,0 +1,81 @@
+"""Ask a recorder's counters for the peak of each phase alone, without the phases nested in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memprof.recording.recorder import Recorder, WindowPeaks
+
+__all__ = ["PhasePeaks"]
+
+
+class PhasePeaks:
+    """Counts for the innermost phase, as the report does: its window is closed while a nested one is open.
+
+    What lies between phases is counted as if it were a phase around all others.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._own: list[WindowPeaks | None] = []  # between phases, then by open phase, outermost first
+        self._since_last: WindowPeaks | None = None
+
+    def begin(self) -> None:
+        """Begin to count."""
+        self._own = [None]
+        self._recorder.open_window()
+
+    def enter(self) -> None:
+        """Count for a nested phase from now on."""
+        if self._own:
+            self._turn()
+        else:
+            self.begin()
+        self._own.append(None)
+
+    def leave(self) -> WindowPeaks:
+        """Return the peaks of the innermost phase, and count for the one around it from now on."""
+        now = self._turn()
+        return self._own.pop() or now
+
+    def open(self) -> list[WindowPeaks]:
+        """Return the peaks so far of what is open: what lies between phases, then the phases, outermost first."""
+        now = self._turn()
+        return [peaks or now for peaks in self._own]
+
+    def between(self) -> WindowPeaks:
+        """Return the peaks of what lay between phases, and count that anew from now on."""
+        now = self._turn()
+        peaks, self._own[0] = self._own[0] or now, None
+        return peaks
+
+    def since_last(self) -> WindowPeaks:
+        """Return the highest of everything since this was asked before, or since counting began."""
+        now = self._turn()
+        peaks, self._since_last = self._since_last or now, None
+        return peaks
+
+    def _turn(self) -> WindowPeaks:
+        """Credit what the open window has seen, and open another."""
+        seen = self._recorder.close_window()
+        self._own[-1] = _highest(self._own[-1], seen)
+        self._since_last = _highest(self._since_last, seen)
+        self._recorder.open_window()
+        return seen
+
+
+def _highest(before: WindowPeaks | None, now: WindowPeaks) -> WindowPeaks:
+    """Return the higher of each peak, and the sizes at the end of ``now``."""
+    if before is None:
+        return now
+    return replace(
+        now,
+        allocated_peak=_higher(before.allocated_peak, now.allocated_peak),
+        reserved_peak=_higher(before.reserved_peak, now.reserved_peak),
+        active_peak=_higher(before.active_peak, now.active_peak),
+        requested_peak=_higher(before.requested_peak, now.requested_peak),
+    )
+
+
+def _higher(a: int | None, b: int | None) -> int | None:
+    return max(a, b) if a is not None and b is not None else a if b is None else b

@@ -1,0 +1,97 @@
+"""``memprof emulate`` where it cannot run: one sentence each. What it does on a CUDA build: tests/cuda/emulator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.emulate import headers, launch, torch_build
+from memprof.emulate.build import build
+from memprof.emulate.torch_build import TorchBuild
+from memprof.errors import UsageError
+
+
+def install(folder: Path, version: str = "2.13.0+cu130", cuda: str | None = "'13.0'") -> None:
+    """Lay out what an installed torch has on disk, so far as it is looked at before anything is compiled."""
+    (folder / "torch" / "lib").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    (folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n")
+    if cuda is not None:
+        (folder / "torch" / "lib" / "libtorch_cuda.so").touch()
+
+
+def emulate(*arguments: str, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the packages of ``path`` before all others."""
+    import os
+
+    command = [sys.executable, "-m", "memprof", "emulate", *arguments]
+    whole = {**os.environ, "PYTHONPATH": str(path), **env}
+    return subprocess.run(command, env=whole, capture_output=True, text=True)
+
+
+def test_a_torch_without_cuda_is_refused(tmp_path: Path) -> None:
+    install(tmp_path, "2.13.0+cpu", None)
+    for arguments in (["--setup"], ["--", "python", "train.py"]):
+        done = emulate(*arguments, path=tmp_path)
+        assert done.returncode == 2
+        assert "memprof: memprof emulate needs a CUDA build of torch, and torch 2.13.0+cpu has no" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_torch_whose_emulator_is_not_built_is_refused(tmp_path: Path) -> None:
+    install(tmp_path)
+    done = emulate("--", "python", "train.py", path=tmp_path, MEMPROF_EMULATOR=str(tmp_path / "none"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the emulator is not built for torch 2.13.0+cu130: run `memprof emulate --setup`" in done.stderr
+
+
+def test_nothing_to_run_is_refused(tmp_path: Path) -> None:
+    done = emulate(path=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "wants a command" in done.stderr
+
+
+def test_missing_headers_are_named_for_torch_s_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "triton" / "backends" / "nvidia" / "include"
+    (old / "crt").mkdir(parents=True)
+    (old / "crt" / "host_defines.h").touch()
+    (old / "cuda.h").write_text("#define CUDA_VERSION 12080\n")
+    torch = TorchBuild(tmp_path / "torch", "2.13.0+cu130", (13, 0))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(headers, "TOOLKIT", tmp_path / "toolkit")
+    with pytest.raises(UsageError, match=r"CUDA 13's headers were not found \(found.*12\.8\).*nvidia-cuda-runtime and"):
+        headers.find_headers(torch)
+    (old / "cuda.h").write_text("#define CUDA_VERSION 13010\n")
+    assert headers.find_headers(torch) == [old]
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = TorchBuild(tmp_path / "torch", "2.13.0+cu130", (13, 0))
+    monkeypatch.setattr("memprof.emulate.build.find_torch", lambda: torch)
+    monkeypatch.setattr("memprof.emulate.build.find_headers", lambda _: [tmp_path])
+    monkeypatch.setenv("MEMPROF_EMULATOR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UsageError, match=r"needs a C compiler \(gcc\) and a C\+\+ compiler .* and nm"):
+        build()
+
+
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build.platform, "machine", lambda: "aarch64")
+    with pytest.raises(UsageError, match=r"runs on Linux x86_64, and this is .* aarch64"):
+        torch_build.find_torch()
+
+
+@pytest.mark.parametrize(("card", "words"), [("MI300X", "NVIDIA's cards only"), ("none", "give a size")])
+def test_cards_it_cannot_be_are_refused(card: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        launch.environment(card)
+
+
+@pytest.mark.parametrize("devices", [0, 17])
+def test_numbers_of_cards_it_cannot_have_are_refused(devices: int) -> None:
+    with pytest.raises(UsageError, match="1 to 16"):
+        launch.environment(devices=devices)

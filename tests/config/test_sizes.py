@@ -1,0 +1,104 @@
+"""One reader of sizes and cards: the same words mean the same bytes wherever a capacity is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from memprof.integrations.callback.options import Options
+
+from memprof.cli.group import main
+from memprof.config.gpus import capacity_bytes, find_gpu
+from memprof.config.settings import Settings
+from memprof.errors import UsageError
+from memprof.recording.api import make_recorder
+from memprof.units import parse_size
+from tests.reports.sample import sample
+
+BARE = r"^24 what\? 24GB or 24GiB\.$"
+RTX_4090 = 24080 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("24GB", 24 * 10**9), ("24G", 24 * 10**9), ("24 gb", 24 * 10**9), ("24GiB", 24 * 2**30), ("24Gi", 24 * 2**30),
+        ("1.5T", 15 * 10**11), ("600MiB", 600 * 2**20), ("512B", 512), ("25769803776B", 24 * 2**30), ("0", 0),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "24GBs", "24 G B", "-24GB", "much"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+
+
+def test_a_number_that_may_be_bytes_is_refused_too() -> None:
+    with pytest.raises(UsageError, match=r"^25769803776 what\? Write 25769803776B if it is bytes\.$"):
+        parse_size("25769803776")
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("4090", RTX_4090), ("RTX 4090", RTX_4090), ("rtx-4090", RTX_4090), ("NVIDIA GeForce RTX 4090", RTX_4090),
+        ("H100", 81079 * 2**20), ("NVIDIA H100 80GB HBM3", 81079 * 2**20), ("NVIDIA A100-SXM4-80GB", 81050 * 2**20),
+        ("Tesla T4", 15095 * 2**20), ("24GB", 24 * 10**9), (RTX_4090, RTX_4090),
+    ],
+)  # fmt: skip
+def test_a_capacity_is_a_size_a_card_or_bytes(text: str | int, n_bytes: int) -> None:
+    assert capacity_bytes(text) == n_bytes
+
+
+def _callback(capacity: Any) -> int | None:
+    options: dict[str, Any] = {"output_dir": None, "max_disk": None, "max_entries": None, "stacks": "python"}
+    rest = {name: None for name in Options.__dataclass_fields__ if name not in {*options, "capacity"}}
+    return Options.of(**options, capacity=capacity, **rest).capacity
+
+
+def _recorder(capacity: Any) -> None:
+    make_recorder("cpu", "trace", capacity=capacity)
+
+
+@pytest.mark.parametrize("reads", [capacity_bytes, find_gpu, parse_size, _callback, _recorder])
+def test_a_bare_number_is_refused_wherever_python_takes_a_capacity(reads: Any) -> None:
+    with pytest.raises(UsageError, match=BARE):
+        reads("24")
+
+
+@pytest.mark.parametrize("reads", [capacity_bytes, _callback, _recorder])
+def test_twenty_four_bytes_are_no_capacity(reads: Any) -> None:
+    with pytest.raises(UsageError, match=BARE):
+        reads(24)
+
+
+def test_host_memory_is_a_size_too() -> None:
+    with pytest.raises(UsageError, match=BARE):
+        Settings(model="m", host_memory="24")
+
+
+def test_commands_refuse_a_bare_number_and_know_cards(tmp_path: Path) -> None:
+    from memprof.reports.json import dumps
+
+    report, script = tmp_path / "report.json", tmp_path / "train.py"
+    report.write_text(dumps(sample()[0]), encoding="utf-8")
+    script.write_text("", encoding="utf-8")
+    both = [str(report), str(report)]
+    for command in (
+        ["compare", *both, "--capacity", "24"],
+        ["run", "--capacity", "24", str(script)],
+        ["run", "--max-disk", "24", str(script)],
+        ["advise", str(report), "--gpu", "24"],
+        ["plan", "--model", "Qwen/Qwen3-8B", "--gpu", "24"],
+        ["simulate", "--model", "Qwen/Qwen3-8B", "--gpu", "24"],
+    ):
+        done = CliRunner().invoke(main, command)
+        assert (done.exit_code, "24 what? 24GB or 24GiB." in done.output) == (2, True), (command, done.output)
+    done = CliRunner().invoke(main, ["compare", *both, "--capacity", "RTX 4090"])
+    assert done.exit_code == 0
+    assert "23.52 GiB" in done.output

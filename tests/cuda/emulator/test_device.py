@@ -1,0 +1,94 @@
+"""What torch sees of the emulated device, and that its bytes are counted as on a card."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from memprof.config.gpus import find_gpu
+from memprof.emulate.launch import environment
+
+torch = pytest.importorskip("torch")
+MIB = 2**20
+
+
+def on_card(card: str, code: str, **options: object) -> dict[str, object]:
+    """Run code in a process of its own on a card; it prints one line of JSON."""
+    env = environment(card, **options)  # type: ignore[arg-type]
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+DESCRIBE = (
+    "import json, torch; p = torch.cuda.get_device_properties(0); free, total = torch.cuda.mem_get_info()\n"
+    "print(json.dumps([p.name, p.total_memory, p.major, p.minor, p.multi_processor_count, free, total,"
+    " torch.cuda.device_count()]))"
+)
+
+
+@pytest.mark.parametrize("name", ["T4", "RTX 4090", "H200"])
+def test_a_card_of_the_table_is_seen_as_it_is_there(name: str) -> None:
+    gpu = find_gpu(name)
+    seen = on_card(name, DESCRIBE, devices=2)
+    free = gpu.total_bytes - gpu.context_bytes
+    expected = [f"{name} (emulated)", gpu.total_bytes, *gpu.capability, gpu.multiprocessors, free, gpu.total_bytes, 2]
+    assert seen == expected
+
+
+def test_visible_devices_are_honoured() -> None:
+    code = (
+        "import json, os; os.environ['CUDA_VISIBLE_DEVICES'] = '3,1'; import torch\n"
+        "print(json.dumps([torch.cuda.device_count(),"
+        " [torch.cuda.get_device_properties(i).pci_bus_id for i in range(2)]]))"
+    )
+    assert on_card("24GiB", code, devices=4) == [2, [4, 2]]
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    torch.cuda.empty_cache()
+    before, total = torch.cuda.mem_get_info()
+    tensor = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+    held = before - torch.cuda.mem_get_info()[0]
+    del tensor
+    torch.cuda.empty_cache()
+    assert total == find_gpu("H100").total_bytes
+    assert held == 100 * MIB
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_a_full_card_is_out_of_memory(conf: str) -> None:
+    code = f"""
+import json, os
+os.environ['PYTORCH_CUDA_ALLOC_CONF'] = {conf!r}
+import torch
+held = []
+try:
+    while True: held.append(torch.empty(2**30, dtype=torch.uint8, device='cuda'))
+except torch.OutOfMemoryError as error:
+    stats = torch.cuda.memory_stats()
+    print(json.dumps([len(held), stats['num_ooms'], 'of which' in str(error), torch.cuda.mem_get_info()[0] < 2**30]))
+"""
+    assert on_card("8GiB", code, context="900MiB", values=False) == [7, 1, True, True]
+
+
+def test_graphs_are_refused_by_name() -> None:
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="CUDA graphs are not emulated"), torch.cuda.graph(graph):
+        pass
+
+
+def test_an_event_is_finished_late() -> None:
+    code = (
+        "import json, time, torch\n"
+        "side = torch.cuda.Stream(); x = torch.empty(2**25, dtype=torch.uint8, device='cuda'); x.record_stream(side)\n"
+        "del x; late = torch.cuda.memory_stats()['active_bytes.all.current']\n"
+        "time.sleep(0.3); y = torch.empty(512, dtype=torch.uint8, device='cuda')\n"
+        "print(json.dumps([late, torch.cuda.memory_stats()['active_bytes.all.current']]))"
+    )
+    assert on_card("24GiB", code, event_delay_us=200_000) == [2**25, 512]

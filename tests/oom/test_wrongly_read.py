@@ -1,0 +1,97 @@
+"""Forms that were once read wrongly: in other words than the example of their form, or as what they are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.oom import explain_log
+
+OUT = "Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity; 10.24 GiB already allocated; 10.24 GiB current "
+NPU = f"RuntimeError: NPU out of memory. {OUT}active; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch)"
+XPU = (
+    "torch.OutOfMemoryError: XPU out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 15.11 GiB. Of "
+    "the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+)
+SGLANG = (
+    "Exception: Capture cuda graph failed: {what}\nPossible solutions:\n1. set --mem-fraction-static to a smaller value"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "variable"),
+    [
+        (NPU, "npu-smi", "ASCEND_RT_VISIBLE_DEVICES"),
+        (NPU.replace("NPU out", "HIP out"), "rocm-smi", "HIP_VISIBLE_DEVICES"),
+        (NPU.replace("NPU out", "XPU out"), "xpu-smi", "ZE_AFFINITY_MASK"),
+        (NPU.replace("NPU out", "CUDA out"), "nvidia-smi", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_tools_are_the_backends_own(text: str, tool: str, variable: str) -> None:
+    (failure,) = explain_log(text)["failures"]
+    said = " ".join(row["action"] + row["why"] for row in failure["try"])
+    assert failure["cause"] == "unexplained"
+    assert tool in said
+    assert variable in said
+    assert (tool == "nvidia-smi") == ("nvidia-smi" in said)
+
+
+@pytest.mark.parametrize(("asked", "cause"), [("4.00 GiB", "refused"), ("3.90 GiB", "unexplained")])
+def test_level_zeros_limit_includes_a_block_of_just_that_size(asked: str, cause: str) -> None:
+    (failure,) = explain_log(XPU.format(asked=asked))["failures"]
+    assert failure["cause"] == cause
+
+
+def test_a_graph_that_fails_for_another_reason_is_not_about_memory() -> None:
+    """SGLang lists the same solutions, with memory settings among them, whatever the failure was."""
+    assert explain_log(SGLANG.format(what="an illegal memory access was encountered"))["failures"] == []
+    (failure,) = explain_log(SGLANG.format(what="CUDA out of memory."))["failures"]
+    assert failure["form"] == "sglang.graph_capture"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "requested"),
+    [
+        (
+            "[PID: 2109] Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.\n"
+            "        Possible Cause: Available memory is insufficient.\n        TraceBack (most recent call last):\n"
+            "        Call rtMalloc fail, purpose: page caching, type = 2, size:3221291008, device_id:0[FUNC:Alloc]",
+            "npu.driver",
+            3221291008,
+        ),
+        ("[enforce fail at CPUAllocator.cpp:56] posix_memalign(&data, gAlignment) == 0. 12 vs 0", "torch.cpu", None),
+        ('{"message":"Call to wake_up method failed: CUDA Error: out of memory at <path>:163"}', "vllm.wake", None),
+    ],
+)  # fmt: skip
+def test_other_words_for_the_same(text: str, form: str, requested: int | None) -> None:
+    (failure,) = explain_log(text)["failures"]
+    assert (failure["form"], failure["requested_bytes"]) == (form, requested)
+
+
+@pytest.mark.parametrize(
+    ("text", "phase"),
+    [
+        ("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "wake"),
+        ("[torch_memory_saver.cpp] cudaError error: 2 (out of memory) file=csrc/core.cpp func=resume line=17", "wake"),
+        ("[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create", None),
+        ("AssertionError: Memory usage increased after sleeping.", "sleep"),
+    ],
+)  # fmt: skip
+def test_some_messages_alone_say_what_the_engine_was_doing(text: str, phase: str | None) -> None:
+    (failure,) = explain_log(text)["failures"]
+    assert failure["phase"] == phase
+
+
+def test_a_device_whose_size_is_not_told_has_no_negative_memory_in_use() -> None:
+    text = "torch.OutOfMemoryError: Tried to allocate 12.60 GiB. GPU had 12.44 GiB free of 79.19"
+    (failure,) = explain_log(text)["failures"]
+    assert "-" not in failure["because"]
+    assert "does not say how large the device is" in failure["because"]
+
+
+def test_two_bare_messages_of_two_tracebacks_are_two_failures() -> None:
+    head = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    x()\n'
+    first, second = "RuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA driver error: out of memory\n"
+    chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert len(explain_log(head + first + "retrying\n" + head + second)["failures"]) == 2
+    assert len(explain_log(head + first + chained + head + second)["failures"]) == 1
+    assert len(explain_log(head + first + second)["failures"]) == 1

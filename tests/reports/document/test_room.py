@@ -1,0 +1,123 @@
+"""How far a run was from out of memory: the bar's parts, the card, and where it is known from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from memprof.reports.document.build import build_document
+from memprof.reports.document.model import Room
+from memprof.reports.document.summary import room_of
+from memprof.reports.html.report import render_html
+from memprof.reports.markdown.report import render_markdown
+from memprof.reports.terminal.report import render_terminal
+
+from memprof.analysis.report import capacity_of
+from tests.reports.sample import MIB, PEAK, sample
+
+CARD = 25_386_352_640  # of the sample: 24,210 MiB
+HELD = sum(PEAK.values())
+RESERVED = HELD + 900 + 120 + 200
+
+
+def parts(room: Room | None) -> dict[str, int]:
+    assert room is not None
+    assert sum(p.bytes for p in room.parts) <= room.scale_bytes
+    return {p.id: p.bytes // MIB for p in room.parts}
+
+
+def ran_out(**more: Any) -> dict[str, Any]:
+    report = sample()[0]
+    report["oom"] = {
+        "requested_bytes": 900 * MIB, "device_free_bytes": 500 * MIB, "phase": "backward", "step": 1, "stack": [],
+        "allocated_bytes": 6000 * MIB, "reserved_bytes": 7000 * MIB, "categories": {"weights": 6000 * MIB},
+        "cached_bytes": 600 * MIB, "inactive_split_bytes": 400 * MIB, "fits_defragmented": True, **more,
+    }  # fmt: skip
+    return report
+
+
+def test_the_device_peak_and_what_was_left() -> None:
+    room = room_of(sample()[0])
+    assert parts(room) == {
+        "held": HELD, "cached": RESERVED - HELD, "non_torch": 480, "free": 24_210 - RESERVED - 480,
+    }  # fmt: skip
+    assert room is not None
+    assert room.sentence == "15.20 GiB left of 23.64 GiB (the card), 64 %."
+
+
+def test_a_card_that_is_asked_about() -> None:
+    report = {**sample()[0], "capacity": {"bytes": 8000 * MIB, "from": "option"}}
+    room = room_of(report)
+    assert parts(room) == {"held": HELD, "cached": RESERVED - HELD, "non_torch": 480}
+    assert room is not None
+    assert room.sentence == "8.44 GiB, 0.63 more than 7.81 GiB (the card asked about)."
+    text = render_terminal(build_document(report), 80)
+    bar = next(line for line in text.split("\n") if line.startswith("HHH"))
+    assert abs(bar.index("¦") - round(79 * 8000 / (RESERVED + 480))) <= 1
+
+
+def test_a_request_that_failed_on_a_card_that_is_known() -> None:
+    """24,210 MiB less 500 free less 7,000 reserved are outside torch."""
+    room = room_of(ran_out())
+    assert parts(room) == {"held": 6000, "cached": 1000, "non_torch": 16_710, "request": 900}
+    assert room is not None
+    assert room.sentence == "24.03 GiB with the 900.00 MiB that failed, 0.39 more than 23.64 GiB (the card)."
+
+
+def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
+    report = ran_out()
+    report["source"]["device_total_bytes"] = None
+    report["capacity"] = capacity_of({}, report["oom"])
+    assert report["capacity"] == {"bytes": 7500 * MIB, "from": "oom"}
+    room = room_of(report)
+    assert room is not None
+    assert room.capacity_bytes == 7500 * MIB
+    assert "the card at least" in room.sentence
+    assert capacity_of({"total_bytes": CARD}, report["oom"]) == {"bytes": CARD, "from": "device"}
+    assert capacity_of({}, None) is None
+
+
+def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
+    report = sample("trace")[0]
+    assert room_of(report) is None
+    room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})
+    assert parts(room) == {"held": HELD, "free": 8000 - HELD}
+    assert room is not None
+    assert room.sentence.endswith("what an allocator and a CUDA context add is not in a tensor trace.")
+
+
+def test_terminal_markdown_and_page_say_the_same() -> None:
+    document = build_document(ran_out())
+    assert document.room is not None
+    words = document.room.sentence
+    terminal = re.sub(r"\s+", " ", render_terminal(document, 72))
+    assert words in terminal
+    assert words in render_html(document)
+    assert words in render_markdown(document).replace("\\", "")
+
+
+def test_figures_of_a_run_with_pending_frees_say_why_they_differ() -> None:
+    document = build_document(*sample(pending_mib=64))
+    assert "6.72 GiB" in render_terminal(document, 80)
+    assert document.summary.cause.endswith(
+        "0.06 GiB more were freed by the program and wait for a stream: phases, shares and the total, 6.78 GiB, count "
+        "them."
+    )
+
+
+def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
+    ahead = {
+        "still": {"optimizer_state": 850 * MIB}, "moment": "optimizer_step", "needed_bytes": 7000 * MIB,
+        "available_bytes": 6500 * MIB, "short_bytes": 500 * MIB,
+    }  # fmt: skip
+    report = ran_out(
+        requested_bytes=8_713_000, device_free_bytes=10 * MIB, segment_bytes=20 * MIB, fits_defragmented=None,
+        ahead=ahead,
+    )  # fmt: skip
+    found = build_document(report).oom
+    assert found is not None
+    assert found.sentence == (
+        "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
+        "were free on the device. The step had still to make 850.00 MiB of optimizer state: it needs 6.84 GiB in all, "
+        "500.00 MiB more than there was."
+    )
