@@ -58,8 +58,8 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
 
-def largest_rows(allocations: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
-    """Group allocations that are alike, the largest sum first."""
+def largest_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
+    """Return groups of alike allocations as a notebook shows them, in the order given."""
     return [
         {
             "what": what(row), "bytes": row.bytes, "count": row.count, "each_bytes": row.each_bytes,
@@ -67,7 +67,7 @@ def largest_rows(allocations: Sequence[Mapping[str, Any]], whole: int) -> list[d
             "alternatives": list(row.alternatives), "phase": row.phase or None, "share": row.share,
             "stack": list(row.whole_stack),
         }
-        for row in allocation_rows(allocations, whole)
+        for row in allocation_rows(groups, whole)
     ]  # fmt: skip
 
 

@@ -100,8 +100,8 @@ def build_document(
         report: the report as ``Analysis.to_dict`` gives it.
         series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
         label: a title of the reader's choice; default: the model and step, or the file's name.
-        allocations: groups of those alive at the peak (``Analysis.largest_alike``), where more are known than the report
-            lists.
+        allocations: groups of those alive at the peak (``Analysis.largest_alike``), where more are known than the
+            report lists.
         elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """
     active = report["peak"]["active_bytes"]
