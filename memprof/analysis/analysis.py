@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
+from memprof.analysis.shown import Largest, drawing
 from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
 from memprof.attribution import Attribution, attribute
 from memprof.snapshot import Snapshot
@@ -27,6 +31,7 @@ class Analysis(Views):
     """Give views of a snapshot's device, and its report.
 
     ``advisor`` fills the report's ``advice``; ``outlook`` says what a run that ran out of memory had still to make.
+    ``rules`` are the stack rules that it was attributed with, None for the shipped ones.
     """
 
     def __init__(
@@ -36,18 +41,51 @@ class Analysis(Views):
         attribution: Attribution,
         advisor: Advisor | None = None,
         outlook: Outlook | None = None,
+        rules: RuleSet | None = None,
     ) -> None:
         super().__init__(snapshot, timeline, attribution)
-        self._advisor, self._outlook = advisor, outlook
+        self._advisor, self._outlook, self._rules = advisor, outlook, rules
+
+    @cached_property
+    def devices(self) -> list[dict[str, Any]]:
+        """Return every device's own peak where the snapshot holds several (see ``devices`` in the report's JSON)."""
+        return devices_report(self, self._rules)
 
     def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
         """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
-        report = report_dict(self, allocations)
+        report = report_dict(self, allocations, self.devices)
         if self._outlook is not None and report["oom"]:
             report["oom"]["ahead"] = self._outlook(report)
         if self._advisor is not None:
             report["advice"] = self._advisor(report, self)
         return report
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report's page to ``path`` and return it; the page is one file and asks the network for nothing.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        page = Path(path)
+        drawing().write_page(self, page)
+        return page
+
+    def largest(self, n: int = 10, at: str = "peak") -> Largest:
+        """Return the ``n`` largest allocations alive at an instant, alike ones grouped into one.
+
+        Args:
+            n: how many groups.
+            at: as ``memprof explain --at``: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
+
+        Returns:
+            A list of dicts: ``what``, ``bytes``, ``count``, ``each_bytes``, ``category``, ``detail``, ``evidence``,
+            ``alternatives``, ``phase``, ``share`` (of all alive then) and ``stack``.
+        """
+        alive = self.explain(at, top=None)
+        return Largest(drawing().largest_rows(alive, sum(a["bytes"] for a in alive))[:n])
+
+    def _repr_html_(self) -> str:
+        return drawing().analysis_fragment(self)
 
 
 def analyze(
@@ -61,7 +99,7 @@ def analyze(
 
     Args:
         snapshot: the result of :func:`memprof.load_snapshot`, or a path to load.
-        device: index of the device; default: the one with the highest peak.
+        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
         advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
         outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes :func:`memprof.advice.ahead.look_ahead`.
@@ -75,4 +113,4 @@ def analyze(
 
         snapshot = load_snapshot(snapshot)
     timeline = build_timeline(snapshot, device)
-    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor, outlook)
+    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor, outlook, rules)

@@ -62,6 +62,18 @@ def test_json_stands_alone_on_stdout(snapshot: Path, tmp_path: Path) -> None:
     assert "Page:" in result.stderr
 
 
+def test_a_reports_json_is_reported_like_its_snapshot(snapshot: Path, tmp_path: Path) -> None:
+    call("report", snapshot, "--json", tmp_path / "report.json")
+    assert call("report", tmp_path / "report.json").stdout == call("report", snapshot).stdout
+    assert call("report", tmp_path / "report.json", "-o", tmp_path / "page.html").exit_code == 0
+    assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    call("explain", snapshot, "--json", tmp_path / "explain.json")
+    refused = call("report", tmp_path / "explain.json")
+    assert refused.exit_code == 3
+    assert "memprof.explain/1" in refused.stderr
+    assert call("report", tmp_path / "report.json", "--device", 0).exit_code == 2
+
+
 def test_files_are_written_and_named_on_stderr(snapshot: Path, tmp_path: Path) -> None:
     page, data = tmp_path / "page.html", tmp_path / "data.json"
     result = call("report", snapshot, "-o", page, "--json", data, "--format", "markdown")
@@ -111,6 +123,35 @@ def test_explain_lists_what_is_alive(snapshot: Path) -> None:
     text = call("explain", snapshot).stdout
     assert "train.py:1 step" in text
     assert hex(answer["allocations"][0]["address"]) in text
+
+
+def test_explain_folds_alike_blocks_and_shows_whole_stacks_when_asked(tmp_path: Path) -> None:
+    run = SnapshotBuilder()
+    for _ in range(5):
+        run.alloc(2 * MIB, "layer", "main")
+    run.alloc(3 * MIB, "head", "main")
+    path = run.save(tmp_path / "run.pickle")
+    done = call("explain", path)
+    assert "6 allocations on 2 lines, 13.00 MiB, alive at peak, largest first" in done.stderr
+    assert "in 5 blocks of 2.00 MiB" in done.stdout
+    assert done.stdout.index("in 5 blocks") < done.stdout.index("head")
+    assert len(json.loads(call("explain", path, "--json", "-").stdout)["allocations"]) == 6
+    whole = call("explain", path, "--full-stacks").stdout
+    assert "in 5 blocks of 2.00 MiB" in whole
+    assert "--full-stacks" not in whole
+
+
+def test_report_says_how_far_from_out_of_memory_on_a_card_asked_about(snapshot: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = call("report", snapshot, "--capacity", "4090", "--json", tmp_path / "r.json", "-o", page)
+    assert done.exit_code == 0
+    assert "of 23.52 GiB (the card asked about)" in done.stdout
+    assert "of 23.52 GiB (the card asked about)" in page.read_text(encoding="utf-8")
+    report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    validate(report)
+    assert report["capacity"] == {"bytes": 24080 * MIB, "from": "option"}
+    bare = call("report", snapshot, "--capacity", "24")
+    assert (bare.exit_code, "24 what? 24GB or 24GiB." in bare.stderr) == (2, True)
 
 
 def test_explain_by_address_category_time_and_number(snapshot: Path) -> None:
