@@ -14,6 +14,7 @@ __all__ = [
     "EXPANDABLE_SEGMENTS",
     "GROUP_LABELS",
     "GROUP_OF",
+    "GUESSES",
     "Category",
     "Evidence",
     "Group",
@@ -106,6 +107,10 @@ class Evidence(_Id):
     FINGERPRINT = "fingerprint"
     SHAPE = "shape"
     NONE = "none"
+
+
+#: Evidence that leaves room for another answer: reports show these bytes as guessed.
+GUESSES = (Evidence.LIFETIME, Evidence.FINGERPRINT, Evidence.SHAPE)
 
 
 class History(_Id):

@@ -25,12 +25,13 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "analysis": ("say everything about a run as plain data", ("attribution", "timeline", "snapshot")),
     "compat": ("name, check and patch what is private in other packages", ()),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers", ()),
+    "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution",)),
     "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (
         "find what to change, estimated or simulated",
-        ("config", "oom", "plan", "analysis", "attribution", "snapshot"),
+        ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot"),
     ),
     "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
     "integrations": (
@@ -51,8 +52,8 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "attribution", "config", "demo", "emulate", "oom", "plan", "recording", "reports",
-            "simulate", "snapshot", "watch",
+            "advice", "analysis", "assistants", "attribution", "config", "demo", "emulate", "oom", "plan", "recording",
+            "reports", "simulate", "snapshot", "watch",
         ),
     ),
 }  # fmt: skip

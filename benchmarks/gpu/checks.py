@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases import LEAN, OOM, SIMULATED, TRUTH, Case, shrunk
+from benchmarks.gpu.real_run import RECORDED
 
 __all__ = ["CHECKS"]
 
@@ -98,16 +99,23 @@ def truth_of_simulator(tiny: bool) -> dict[str, Any]:
 
 
 def cost_of_watching(tiny: bool) -> dict[str, Any]:
-    """Time the last step without, with counters only, and recorded, in turn (GPU_CHECKS 4)."""
+    """Time one step without, with counters only, and recorded, in turn; and what was written of it (GPU_CHECKS 4).
+
+    Writing begins with the step after the recorded one and is no part of its seconds.
+    """
     case = _cases(TRUTH[2:3], tiny)[0]
-    seconds: dict[str, list[float]] = {"none": [], "counters": [], "record": []}
+    seconds: dict[str, list[float]] = {"none": [], "counters": [], "one": []}
+    dumps = []
     for turn in range(1 if tiny else PAIRS):
         order = list(seconds)
         for watch in order[turn % 3 :] + order[: turn % 3]:
-            seconds[watch].append(run(case, tiny, watch=watch, steps=3)["step_seconds"][-1])
+            told = run(case, tiny, watch=watch, steps=RECORDED + 1)
+            seconds[watch].append(told["step_seconds"][RECORDED - 1])
+            if watch == "one":
+                dumps.append(told.get("dump_seconds"))
     base = statistics.median(seconds["none"])
     ratios = {watch: statistics.median(taken) / base for watch, taken in seconds.items()}
-    return {"case": case.name, "seconds": seconds, "ratios": ratios}
+    return {"case": case.name, "seconds": seconds, "ratios": ratios, "dump_seconds": dumps}
 
 
 def lean_against_trl(tiny: bool) -> dict[str, Any]:
@@ -201,7 +209,7 @@ def run(case: Case, tiny: bool, **how: Any) -> dict[str, Any]:
         if line.startswith("RESULT "):
             found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
             return found
-    return {"error": told.stderr[-2000:], "losses": [], "step_seconds": [float("nan")]}
+    return {"error": told.stderr[-2000:], "losses": [], "step_seconds": [float("nan")] * (RECORDED + 1)}
 
 
 def simulated(case: Case, tiny: bool) -> dict[str, Any]:

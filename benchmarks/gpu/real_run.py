@@ -17,6 +17,8 @@ from typing import Any
 
 WORDS = 64
 STEPS = 2
+#: The step that ``watch="one"`` records: optimizer state and cached memory are there, the peak is no news.
+RECORDED = 3
 _MEASURED = "allocated_bytes", "reserved_bytes"
 
 
@@ -110,40 +112,69 @@ def tokenizer() -> Any:
     )
 
 
-def clock() -> Any:
-    """Make a callback that takes each step's seconds and the counters after each."""
+def clocks() -> tuple[Any, Any]:
+    """Make two callbacks, the first and the last of a trainer's.
+
+    The last takes each step's ``seconds`` from after the other callbacks' ``on_step_begin`` to after their
+    ``on_step_end``: what they write of an earlier step is not in it. ``held`` are the seconds that the others took at
+    each step's beginning, and ``began`` the time of day then.
+    """
     import torch
     from transformers import TrainerCallback
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        seconds: list[float]
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
+    class First(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.seconds, self._began = [], 0.0
+            self.at, self.began = 0.0, []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self._sync()
-            self._began = time.perf_counter()
+            self.at = now()
+            self.began.append(time.time())
+
+    class Last(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seconds, self.held, self._at = [], [], 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self._at = now()
+            self.held.append(self._at - first.at)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self._sync()
-            self.seconds.append(time.perf_counter() - self._began)
+            self.seconds.append(now() - self._at)
 
-        def _sync(self) -> None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-
-    return Clock()
+    first = First()
+    return first, Last()
 
 
 def watcher(how: str, folder: Path) -> list[Any]:
-    """Make the callback; per-phase peaks by counters are off, so that torch's own peak stays readable."""
+    """Make the callback; per-phase peaks by counters are off, so that torch's own peak stays readable.
+
+    ``how``: ``none``; ``counters`` (nothing is written); ``record`` (as by default); ``one`` (step :data:`RECORDED`).
+    """
     from memprof import MemProfCallback
 
     if how == "none":
         return []
-    steps = {"counters": 10**9, "record": None}[how]
+    steps = {"counters": 10**9, "record": None, "one": RECORDED}[how]
     return [MemProfCallback(output_dir=folder, steps=steps, table=False, reset_peaks=False)]
+
+
+def dump_seconds(folder: Path, held: list[float], began: list[float]) -> dict[str, float] | None:
+    """Return what writing step :data:`RECORDED` took, which begins when the step after it does.
+
+    ``held`` is how long training waited; ``written`` and ``reported`` are when the files were whole. None where nothing
+    was written, or no step came after it.
+    """
+    found = next(folder.glob(f"step-{RECORDED:06d}.*.pickle"), None)
+    if found is None or len(began) <= RECORDED:
+        return None
+    report = found.with_suffix(".json")
+    told = {"held": held[RECORDED], "written": found.stat().st_mtime - began[RECORDED]}
+    return {**told, "reported": report.stat().st_mtime - began[RECORDED]} if report.exists() else told
 
 
 def counters() -> dict[str, int]:
@@ -188,7 +219,7 @@ def execute(
         shrink: two layers instead of the model's own.
         steps: of the optimizer.
         lean: with memprof's trainer instead of TRL's.
-        watch: ``none``, ``counters`` or ``record``.
+        watch: as :func:`watcher`'s.
         keep: folder for what is written; without it nothing stays.
         fraction: share of the card's memory that the process may take.
     """
@@ -202,8 +233,10 @@ def execute(
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        ticks = clock()
-        trainer = build_trainer(wanted, folder, steps, [ticks, *watcher(watch, folder / "_memprof")], shrink, lean)
+        first, last = clocks()
+        callbacks = [first, *watcher(watch, folder / "_memprof")]
+        trainer = build_trainer(wanted, folder, steps, callbacks, shrink, lean)
+        trainer.add_callback(last)  # after those that the trainer adds by itself
         error = None
         try:
             trainer.train()
@@ -211,7 +244,8 @@ def execute(
             error = str(caught)
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
-        told = {"losses": losses, "grad_norms": norms, "step_seconds": ticks.seconds, "error": error, **counters()}
+        told = {"losses": losses, "grad_norms": norms, "step_seconds": last.seconds, "error": error, **counters()}
+        told |= {"held_seconds": last.held, "dump_seconds": dump_seconds(folder / "_memprof", last.held, first.began)}
         if error is None:
             told["parameters"] = digest(trainer.model)
         return told

@@ -26,11 +26,12 @@ class NewRecords:
     no more than a twentieth of the time.
 
     Args:
+        wanted: False where the steps to record are chosen: none but those is written, and higher peaks are told.
         clock: seconds that pass.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, wanted: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._clock = wanted, clock
         self._written = 0  # the highest peak that is in a recording, or the first step's
         self._count = 0
         self._not_before = clock()
@@ -61,6 +62,8 @@ class NewRecords:
         self._not_before = self._clock() + max(_SECONDS, seconds * (1 / _SHARE - 1))
 
     def _forbidden(self, peak: int) -> str:
+        if not self._wanted:
+            return "the steps to record were chosen"
         if self._count >= _MOST:
             return f"{_MOST} such steps were written already"
         if self._clock() < self._not_before:
@@ -77,6 +80,6 @@ class NewRecords:
         peak, step = self._missed
         return [
             f"Step {step} had a higher peak, {format_gib(peak)} GiB, than any step in a recording "
-            f"({format_gib(self._written)} GiB). It was not written, because {self._why}. "
+            f"or the first one ({format_gib(self._written)} GiB). It was not written, because {self._why}. "
             f"MemProfCallback(steps=[{step}]) records it."
         ]

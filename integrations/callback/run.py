@@ -70,7 +70,7 @@ class TrainingRun:
         self._first_step = trainer.state.global_step + 1
         self._step = trainer.state.global_step
         self._from_step: int | None = None  # first step of the recording in progress
-        self._records = NewRecords()
+        self._records = NewRecords(wanted=options.steps is None and options.every is None)
         self._oom_step: int | None = None
         self._session: Session | None = None
         self._seams = Seams(self.fail, self._error)

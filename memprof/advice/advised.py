@@ -22,7 +22,7 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
 
     Args:
         snapshot: what :func:`memprof.load_snapshot` returned, or a path to load.
-        device: index of the device; default: the one with the highest peak.
+        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
 
     Raises:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
+from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, highest
 from memprof.advice.training_moments import TRANSIENT, moments
@@ -19,6 +20,9 @@ from memprof.errors import InputError, UsageError
 from memprof.frame_paths import text_path
 from memprof.oom.frameworks import PLAIN, Names, names_in
 
+if TYPE_CHECKING:
+    from memprof.analysis.views import Views
+
 __all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
 
 _PYTHON = re.compile(r"\.py:\d+")
@@ -27,7 +31,7 @@ _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 MOST = 8
 # A change that saves less than this share of the peak is not worth a line.
 _WORTH = 0.005
-# Idle memory between blocks, of what is reserved, from which on it is called fragmentation.
+# Idle memory at the device's peak, of what is reserved, from which on a change of the allocator is looked at.
 _FRAGMENTED = 0.05
 
 
@@ -48,15 +52,17 @@ class Estimate:
     left: Peak
 
 
-def estimated_advice(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -> list[dict[str, Any]]:
     """List the entries of a report's ``advice`` (``basis: estimated``), those that save most first.
 
     Args:
-        report: ``memprof.report/1``; its own ``advice`` is not looked at.
+        report: ``memprof.report/1``.
+        analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
+            Without it the report's own ``advice`` is asked what such a replay said.
     """
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
-    found += idle_estimates(report, run)
+    found += idle_estimates(report, run, analysis)
     return ranked([entry(e, run) for e in found], report)[:MOST]
 
 
@@ -186,16 +192,29 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
 
 
 def _idle(report: Mapping[str, Any]) -> int:
-    """Return the free parts of segments in use, where there are enough of them to speak of."""
-    peak, reserved = report["peak"], report["peak"]["reserved_bytes"]
-    idle = int(peak["inactive_split_bytes"])
-    return idle if reserved and idle > _FRAGMENTED * reserved else 0
+    """Return what the device's peak holds beyond the highest sum of blocks, where it is enough to speak of.
+
+    Free parts between blocks and whole free segments that no request fitted.
+    """
+    places = (report["peak"], report.get("device_peak") or {})
+    reserved = max(int(place.get("reserved_bytes") or 0) for place in places)
+    idle = reserved - int(report["peak"]["active_bytes"])
+    return idle if idle > _FRAGMENTED * reserved else 0
 
 
-def idle_estimates(report: Mapping[str, Any], run: Run) -> list[Estimate]:
-    """Estimate what growing segments can give back of the device's peak: at most what lies idle between blocks."""
+def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None = None) -> list[Estimate]:
+    """Estimate what growing segments take from the device's peak, by replay; nothing where they would not lower it."""
     about = [c for c in candidates_for(run) if c.device and c.effect is not None]
-    return [Estimate(c, run.idle_bytes, run.peak) for c in about if run.idle_bytes]
+    if not about or not run.idle_bytes:
+        return []
+    saves = saved_by_growing(analysis) if analysis is not None else _said(report, about[0].id)
+    return [Estimate(c, saves, run.peak) for c in about if saves and worth(saves, run)]
+
+
+def _said(report: Mapping[str, Any], candidate: str) -> int | None:
+    """Return what a report's own advice says that a change saves of the device's peak."""
+    entries = [e for e in report.get("advice") or [] if e["id"] == candidate and e["peak"] == "device"]
+    return int(entries[0]["saves_bytes"]) if entries else None
 
 
 # -- what comes and goes within a pass, reckoned moment by moment ------------------------------------------------------

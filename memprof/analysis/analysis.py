@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
 from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
 from memprof.attribution import Attribution, attribute
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Advisor", "Analysis", "DevicePeak", "Outlook", "ReservedGrowth", "analyze"]
 
-#: A function that reads a report without advice and returns its ``advice`` entries.
-Advisor = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+#: A function that reads a report without advice, and the analysis it is of, and returns its ``advice`` entries.
+Advisor = Callable[[Mapping[str, Any], Views], list[dict[str, Any]]]
 #: A function that reads a report with an ``oom`` and returns what is ``oom.ahead``, or None where nothing is known.
 Outlook = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
@@ -27,6 +29,7 @@ class Analysis(Views):
     """Give views of a snapshot's device, and its report.
 
     ``advisor`` fills the report's ``advice``; ``outlook`` says what a run that ran out of memory had still to make.
+    ``rules`` are the stack rules that it was attributed with, None for the shipped ones.
     """
 
     def __init__(
@@ -36,17 +39,23 @@ class Analysis(Views):
         attribution: Attribution,
         advisor: Advisor | None = None,
         outlook: Outlook | None = None,
+        rules: RuleSet | None = None,
     ) -> None:
         super().__init__(snapshot, timeline, attribution)
-        self._advisor, self._outlook = advisor, outlook
+        self._advisor, self._outlook, self._rules = advisor, outlook, rules
+
+    @cached_property
+    def devices(self) -> list[dict[str, Any]]:
+        """Return every device's own peak where the snapshot holds several (see ``devices`` in the report's JSON)."""
+        return devices_report(self, self._rules)
 
     def to_dict(self, allocations: int | None = 50) -> dict[str, Any]:
         """Return the report (schema ``memprof.report/1``); ``allocations=None`` lists every one alive at the peak."""
-        report = report_dict(self, allocations)
+        report = report_dict(self, allocations, self.devices)
         if self._outlook is not None and report["oom"]:
             report["oom"]["ahead"] = self._outlook(report)
         if self._advisor is not None:
-            report["advice"] = self._advisor(report)
+            report["advice"] = self._advisor(report, self)
         return report
 
 
@@ -61,7 +70,7 @@ def analyze(
 
     Args:
         snapshot: the result of :func:`memprof.load_snapshot`, or a path to load.
-        device: index of the device; default: the one with the highest peak.
+        device: index of the device; default: the one that ran out of memory, else that with the highest peak.
         rules: stack rules to use instead of the shipped ones.
         advisor: fills the report's ``advice``; ``memprof.analyze`` passes the estimates of :mod:`memprof.advice`.
         outlook: fills the report's ``oom.ahead``; ``memprof.analyze`` passes :func:`memprof.advice.ahead.look_ahead`.
@@ -75,4 +84,4 @@ def analyze(
 
         snapshot = load_snapshot(snapshot)
     timeline = build_timeline(snapshot, device)
-    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor, outlook)
+    return Analysis(snapshot, timeline, attribute(snapshot, timeline, rules), advisor, outlook, rules)

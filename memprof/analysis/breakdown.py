@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from memprof.analysis.counted_peaks import DETAIL, Unseen
+from memprof.analysis.peaks.counted import DETAIL, Unseen
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
-from memprof.vocabulary import GROUP_OF, Category, Evidence, Group, Phase
+from memprof.vocabulary import GROUP_OF, GUESSES, Category, Evidence, Group, Phase
 
 __all__ = ["Breakdown"]
 
@@ -25,7 +25,7 @@ class Breakdown:
 
     The categories add up to ``active_bytes`` exactly; so do the groups and the kinds of evidence.
     ``span`` is the phase whose peak this is; ``None`` for any other instant. ``unseen`` is what the allocator counted
-    beyond the history (see :mod:`memprof.analysis.counted_peaks`): it is unattributed.
+    beyond the history (see :mod:`memprof.analysis.peaks.counted`): it is unattributed.
     """
 
     def __init__(
@@ -164,6 +164,15 @@ class Breakdown:
         totals = self._by(self._attribution.evidence, len(_EVIDENCE), self._timeline.size)
         totals[Evidence.NONE.code] += self.not_in_history_bytes
         return {str(e): int(totals[i]) for i, e in enumerate(_EVIDENCE)}
+
+    @cached_property
+    def guessed(self) -> dict[str, int]:
+        """Return the bytes of each category that nothing but a lifetime, a shape or a set of sizes speaks for."""
+        evidence = self._attribution.evidence[self.rows]
+        rows = self.rows[np.isin(evidence, [_EVIDENCE.index(e) for e in GUESSES])]
+        totals = np.zeros(len(_CATEGORIES), dtype=np.int64)
+        np.add.at(totals, self._attribution.category[rows], self._timeline.size[rows])
+        return {str(c): int(totals[i]) for i, c in enumerate(_CATEGORIES) if totals[i]}
 
     @cached_property
     def reserved_split(self) -> dict[str, int]:

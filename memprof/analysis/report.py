@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from memprof.analysis.counted_peaks import unseen_note
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
 from memprof.analysis.outside_torch import outside_report, switches_report
+from memprof.analysis.peaks.by_device import devices_note
+from memprof.analysis.peaks.counted import unseen_note
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
 from memprof.vocabulary import Category, Kind
@@ -21,19 +22,28 @@ if TYPE_CHECKING:
 __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
+# What the recorder asked the driver, about its own device alone.
+_OTHER_DEVICE = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
 
 
-def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
-    """Return the report of one run without its advice; sizes in bytes, times in microseconds."""
-    extra = analysis.snapshot.extra
+def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the report of one run without its advice; sizes in bytes, times in microseconds.
+
+    Args:
+        analysis: the device that the report is about.
+        allocations: how many of those alive at the peak are listed; None for all.
+        devices: every device of the snapshot where there are several (see :mod:`memprof.analysis.peaks.by_device`).
+    """
+    extra = analysis.snapshot.extra if analysis.is_recorders_own else {**analysis.snapshot.extra, **_OTHER_DEVICE}
     return {
         "schema": "memprof.report/1",
         "source": _source(analysis),
         "peak": _peak(analysis, allocations),
         "device_peak": _device_peak(analysis),
+        "devices": devices,
         "max_requested_bytes": analysis.max_requested,
         "own_peaks": analysis.own_peaks,
         "group_own_peaks": analysis.group_own_peaks,
@@ -46,7 +56,7 @@ def report_dict(analysis: Views, allocations: int | None) -> dict[str, Any]:
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis),
+        "notes": _notes(analysis) + ([devices_note(devices)] if devices else []),
         **_prediction(extra),
     }
 
@@ -60,7 +70,7 @@ def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _source(analysis: Views) -> dict[str, Any]:
     snapshot, extra = analysis.snapshot, analysis.snapshot.extra
-    device = extra.get("device") or {}
+    device = snapshot.device_facts(analysis.timeline.device)
     recorded = extra.get("recorded") or {}
     return {
         "files": [snapshot.path] if snapshot.path else [],
@@ -113,6 +123,7 @@ def _composition(breakdown: Breakdown) -> dict[str, Any]:
         "details": breakdown.details,
         "groups": breakdown.groups,
         "evidence": breakdown.evidence,
+        "guessed": breakdown.guessed,
         "rounding_bytes": breakdown.rounding_bytes,
         "pending_free_bytes": breakdown.pending_free_bytes,
         "cached_bytes": split["cached"],
@@ -126,7 +137,7 @@ def _composition(breakdown: Breakdown) -> dict[str, Any]:
 def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
     return {
         **_composition(analysis.peak),
-        "non_torch_bytes": analysis.snapshot.extra.get("non_torch_bytes"),
+        "non_torch_bytes": analysis.non_torch_bytes,
         "allocations": analysis.explain("peak", top=allocations),
         "largest": [_group(found) for found in analysis.largest(None if allocations is None else _MAX_LARGEST)],
     }

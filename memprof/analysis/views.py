@@ -11,14 +11,14 @@ import numpy as np
 
 from memprof.analysis.allocations.alike import largest_groups
 from memprof.analysis.breakdown import Breakdown
-from memprof.analysis.counted_peaks import (
+from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
+from memprof.analysis.peaks.counted import (
     Unseen,
     counted_requested,
     counted_reserved,
     unseen_at_peak,
     unseen_by_span,
 )
-from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.attribution import Attribution
 from memprof.errors import UsageError
 from memprof.snapshot import Snapshot
@@ -66,6 +66,18 @@ class Views:
 
     def __init__(self, snapshot: Snapshot, timeline: Timeline, attribution: Attribution) -> None:
         self.snapshot, self.timeline, self.attribution = snapshot, timeline, attribution
+
+    @property
+    def is_recorders_own(self) -> bool:
+        """Tell whether this is the device that the recorder asked the driver and the counters about."""
+        index = (self.snapshot.extra.get("device") or {}).get("index", self.timeline.device)
+        return bool(index == self.timeline.device)
+
+    @property
+    def non_torch_bytes(self) -> int | None:
+        """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
+        found: int | None = self.snapshot.extra.get("non_torch_bytes")
+        return found if self.is_recorders_own else None
 
     @cached_property
     def _split(self) -> Callable[[int], dict[str, int]]:
@@ -141,7 +153,7 @@ class Views:
             return DevicePeak(
                 reserved_bytes=counted,
                 active_bytes=None,
-                non_torch_bytes=self.snapshot.extra.get("non_torch_bytes"),
+                non_torch_bytes=self.non_torch_bytes,
                 instant=instant,
                 time_us=here.time_us,
                 phase=phase,
@@ -151,7 +163,7 @@ class Views:
         return DevicePeak(
             reserved_bytes=int(reserved[instant]),
             active_bytes=here.active_bytes,
-            non_torch_bytes=self.snapshot.extra.get("non_torch_bytes"),
+            non_torch_bytes=self.non_torch_bytes,
             instant=instant,
             time_us=here.time_us,
             phase=here.phase,

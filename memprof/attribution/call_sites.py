@@ -23,6 +23,7 @@ _OLD, _REFERENCE = Phase.OLD_LOGPROBS.code, Phase.REFERENCE_LOGPROBS.code
 _OPTIMIZER, _GENERATE = Phase.OPTIMIZER_STEP.code, Phase.GENERATE.code
 _DECODES = 5  # decoding runs the model at least so many times in a row without a backward
 _PREFILL = 4  # and its longest input (the prompt's) is at least so many times the median one
+_WRAPPERS = "torch/nn/parallel/"
 _PARAMETER_BYTES = 4096  # smaller blocks do not show a second copy of a model
 
 Codes = NDArray[np.int64]
@@ -95,6 +96,11 @@ def _find_decoding(
     for where, mine in calls.items():
         in_a_row = np.unique(backwards[mine], return_counts=True)[1].max()
         if in_a_row < _DECODES or longest < _PREFILL * np.median(trace.size[births[mine]]):
+            continue
+        # A decoding step is one token a sequence, so its inputs are alike; batches of graphs or images are not. And a
+        # wrapper of torch's own is no function that generates.
+        alike = np.unique(trace.size[births[mine]], return_counts=True)[1].max() >= len(mine) / 2
+        if not alike or _WRAPPERS in callers[int(where)]:
             continue
         mine = np.flatnonzero(runs & (site == where))
         own = with_function(stacks, callers[int(where)])[trace.stack[births]]

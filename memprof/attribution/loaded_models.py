@@ -184,7 +184,9 @@ def _role_beside(
         return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
     if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
         return Category.VALUE_MODEL
-    if alike or facts.has_phase(Phase.REFERENCE_LOGPROBS):
+    # With adapters the reference is the policy itself, adapters off. What else was loaded is a part of the policy:
+    # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
+    if alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained)):
         return Category.REFERENCE_MODEL
     return Category.WEIGHTS
 

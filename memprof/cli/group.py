@@ -27,6 +27,7 @@ _COMMANDS = {
     "run": "Run a training script with memprof attached, unedited.",
     "emulate": "Run a CUDA training script without a GPU, real allocator (experimental).",
     "oom": "Explain an out-of-memory message, number by number.",
+    "mcp": "Answer assistants over the Model Context Protocol.",
     "demo": "Train a small model with GRPO here, profiled and reported.",
 }
 

@@ -12,7 +12,7 @@ device_option = click.option(
     "--device",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Look at this device of the snapshot; default: the one with the highest peak.",
+    help="Look at this device of the snapshot; default: the one that ran out of memory, else the fullest.",
 )
 rules_option = click.option(
     "--rules",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
-__all__ = ["progress", "working"]
+__all__ = ["progress", "time_left", "working"]
 
 
 @contextmanager
@@ -29,8 +30,22 @@ def progress(what: str = "Simulating") -> Iterator[Callable[[int, int], None] | 
         yield None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, asked: bar.update(task, completed=done, total=asked)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, left="")
+        started = monotonic()
+
+        def told(done: int, asked: int) -> None:
+            bar.update(task, completed=done, total=asked, left=time_left(monotonic() - started, done, asked))
+
+        yield told
+
+
+def time_left(seconds: float, done: int, asked: int) -> str:
+    """Say how long the rest takes at most, at the speed so far: a search can end sooner."""
+    if not done or done >= asked:
+        return ""
+    left = seconds / done * (asked - done)
+    return f"at most {left / 60:.0f} min left" if left >= 90 else f"at most {max(left, 1):.0f} s left"

@@ -139,6 +139,15 @@ FOREACH_DEVICES_IN_OPTIMIZERS = Target(
     used_in="_default_to_fused_or_foreach",
 )  # fmt: skip
 FOREACH_TYPES = Target("torch.optim.optimizer", "_foreach_supported_types", how=READ, needed_by=_SIMULATED)
+FOREACH_TYPES_OF_NORMS = Target(
+    "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED,
+)  # fmt: skip
+CONTIGUOUS_STRIDES = Target(
+    "torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED
+)
+LOADER_ITERATOR = Target(
+    "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
+)  # fmt: skip
 TREE_MAP = Target("torch.utils._pytree", "tree_map", "(func, tree)", needed_by=_SIMULATED)
 EXCLUDE_KEYS = Target("torch._C", "_ExcludeDispatchKeyGuard", needed_by=_SIMULATED)
 KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)

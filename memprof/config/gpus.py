@@ -27,6 +27,11 @@ class Gpu:
     multiprocessors: int = 108
 
     @property
+    def threads_per_processor(self) -> int:
+        """Return the threads that one multiprocessor holds."""
+        return _THREADS.get(self.capability, 2048)
+
+    @property
     def available_bytes(self) -> int:
         """Return what torch's allocator can reserve when nobody else uses the card."""
         return max(0, self.total_bytes - self.context_bytes)
@@ -62,6 +67,8 @@ _TABLE = {
     "B200": (182642, (10, 0), 148),
     "MI300X": (196288, (9, 4), 304),
 }
+# Threads that one multiprocessor holds, by compute capability, where they are not 2048 (CUDA's programming guide).
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 _ALIASES = {"a100": "A100-80GB", "v100": "V100-16GB", "h10080gb": "H100", "rtxa6000": "A6000"}
 
 

@@ -22,6 +22,7 @@ __all__ = ["Parts", "Verdict", "missing_bytes", "parts_of", "verdict"]
 _CONTEXT = 3 * GIB // 4
 _LARGEST_DEVICE = 2**44
 _EXABYTE = 2**60
+_MIB = 2**20
 _LEVEL_ZERO_BLOCK = 4 * GIB
 # With so much of the device in live tensors, gaps are not what is wrong.
 _LIVE = 0.97
@@ -250,9 +251,10 @@ def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
     if failure.allowed is None:
         return None
     held = (parts.reserved or parts.allocated or 0) + (failure.other or 0)
+    piece = _piece(asked)
     if failure.backend == "MPS":
-        held = (parts.allocated or 0) + (failure.other or 0)
-    if held + asked <= failure.allowed - _ROUNDING:
+        held, piece = (parts.allocated or 0) + (failure.other or 0), asked
+    if held + piece <= failure.allowed - _ROUNDING:
         return None
     other = f" and {format_bytes(failure.other)} of other Metal allocations" if failure.other else ""
     return Verdict(
@@ -261,9 +263,21 @@ def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
         (
             f"this process may use {format_bytes(failure.allowed)}; torch holds "
             f"{format_bytes(held - (failure.other or 0))}"
-            f"{other}, so {format_bytes(asked)} more go over that limit, whatever the device has free."
+            f"{other}, so {format_bytes(asked)} more{_taken(asked, piece)} go over that limit, whatever the device has "
+            "free."
         ),
     )
+
+
+def _piece(asked: int) -> int:
+    """Return the bytes that torch's allocator asks the device for to make room for a request."""
+    if asked <= _MIB:
+        return 2 * _MIB
+    return 20 * _MIB if asked < 10 * _MIB else -(-asked // (2 * _MIB)) * 2 * _MIB
+
+
+def _taken(asked: int, piece: int) -> str:
+    return f" (torch takes them in a piece of {format_bytes(piece)})" if piece > 2 * asked else ""
 
 
 def _granted(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:

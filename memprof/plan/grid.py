@@ -29,6 +29,7 @@ METHODS = (
     Method("LoRA + checkpointing", {**_LORA, "gradient_checkpointing": True}),
     Method("QLoRA + checkpointing", {**_LORA, "load_in_4bit": True, "gradient_checkpointing": True}),
     Method("LoRA, lean trainer", {**_LORA, "recipe": "lean", "gradient_checkpointing": True}),
+    Method("QLoRA, lean trainer", {**_LORA, "load_in_4bit": True, "recipe": "lean", "gradient_checkpointing": True}),
 )
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any
@@ -26,6 +27,7 @@ from memprof.plan import cache
 __all__ = ["Runner", "runner"]
 
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
+_MOST_WORKERS = 4  # more only share a machine's memory bandwidth
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
@@ -48,13 +50,13 @@ class Runner:
         self, gpu: str | None, workers: int | None, progress: Callable[[int, int], None] | None, use_cache: bool = True
     ) -> None:
         self.gpu = gpu
-        self._workers = workers or max(1, min(os.cpu_count() or 1, 8, _free_memory() // _ONE))
+        self._workers = workers or max(1, min(_cores(), _MOST_WORKERS, _free_memory() // _ONE))
         self._progress = progress
         self._use_cache = use_cache
         self._threads: ThreadPoolExecutor | None = None
         self._all: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._asked = self._done = 0
+        self._asked = self._done = self._expected = 0
         self.executed = 0
 
     def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
@@ -92,6 +94,10 @@ class Runner:
             self._step()
         return [rows[i] for i in range(len(wanted))]
 
+    def expect(self, simulations: int) -> None:
+        """Tell how many simulations there will be at most, so that the progress knows how far it is."""
+        self._expected = simulations
+
     def close(self) -> None:
         """End the workers, even in the middle of a simulation."""
         if self._threads is None:
@@ -119,7 +125,7 @@ class Runner:
     def _step(self) -> None:
         self._done += 1
         if self._progress is not None:
-            self._progress(self._done, self._asked)
+            self._progress(self._done, max(self._asked, self._expected))
 
 
 class _Worker:
@@ -199,7 +205,24 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
+def _cores() -> int:
+    """Count the cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
 def _free_memory() -> int:
+    """Return the bytes that can be taken without swapping, in a container at most what is left of its limit."""
+    with suppress(OSError, ValueError, IndexError):
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = int(meminfo.split("MemAvailable:")[1].split()[0]) * 1024
+        with suppress(OSError, ValueError):  # no limit: the word "max"
+            group = Path("/sys/fs/cgroup")
+            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+            free = min(free, limit - used)
+        return free
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -61,6 +61,7 @@ def simulate(
     require("simulate.world")
     from memprof.simulate.recorder.plain_heap import PlainHeap
     from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.recorder.reductions import Processors
     from memprof.simulate.recorder.session import FakeSession
     from memprof.simulate.world.fakes import fake_world
     from memprof.simulate.world.tracking import Tracking
@@ -72,6 +73,8 @@ def simulate(
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)
     if cuda:
         recorder.workspace = workspace_bytes(gpu)
+        if gpu is not None:
+            recorder.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
     session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
     session.notes += missing("simulate.world")

@@ -150,6 +150,11 @@ class Snapshot:
     extra: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def device_facts(self, device: int) -> dict[str, Any]:
+        """Return what was recorded of a device (``name``, ``total_bytes``); nothing where nothing was."""
+        recorded = [*(self.extra.get("devices") or []), self.extra.get("device") or {}]
+        return next((dict(facts) for facts in recorded if facts.get("index", device) == device), {})
+
     @property
     def devices(self) -> list[int]:
         """Return the devices that have at least one event or segment, in ascending order."""

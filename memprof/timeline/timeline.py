@@ -96,7 +96,7 @@ class Timeline:
 
 
 def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
-    """Build the timeline of ``device`` (default: the one with the highest peak of requested bytes).
+    """Build the timeline of ``device`` (default: the one that ran out of memory, else that with the highest peak).
 
     Raises:
         InputError: the snapshot holds nothing about that device, or nothing at all.
@@ -105,7 +105,7 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     name = snapshot.path or "the snapshot"
     if not devices:
         raise InputError(f"{name}: holds no event and no segment; was recording enabled before it was written?")
-    if device is None:
+    if device is None and (device := _failed_device(snapshot)) is None:
         lines = [build_timeline(snapshot, d) for d in devices]
         return max(lines, key=lambda t: t.max_requested)
     if device not in devices:
@@ -122,6 +122,20 @@ def build_timeline(snapshot: Snapshot, device: int | None = None) -> Timeline:
     timeline = replace(timeline, history=_history(snapshot, trace, rows))
     _note_capacity(timeline, snapshot, notes)
     return timeline
+
+
+def _failed_device(snapshot: Snapshot) -> int | None:
+    """Return the one device on which an allocation failed for good; None where none did, or several."""
+    if len(snapshot.devices) < 2:
+        return None
+    survived = max((row["went_on_us"] for row in snapshot.extra.get("survived") or []), default=None)
+    failed = []
+    for device in snapshot.devices:
+        trace = snapshot.traces.get(device) or _no_events()
+        times = trace.time_us[trace.action == Action.OOM]
+        if len(times) and (survived is None or int(times.max()) > survived):
+            failed.append(device)
+    return failed[0] if len(failed) == 1 else None
 
 
 def _no_events() -> Trace:
@@ -143,7 +157,7 @@ def _note_strays(rows: Rows, blocks: Blocks | None, count: int, notes: list[str]
 
 def _note_capacity(timeline: Timeline, snapshot: Snapshot, notes: list[str]) -> None:
     """Add a note where torch counts more than the device has, as it does while an engine sleeps."""
-    total = snapshot.extra.get("device", {}).get("total_bytes")
+    total = snapshot.device_facts(timeline.device).get("total_bytes")
     if timeline.reserved is None or not isinstance(total, int) or total <= 0:
         return
     most = int(timeline.reserved.max())

@@ -110,7 +110,7 @@ def build_document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
-        summary=summary_of(report),
+        summary=summary_of(report, rows),
         oom=_oom(report.get("oom")),
         advice=advised(report),
         rows=group_rows(report),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.vocabulary import GUESSES
+
 __all__ = [
-    "GUESSES",
     "AddsUp",
     "Advice",
     "Advised",
@@ -46,20 +47,17 @@ __all__ = [
 ]
 
 
-#: Kinds of evidence that leave room for another answer.
-GUESSES = ("lifetime", "fingerprint", "shape")
-
-
 # ---- shared pieces ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour."""
+    """Bytes of one category (or of free space) in a bar. ``id`` chooses the colour; ``guessed`` of the bytes are."""
 
     id: str
     label: str
     bytes: int
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class Summary:
 
     ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
     the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
-    in a sentence what the peak is made of, ``where`` when it was.
+    in a sentence what the peak is made of, ``where`` when it was. ``guessed`` counts what only lifetimes, shapes or
+    sets of sizes speak for, and says what else it could be.
     """
 
     peak_bytes: int
@@ -93,6 +92,7 @@ class Summary:
     facts: tuple[Fact, ...]
     bar: tuple[Part, ...]
     rest: tuple[Part, ...]
+    guessed: Fact | None = None
 
 
 @dataclass(frozen=True)
@@ -314,6 +314,7 @@ class Row:
     at_peak: int
     own_peak: int | None
     children: tuple[Row, ...] = ()
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,7 @@ class Allocation:
     @property
     def guessed(self) -> bool:
         """Tell whether nothing but a lifetime, a shape or a set of sizes says what this is."""
-        return self.evidence in GUESSES
+        return any(self.evidence == str(kind) for kind in GUESSES)
 
 
 @dataclass(frozen=True)

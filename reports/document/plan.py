@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.model import Part
-from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain
+from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain, thousands
 
 from memprof.units import format_gib
 
@@ -18,7 +18,8 @@ __all__ = ["PlanDocument", "PlanRow", "build_plan"]
 class PlanRow:
     """One method, or one value of ``--vary``.
 
-    ``parts`` are the categories at its peak, and then what the device needs beyond them.
+    ``parts`` are the categories at its peak, and then what the device needs beyond them. ``largest`` is the most of
+    what was maximized that fits with this method (0: nothing was found), and ``largest_bytes`` what it needs.
     """
 
     method: str
@@ -29,11 +30,18 @@ class PlanRow:
     phase_label: str
     largest_label: str
     parts: tuple[Part, ...]
+    largest: int | None = None
+    largest_bytes: int = 0
 
     @property
     def verdict(self) -> str:
         """``fits`` or ``does not fit``."""
         return "fits" if self.fits else "does not fit"
+
+    @property
+    def largest_words(self) -> str:
+        """The largest that fits, in a cell; ``none`` where nothing does."""
+        return "–" if self.largest is None else thousands(self.largest) if self.largest else "none"
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,15 @@ class PlanDocument:
     error: str
     notes: tuple[str, ...]
     data: dict[str, Any]
+    error_band: tuple[float, float] = (0.0, 0.0)
+    largest_title: str = ""
 
     def cells(self) -> list[tuple[str, ...]]:
         """Write the rows as a table of words, its head first."""
         head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", "Highest in", "Largest")
-        return [head, *(_cells(row) for row in self.rows)]
+        if not self.largest_title:
+            return [head, *(_cells(row) for row in self.rows)]
+        return [(*head, self.largest_title), *((*_cells(row), row.largest_words) for row in self.rows)]
 
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
@@ -75,7 +87,8 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         data: the plan as ``Plan.to_dict`` gives it, and under ``code`` the best configuration to paste.
         yaml: the same as YAML, where it was asked for.
     """
-    rows = tuple(_row(row) for row in data["rows"])
+    searched = any("largest" in row for row in data["rows"])
+    rows = tuple(_row(row, data["maximized"] if searched else "") for row in data["rows"])
     limit = int(data["limit_bytes"])
     return PlanDocument(
         title=f"{plain(data['model'])} on {plain(data['gpu'])}",
@@ -87,13 +100,28 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         best_sentence=_best_sentence(data),
         code=data.get("code") or "",
         yaml=yaml,
+        error_band=_error_band(data["expected_error"]["reserved"]),
+        largest_title=_LARGEST[data["maximized"]] if any("largest" in row for row in data["rows"]) else "",
         error=plain(data["expected_error"]["sentence"]),
         notes=tuple(plain(note) for note in data["notes"]),
         data=data,
     )
 
 
-def _row(row: Mapping[str, Any]) -> PlanRow:
+_LARGEST = {"context": "Longest completion", "num_generations": "Most generations", "batch": "Largest micro-batch"}
+_SETTING = {
+    "context": "completion_length",
+    "num_generations": "num_generations",
+    "batch": "per_device_train_batch_size",
+}
+
+
+def _error_band(seen: Mapping[str, Any]) -> tuple[float, float]:
+    """Return between which multiples of a simulated need the measured one lay, in the comparisons there are."""
+    return 1 / (1 + seen["high"]), 1 / (1 + seen["low"])
+
+
+def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
     held = [Part(c, category_label(c), row["categories"][c]) for c in STACK_ORDER if row["categories"].get(c)]
     beyond = int(row["device_peak_bytes"]) - sum(part.bytes for part in held)
     rest = [Part("cached", "Reserved beyond, and outside torch", beyond)] if beyond > 0 else []
@@ -106,6 +134,8 @@ def _row(row: Mapping[str, Any]) -> PlanRow:
         phase_label=plain(phase_label(row["phase"])),
         largest_label=plain(category_label(row["largest_category"])),
         parts=(*held, *rest),
+        largest=(row["largest"]["config"][_SETTING[maximized]] if "largest" in row else 0) if maximized else None,
+        largest_bytes=int(row["largest"]["device_peak_bytes"]) if "largest" in row else 0,
     )
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Fact, Part, Room, Summary
+from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import gib, percent, size, where_words
+from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
 __all__ = ["room_of", "summary_of"]
 
 
-def summary_of(report: Mapping[str, Any]) -> Summary:
-    """Fill the first screen from one report (``memprof.report/1``)."""
+_MOST_DEVICES = 8
+
+
+def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
+    """Fill the first screen from one report (``memprof.report/1``); ``allocations`` say what guesses could also be."""
     source, peak = report["source"], report["peak"]
     has_device = peak["reserved_bytes"] is not None
     card = report.get("capacity") or {"bytes": source["device_total_bytes"]}
     capacity = card["bytes"] if has_device else None
     unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
-    bar = category_parts(peak["categories"])
+    bar = category_parts(peak["categories"], peak.get("guessed"))
     rest = _rest_of_device(peak, capacity) if has_device else ()
     shown = sum(p.bytes for p in (*bar, *rest))
     return Summary(
@@ -35,7 +39,22 @@ def summary_of(report: Mapping[str, Any]) -> Summary:
         facts=_facts(report, capacity),
         bar=bar,
         rest=rest,
+        guessed=_guessed(peak, allocations),
     )
+
+
+def _guessed(peak: Mapping[str, Any], allocations: Sequence[Allocation]) -> Fact | None:
+    """Count what is guessed, and name the two other answers that most of it leaves open."""
+    n_bytes = sum((peak.get("guessed") or {}).values())
+    if not n_bytes:
+        return None
+    others: Counter[str] = Counter()
+    for allocation in allocations:
+        for label in allocation.alternatives if allocation.guessed else ():
+            others[label.lower()] += allocation.bytes
+    words = sentence_list(label for label, _ in others.most_common(2))
+    note = f"could be {words}" if words else "by lifetime, shape or size alone"
+    return Fact("Guessed", f"{gib(n_bytes)} GiB", note, n_bytes)
 
 
 def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part, ...]:
@@ -120,9 +139,27 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     if missing := peak.get("not_in_history_bytes"):
         note = f"{percent(missing, peak['active_bytes'])} of the peak: the allocator counted it, the recording lost it"
         facts.append(Fact("Not in the history", f"{gib(missing)} GiB", note, missing))
+    facts += _other_devices(report)
     if reserved is None:
         facts.insert(0, _floor(report))
     return (*prediction_facts(report), *facts)
+
+
+def _other_devices(report: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield the peaks of the devices that the rest of the report is not about, and of all together."""
+    devices = report.get("devices") or []
+    others = [d for d in devices if not d["shown"]]
+    for device in others[:_MOST_DEVICES]:
+        peak = device["peak"]
+        largest = max(category_parts(peak["categories"]), key=lambda p: p.bytes, default=None)
+        words = f"its own peak, in {where_words(peak['phase'], peak['step'])}"
+        words += f"; largest: {largest.label.lower()}, {gib(largest.bytes)} GiB" if largest else ""
+        note = f"{words}; --device {device['device']} reports it"
+        bytes_ = peak["allocated_bytes"]
+        yield Fact(f"Device {device['device']}", f"{gib(bytes_)} GiB", note, bytes_)
+    if devices:
+        total = sum(d["peak"]["allocated_bytes"] for d in devices)
+        yield Fact(f"All {len(devices)} devices", f"{gib(total)} GiB", "the sum of their own peaks", total)
 
 
 def _floor(report: Mapping[str, Any]) -> Fact:

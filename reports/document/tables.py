@@ -64,11 +64,12 @@ _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
 _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
 
 
-def category_parts(categories: Mapping[str, int]) -> tuple[Part, ...]:
-    """List the non-empty categories in the order they are stacked."""
+def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | None = None) -> tuple[Part, ...]:
+    """List the non-empty categories in the order they are stacked; ``guessed`` of each is a guess."""
     known = [c for c in STACK_ORDER if categories.get(c)]
     others = [c for c in categories if c not in STACK_ORDER and categories[c]]
-    return tuple(Part(c, plain(category_label(c)), categories[c]) for c in known + others)
+    doubt = guessed or {}
+    return tuple(Part(c, plain(category_label(c)), categories[c], doubt.get(c, 0)) for c in known + others)
 
 
 def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
@@ -99,7 +100,15 @@ def _only_own_peak(children: Sequence[Row]) -> int | None:
 
 def _category_rows(ids: Iterable[str], peak: Mapping[str, Any], own: Mapping[str, int]) -> tuple[Row, ...]:
     rows = [
-        Row(c, category_label(c), CATEGORY_WORDS[c], peak["categories"].get(c, 0), own.get(c, 0), _details(c, peak))
+        Row(
+            c,
+            category_label(c),
+            CATEGORY_WORDS[c],
+            peak["categories"].get(c, 0),
+            own.get(c, 0),
+            _details(c, peak),
+            (peak.get("guessed") or {}).get(c, 0),
+        )
         for c in ids
         if peak["categories"].get(c, 0) or own.get(c, 0)
     ]

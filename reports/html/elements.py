@@ -88,11 +88,15 @@ def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: s
     """Draw parts side by side, ``scale`` bytes wide; ``described`` says the same to a screen reader."""
     segments = []
     for part in parts:
-        width = 100 * part.bytes / scale
-        style = f"width:{width:.4f}%"
+        width = 100 * (part.bytes - part.guessed) / scale
         text = el("b", {}, part.label) if labels and width > 1.1 * len(part.label) and part.id != "free" else None
-        title = f"{part.label}: {amount(part.bytes)}"
-        segments.append(el("span", {"class": f"seg c-{colour_class(part.id)}", "style": style, "title": title}, text))
+        title = f"{part.label}: {amount(part.bytes)}" + (f", {amount(part.guessed)} guessed" if part.guessed else "")
+        kind = f"seg c-{colour_class(part.id)}"
+        if part.bytes > part.guessed:
+            segments.append(el("span", {"class": kind, "style": f"width:{width:.4f}%", "title": title}, text))
+        if part.guessed:
+            style = f"width:{100 * part.guessed / scale:.4f}%"
+            segments.append(el("span", {"class": f"{kind} guess", "style": style, "title": title}))
     return el("div", {"class": "bar big" if labels else "bar", "role": "img", "aria-label": described}, *segments)
 
 

@@ -2,109 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import gib
-from memprof.reports.html.elements import Markup, column, el, join, section, swatch
+from memprof.reports.document.text import amount
+from memprof.reports.html.elements import Child, Markup, bar, colour_class, column, copyable, el, join, section, swatch
 from memprof.reports.html.page import page_header, render_page
-from memprof.reports.html.static_timeline import nice_step
-from memprof.reports.palette import slug
-
-from memprof.units import GIB
 
 __all__ = ["render_plan"]
-
-_WIDTH, _ROW, _LEFT, _RIGHT, _TOP = 940, 26, 210, 130, 22
 
 
 def render_plan(plan: PlanDocument) -> str:
     """Render a plan's page as text."""
-    room = f"{gib(plan.total_bytes)} GiB, of which {gib(plan.limit_bytes)} may be used"
+    room = f"{amount(plan.total_bytes)}, of which {amount(plan.limit_bytes)} may be used"
     body = join(
-        page_header(plan.title, ["simulated", room]),
-        el("main", {"id": "main"}, _chart(plan), _table(plan.rows), _best(plan), _notes(plan.notes)),
+        page_header(plan.title, ["simulated, nothing was run on a GPU", room]),
+        el("main", {"id": "main"}, _best(plan), _chart(plan), _table(plan), _notes(plan)),
     )
     return render_page(plan.title, body, {"report": plan.data}, charts=False)
 
 
+def _best(plan: PlanDocument) -> Markup:
+    """Say first what to choose, with the settings that do it."""
+    badge = el("span", {"class": "badge simulated"}, "simulated")
+    code = copyable(code=plan.code) if plan.best and plan.code else None
+    title = "Ready to paste" if code else "Nothing fits"
+    return section("best", title, "", el("p", {"class": "cause"}, plan.best_sentence, " ", badge), code)
+
+
 def _chart(plan: PlanDocument) -> Markup:
-    """Draw one stacked bar a row, and a line where the card ends."""
-    scale = plan.scale_bytes * 1.03
-    height = _TOP + _ROW * len(plan.rows) + 24
-
-    def x(n_bytes: float) -> float:
-        return round(_LEFT + n_bytes / scale * (_WIDTH - _LEFT - _RIGHT), 1)
-
-    limit = x(plan.limit_bytes)
-    drawn = [
-        _grid(scale, height, x),
-        *(_bar(row, _TOP + index * _ROW, x) for index, row in enumerate(plan.rows)),
-        el("line", {"x1": limit, "x2": limit, "y1": _TOP - 6, "y2": height - 20, "class": "peak"}),
-        el("text", {"x": limit, "y": _TOP - 9, "text-anchor": "middle", "class": "peak"}, "limit"),
-    ]
-    about = "Needed memory of each row: " + "; ".join(f"{row.method} {gib(row.needed_bytes)} GiB" for row in plan.rows)
-    picture = el(
-        "svg",
-        {"viewBox": f"0 0 {_WIDTH} {height}", "role": "img", "aria-label": about, "class": "timeline-svg"},
-        *drawn,
-    )
+    """Draw one bar a row, all on one scale, with the card's limit and how far off each may be."""
+    scale = round(max(plan.scale_bytes, *(r.needed_bytes * plan.error_band[1] for r in plan.rows)) * 1.01)
+    rows = [_bar(plan, row, scale) for row in plan.rows]
     used: dict[str, Part] = {part.id: part for row in plan.rows for part in row.parts}
-    entries = [el("li", {}, swatch(part.id), part.label) for part in used.values()]
-    return section("growth", "What each needs", "GiB", picture, el("ul", {"class": "legend"}, *entries))
-
-
-def _bar(row: PlanRow, top: int, x: Callable[[float], float]) -> Markup:
-    below = 0
-    drawn = [el("text", {"x": _LEFT - 8, "y": top + 16, "text-anchor": "end"}, row.method[:34])]
-    for part in row.parts:
-        colour = part.id if part.id == "cached" else slug(part.id)
-        box = {"x": x(below), "y": top + 4, "width": max(x(below + part.bytes) - x(below), 0), "height": _ROW - 8}
-        label = f"{part.label}: {gib(part.bytes)} GiB"
-        drawn.append(el("g", {}, el("title", {}, label), el("rect", {**box, "class": f"fill c-{colour}"})))
-        below += part.bytes
-    words = f"{gib(row.needed_bytes)}{'' if row.fits else ', does not fit'}"
-    return join(*drawn, el("text", {"x": x(below) + 6, "y": top + 16}, words))
-
-
-def _grid(scale: float, height: int, x: Callable[[float], float]) -> Markup:
-    step = nice_step(scale / GIB)
-    lines = []
-    for i in range(int(scale / GIB / step) + 1):
-        at = x(i * step * GIB)
-        lines.append(el("line", {"x1": at, "x2": at, "y1": _TOP, "y2": height - 20, "class": "grid"}))
-        lines.append(el("text", {"x": at, "y": height - 6, "text-anchor": "middle"}, f"{i * step:g}"))
-    return join(*lines)
-
-
-def _table(rows: Sequence[PlanRow]) -> Markup:
-    head = el(
-        "tr", {}, column("Method"), column("Verdict"), column("Needed, GiB", True), column("Held, GiB", True),
-        column("Host, GiB", True), column("Highest in"), column("Largest"),
-    )  # fmt: skip
-    body = [
-        el(
-            "tr",
-            {},
-            el("th", {"scope": "row"}, row.method),
-            el("td", {}, el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)),
-            *[el("td", {"class": "num"}, gib(n)) for n in (row.needed_bytes, row.held_bytes, row.host_bytes)],
-            el("td", {}, row.phase_label),
-            el("td", {}, row.largest_label),
-        )
-        for row in rows
+    entries = [
+        el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.label) for part in used.values()
     ]
-    table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *body))
-    return section("rows", "Side by side", "", el("div", {"class": "scroll", "tabindex": "0"}, table))
+    return section(
+        "growth",
+        "What each needs",
+        "as given, before anything is made larger; whiskers: the error seen so far",
+        el("div", {"class": "growth"}, _limit_label(plan, scale), *rows),
+        el("ul", {"class": "legend"}, *entries),
+        el("p", {"class": "muted fine"}, plan.error),
+    )
 
 
-def _best(plan: PlanDocument) -> Markup | None:
-    if not plan.best:
-        return None
-    return section("best", "Ready to paste", plan.best, el("pre", {"tabindex": "0"}, plan.code))
+def _limit_label(plan: PlanDocument, scale: int) -> Markup:
+    """Write above the line where the card ends, on the side that has room for it."""
+    share = 100 * plan.limit_bytes / scale
+    side = f"right:{100 - share:.2f}%" if share > 50 else f"left:{share:.2f}%"
+    words = f"limit {amount(plan.limit_bytes)}"
+    label = el("span", {"class": "limit " + ("before" if share > 50 else "after"), "style": side}, words)
+    return el(
+        "div",
+        {"class": "grown head", "aria-hidden": "true"},
+        el("span"),
+        el("div", {"class": "track"}, label),
+        el("span"),
+    )
 
 
-def _notes(notes: Sequence[str]) -> Markup | None:
-    items = [el("li", {}, note) for note in notes]
+def _bar(plan: PlanDocument, row: PlanRow, scale: int) -> Markup:
+    described = f"{row.method}, {row.verdict}: " + ", ".join(f"{p.label} {amount(p.bytes)}" for p in row.parts)
+    low, high = (100 * row.needed_bytes * factor / scale for factor in plan.error_band)
+    return el(
+        "div",
+        {"class": "grown"},
+        el("span", {"class": "name"}, row.method),
+        el(
+            "div",
+            {"class": "track"},
+            bar(row.parts, scale, described=described),
+            el("i", {"class": "cap", "style": f"left:{100 * plan.limit_bytes / scale:.2f}%", "aria-hidden": "true"}),
+            el("i", {"class": "whisker", "style": f"left:{low:.2f}%;width:{high - low:.2f}%", "aria-hidden": "true"}),
+        ),
+        el("span", {"class": "num"}, amount(row.needed_bytes), " ", _verdict(row)),
+    )
+
+
+def _verdict(row: PlanRow) -> Markup:
+    return el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
+
+
+def _table(plan: PlanDocument) -> Markup:
+    names: list[Child] = [column("Method"), column("Verdict"), column("Needed", True)]
+    names += [column(plan.largest_title, True), column("needs then", True, "wide")] if plan.largest_title else []
+    names += [column("Held", True, "wide"), column("Host", True, "wide"), column("Highest in"), column("Largest")]
+    body = [el("tr", {"class": "chosen" if row.method == plan.best else None}, *_cells(plan, row)) for row in plan.rows]
+    table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
+    words = "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches"
+    note = words if plan.largest_title else ""
+    return section("rows", "Side by side", note, el("div", {"class": "scroll", "tabindex": "0"}, table))
+
+
+def _cells(plan: PlanDocument, row: PlanRow) -> list[Markup]:
+    best = el("span", {"class": "badge"}, "best") if plan.largest_title and row.method == plan.best else None
+    largest = [
+        el("td", {"class": "num"}, el("b", {}, row.largest_words)),
+        el("td", {"class": "num wide"}, amount(row.largest_bytes) if row.largest_bytes else "–"),
+    ]
+    return [
+        el("th", {"scope": "row"}, row.method, best),
+        el("td", {}, _verdict(row)),
+        el("td", {"class": "num"}, amount(row.needed_bytes)),
+        *(largest if plan.largest_title else []),
+        el("td", {"class": "num wide"}, amount(row.held_bytes)),
+        el("td", {"class": "num wide"}, amount(row.host_bytes)),
+        el("td", {}, row.phase_label),
+        el("td", {}, row.largest_label),
+    ]
+
+
+def _notes(plan: PlanDocument) -> Markup | None:
+    items = [el("li", {}, note) for note in plan.notes]
     return section("notes", "Notes", "", el("ul", {"class": "notes"}, *items)) if items else None

@@ -46,7 +46,7 @@ def summary(summary: Summary, badge: str, first: str = "", rows: tuple[Row, ...]
                 el("div", {"class": "number"}, el("strong", {"id": "peak-gib"}, number), " ", unit),
                 el("div", {}, lead, el("a", {"href": "#timeline"}, summary.where)),
             ),
-            el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts]),
+            el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts], _guess_card(summary.guessed)),
         ),
         el("p", {"class": "cause"}, summary.cause),
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=_bar_words(summary)),
@@ -63,6 +63,20 @@ def _fact_card(fact: Fact) -> Markup:
         el("dt", {"class": "muted"}, fact.label),
         el("dd", {"class": "value"}, fact.value if fact.bytes is None else amount(fact.bytes)),
         el("dd", {"class": "muted note"}, fact.note),
+    )
+
+
+def _guess_card(guessed: Fact | None) -> Markup | None:
+    """Count what is guessed; the link lists these allocations with what else each could be."""
+    if guessed is None:
+        return None
+    link = el("a", {"href": "#allocations", "data-filter": "guessed"}, guessed.note)
+    return el(
+        "div",
+        {},
+        el("dt", {"class": "muted"}, el("i", {"class": "swatch guess", "aria-hidden": "true"}), guessed.label),
+        el("dd", {"class": "value"}, amount(guessed.bytes or 0)),
+        el("dd", {"class": "muted note"}, link),
     )
 
 

@@ -85,15 +85,16 @@ def _category(row: Row, level: int, colour: str) -> dict[str, object]:
 def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
     """Draw a row's bar: a group's is made of its categories, the total's is plain."""
     if level == 0 and row.children:
-        parts = [(child.id, child.at_peak) for child in row.children]
+        parts = [(child.id, child.at_peak, child.guessed) for child in row.children]
     else:
-        parts = [(colour, row.at_peak)]
-    classes = {"total": "c-total"}
-    return [
-        el("span", {"class": f"seg {classes.get(c, 'c-' + colour_class(c))}", "style": f"width:{100 * n / total:.4f}%"})
-        for c, n in parts
-        if n
-    ]
+        parts = [(colour, row.at_peak, row.guessed)]
+    segments = []
+    for category, n_bytes, guessed in parts:
+        kind = "seg c-total" if category == "total" else f"seg c-{colour_class(category)}"
+        for share, extra in ((n_bytes - guessed, ""), (guessed, " guess")):
+            if share:
+                segments.append(el("span", {"class": kind + extra, "style": f"width:{100 * share / total:.4f}%"}))
+    return segments
 
 
 def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:

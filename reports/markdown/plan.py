@@ -10,7 +10,8 @@ __all__ = ["render_plan"]
 def render_plan(plan: PlanDocument) -> str:
     """Render the table, the best configuration in a fence and how far off the figures may be."""
     head, *rows = plan.cells()
-    lines = [f"| {' | '.join(head)} |", "|---|---|--:|--:|--:|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    ruler = "|---|---|--:|--:|--:|---|---|" + "--:|" * (len(head) - 7)
+    lines = [f"| {' | '.join(head)} |", ruler, *(f"| {' | '.join(row)} |" for row in rows)]
     lines += ["", plan.best_sentence]
     lines += ["", "```python", plan.code, "```"] if plan.code else []
     lines += ["", plan.error, ""]

@@ -27,7 +27,7 @@ def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
 def _table(plan: PlanDocument) -> list[str]:
     cells = plan.cells()
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    numbers = {2, 3, 4}
+    numbers = {2, 3, 4, 7}
     lines = []
     for row in cells:
         parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]

@@ -223,16 +223,6 @@ def test_a_cache_in_4_bits_counts_where_generation_is_the_peak() -> None:
     assert entry["moves_to"] == "forward"
 
 
-def test_fragmentation_is_about_the_device() -> None:
-    held = {"backward": {**HELD, "activations": 4 * GIB}}
-    entry = _advice(held, reserved_bytes=30 * GIB, inactive_split_bytes=5 * GIB)["expandable_segments"]
-    assert (entry["peak"], entry["saves_bytes"]) == ("device", 5 * GIB)
-    assert "peak_after_bytes" not in entry
-    already = FULL.with_(alloc_conf="expandable_segments:True")
-    assert "expandable_segments" not in _advice(held, already, reserved_bytes=30 * GIB, inactive_split_bytes=5 * GIB)
-    assert "expandable_segments" not in _advice(held, reserved_bytes=30 * GIB, inactive_split_bytes=GIB)
-
-
 def test_a_strangers_pickle_is_advised_by_its_categories() -> None:
     held = {**HELD, "gradients": 6 * GIB, "activations": 20 * GIB}
     found = _advice({"backward": held}, None, kind="cuda")

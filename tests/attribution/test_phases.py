@@ -128,3 +128,19 @@ def test_generation_without_a_name_is_known_by_its_decoding() -> None:
         for _ in range(5):
             run.alloc(64, [])
     assert run.attribute().phases() == ["generate", "forward", "backward"] * 2
+
+
+def test_batches_of_graphs_are_no_generation() -> None:
+    """Evaluation runs the model again and again, on graphs of every size, behind torch's own wrapper."""
+    run = Run()
+    wrapper = ["torch/nn/parallel/data_parallel.py:193 forward", CALL]
+    small, large = ["gnn.py:8 one_epoch", *MAIN], ["gnn.py:30 main", MAIN[1]]
+    embed, model = "torch/nn/modules/sparse.py:189 forward", [CALL, "model.py:60 forward", CALL]
+    for _ in range(2):
+        for batch in range(8):
+            run.free(run.alloc((1 + batch) << 12, [embed, *model, *wrapper, *small]))
+        run.alloc(1 << 18, [embed, *model, *wrapper, *large])
+        run.alloc(8, [*MAKE_GRADS, *MAIN])
+        for _ in range(5):
+            run.alloc(64, [])
+    assert "generate" not in run.attribute().phases()

@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 
 from memprof.vocabulary import Category, Evidence
 from tests.attribution.runs import (
+    EMBEDDING,
     HIDDEN_STATES,
     INIT_GROUP,
     LAYER,
+    LOAD,
     LOGITS,
     LOSS,
     MAIN,
     MAKE_GRADS,
+    MATRIX,
+    NORM,
     PARAMETERS,
     VOCABULARY,
+    ZERO_GRAD,
     Result,
     Run,
     train,
@@ -358,3 +363,30 @@ def test_bytes_and_whole_numbers_of_a_logits_size_are_no_logits() -> None:
     assert result.category(logits) is Category.LOSS_LOGITS
     assert (result.category(scratch), result.rule(scratch)) == (Category.TEMPORARIES, "tag.raw-bytes")
     assert [result.category(a) for a in later] == [Category.LOSS_LOGITS, Category.ACTIVATION_GRADIENTS]
+
+
+def test_what_peft_makes_anew_for_four_bit_training_is_no_reference_model() -> None:
+    """Embeddings and norms in fp32 come from one place, packed matrices from another; the reference is the policy."""
+    run = Run()
+    packed = [MATRIX // 4 + 16 * i for i in range(40)]
+    anew = [*LOAD, "train.py:20 main", MAIN[1]]
+    policy = [run.alloc(size, [*LOAD, "train.py:10 main", MAIN[1]], Category.WEIGHTS) for size in packed]
+    policy += [run.alloc(size, anew, Category.WEIGHTS) for size in (EMBEDDING // 8, NORM, NORM, NORM)]
+    adapters = [run.alloc(size, ["peft/tuners/lora/layer.py:90 update_layer", *MAIN]) for size in (2048, 3072) * 20]
+    for step in range(2):
+        run.generate()
+        run.no_grad_pass(60)
+        run.no_grad_pass(61)
+        saved = run.forward()
+        run.alloc(4, [*MAKE_GRADS, *MAIN])
+        gradients = [run.alloc(size, []) for size in (2048, 3072) * 20]
+        for address in saved:
+            run.free(address)
+        for size in (2048, 3072) * 20 if step == 0 else ():
+            run.alloc(size, [*INIT_GROUP, *MAIN], Category.OPTIMIZER_STATE)
+        for address in gradients:
+            run.free(address, [*ZERO_GRAD, *MAIN])
+    result = run.attribute()
+    assert "reference_logprobs" in result.phases()
+    assert {result.category(address) for address in policy} == {Category.WEIGHTS}
+    assert Category.REFERENCE_MODEL not in {result.category(address) for address in adapters}

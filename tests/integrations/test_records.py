@@ -22,7 +22,7 @@ class Clock:
 
 
 def test_the_first_step_is_what_others_are_compared_with() -> None:
-    records = NewRecords(Clock())
+    records = NewRecords(clock=Clock())
     assert not records.is_one(1, 10 * GIB)
     assert not records.is_one(2, 10 * GIB + GIB // 10)  # 1 %
     assert records.is_one(3, 11 * GIB)
@@ -31,13 +31,13 @@ def test_the_first_step_is_what_others_are_compared_with() -> None:
 
 def test_slow_growth_is_seen_too() -> None:
     """One percent a step is compared with what was written, not with the step before."""
-    records = NewRecords(Clock())
+    records = NewRecords(clock=Clock())
     written = [step for step in range(1, 11) if records.is_one(step, round(GIB * 1.01**step))]
     assert written == [3, 7]  # two steps make 2.01 %, four 4.06 %
 
 
 def test_a_run_that_grows_without_end_writes_eight() -> None:
-    records = NewRecords(Clock())
+    records = NewRecords(clock=Clock())
     written = [step for step in range(1, 1000) if records.is_one(step, round(GIB * 1.02**step))]
     assert len(written) == 8
     (note,) = records.notes()
@@ -47,14 +47,14 @@ def test_a_run_that_grows_without_end_writes_eight() -> None:
 
 def test_writing_takes_a_twentieth_of_the_time_and_a_minute_lies_between() -> None:
     clock, growth = Clock(), (n * GIB for n in range(1, 100))
-    records = NewRecords(clock)
+    records = NewRecords(clock=clock)
     records.is_one(1, next(growth))
     assert records.is_one(2, next(growth))
     records.took(1.0)
     clock.now = 59
     assert not records.is_one(3, next(growth))
     (note,) = records.notes()
-    assert "Step 3 had a higher peak, 3.00 GiB, than any step in a recording (2.00 GiB)" in note
+    assert "Step 3 had a higher peak, 3.00 GiB, than any step in a recording or the first one (2.00 GiB)" in note
     assert "just before" in note
     clock.now = 61
     assert records.is_one(4, next(growth))
@@ -67,11 +67,22 @@ def test_writing_takes_a_twentieth_of_the_time_and_a_minute_lies_between() -> No
 
 
 def test_what_is_recorded_anyway_is_no_record_again() -> None:
-    records = NewRecords(Clock())
+    records = NewRecords(clock=Clock())
     records.is_one(1, 10 * GIB)
     records.recorded(14 * GIB)
     assert not records.is_one(3, 14 * GIB)
     assert records.is_one(4, 15 * GIB)
+
+
+def test_chosen_steps_are_all_that_is_written() -> None:
+    records = NewRecords(wanted=False, clock=Clock())
+    records.is_one(1, GIB)
+    records.recorded(2 * GIB)
+    assert not records.is_one(3, 5 * GIB)
+    assert not records.is_one(4, 4 * GIB)
+    (note,) = records.notes()
+    assert note.startswith("Step 3 had a higher peak, 5.00 GiB")
+    assert "because the steps to record were chosen. MemProfCallback(steps=[3]) records it." in note
 
 
 class Session:

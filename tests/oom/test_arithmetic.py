@@ -58,6 +58,11 @@ CAUSES: dict[str, tuple[str, str, str]] = {
         "limit",
         message("1.00 GiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.80 GiB", allowed="8.00 GiB"),
     ),
+    "a limit counts the piece that torch takes": (
+        "limit",
+        "limit",
+        message("8.31 MiB", "10.00 GiB", "80.00 GiB", allocated="5.00 GiB", cached="2.97 GiB", allowed="8.00 GiB"),
+    ),
     "within a limit": (
         "refused",
         "refused",

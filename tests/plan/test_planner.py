@@ -20,7 +20,7 @@ from memprof.reports.terminal.plan import render_plan as render_text
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
-from memprof.plan import cache, make_plan, planner
+from memprof.plan import cache, make_plan, planner, search
 from memprof.plan.grid import METHODS, methods_for
 from memprof.plan.planner import Plan
 
@@ -35,6 +35,9 @@ class _Known:
         self.executed = 0
         self.asked: list[Settings] = []
 
+    def expect(self, simulations: int) -> None:
+        self.expected = simulations
+
     def run(self, wanted: list[Settings]) -> list[dict[str, Any]]:
         self.asked += wanted
         return [self._one(s) for s in wanted]
@@ -44,7 +47,7 @@ class _Known:
         from memprof.config.gpus import find_gpu
 
         fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
-        token = 400_000 if s.gradient_checkpointing else 4_000_000
+        token = (40_000 if s.recipe == "lean" else 400_000) if s.gradient_checkpointing else 4_000_000
         need = fixed + token * s.sequence_length * s.per_device_train_batch_size
         return {
             "fits": need * (1 + MARGIN) <= find_gpu(self.gpu).total_bytes,
@@ -66,6 +69,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
+    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 131_072})
     return made
 
 
@@ -76,18 +80,52 @@ def _base(**changes: Any) -> Settings:
 def test_the_longest_context_is_found_and_executed(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB")
     assert plan.best is not None
-    assert plan.best.method == "LoRA + checkpointing"
+    assert plan.best.method == "QLoRA, lean trainer"  # not the first method that fits: the one that takes the most
     assert plan.best.settings in known[0].asked
-    most = (24 * GB / 1.03 - 12 * GB) / (400_000 * 8)
+    most = (24 * GB / 1.03 - 5 * GB) / (40_000 * 8)
     assert 0.9 * most < plan.best.settings.sequence_length <= most
 
 
+def test_every_method_has_its_own_longest(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB")
+    fixed = {
+        "LoRA + checkpointing": (12, 400_000),
+        "QLoRA + checkpointing": (5, 400_000),
+        "LoRA, lean trainer": (12, 40_000),
+    }
+    for row in plan.rows:
+        if row.method in fixed:
+            floor, token = fixed[row.method]
+            assert row.largest is not None
+            assert row.largest.fits
+            assert 0.9 < row.largest.settings.sequence_length / ((24 / 1.03 - floor) * GB / (token * 8)) <= 1
+    assert plan.rows[0].largest is None  # full fine-tuning does not fit at any length
+    shown = build_plan({**plan.to_dict(), "code": None})
+    assert shown.cells()[0][-1] == "Longest completion"
+    assert shown.cells()[1][-1] == "none"
+
+
 def test_a_search_ends_where_the_card_is_nearly_full(known: list[_Known]) -> None:
-    """Memory is linear here: twice the context, then where the line meets the card; nothing is tried after that."""
+    """Memory is linear here: four times the context, then where the line meets the card; nothing after that."""
     plan = make_plan(_base(), "24GB")
     assert plan.best is not None
-    assert plan.best.device_peak_bytes >= 0.985 * planner.limit_of("24GB")
-    assert len(known[0].asked) == len(plan.rows) + 2
+    assert plan.best.device_peak_bytes >= 0.97 * planner.limit_of("24GB")
+    lengths = [s.sequence_length for s in known[0].asked if s.recipe == "lean" and s.load_in_4bit]
+    assert len(lengths) <= 4
+    assert known[0].expected >= len(known[0].asked)
+
+
+def test_a_context_is_not_longer_than_the_model_was_made_for(
+    known: list[_Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 4096})
+    plan = make_plan(_base(), "80GB")
+    assert plan.best is not None
+    assert plan.best.settings.sequence_length == 4096
+    # Several methods reach it: the first of them trains the most.
+    assert plan.best.method == next(
+        r.method for r in plan.rows if r.largest and r.largest.settings.sequence_length == 4096
+    )
 
 
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
@@ -102,7 +140,7 @@ def test_other_things_can_be_maximised(known: list[_Known], what: str) -> None:
 
 def test_where_nothing_fits_the_micro_batch_is_divided(known: list[_Known]) -> None:
     base = _base(prompt_length=2000, completion_length=3000)
-    plan = make_plan(base, "12GB", fixed={"gradient_checkpointing"})
+    plan = make_plan(base, "12GB", fixed={"gradient_checkpointing", "recipe"})
     assert not any(row.fits for row in plan.rows)
     assert plan.best is not None
     best = plan.best.settings
@@ -136,7 +174,9 @@ def test_a_kind_of_checkpointing_refines_the_methods_that_have_one(recipe: str, 
     rows = methods_for(_base(recipe=recipe, gradient_checkpointing=kind), {"gradient_checkpointing"})
     names = {m.name for m in METHODS if m.settings["gradient_checkpointing"]}
     # Under the lean recipe "LoRA + checkpointing" is the lean trainer's.
-    assert {method.name for method, _ in rows} == names - ({"LoRA, lean trainer"} if recipe == "lean" else set())
+    assert {method.name for method, _ in rows} == names - (
+        {"LoRA, lean trainer", "QLoRA, lean trainer"} if recipe == "lean" else set()
+    )
     assert all(s.checkpointing in (kind, "full", "auto") for _, s in rows)
     if kind == "selective":
         assert {s.checkpointing for _, s in rows} == {"selective"}
@@ -153,7 +193,7 @@ def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
     plan = make_plan(_base(), "24GB")
     assert plan.best is not None
     code = as_python(plan.best.settings)
-    names: dict[str, Any] = {"GRPOConfig": dict, "LoraConfig": dict, "BitsAndBytesConfig": dict}
+    names: dict[str, Any] = dict.fromkeys(("GRPOConfig", "LeanGRPOConfig", "LoraConfig", "BitsAndBytesConfig"), dict)
     exec(code, names)
     assert names["args"]["max_completion_length"] == plan.best.settings.completion_length
     assert names["peft_config"]["r"] == 16
@@ -208,7 +248,7 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     validate(document.data)
     page = render_page(document)
     assert "<b>m" not in page
-    boxes = [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*class="fill c-activations"', page)]
+    boxes = [float(w) for w in re.findall(r'class="seg c-activations" style="width:([\d.]+)%"', page)]
     assert len(boxes) == 3
     assert boxes == sorted(boxes)  # the growth is drawn to one scale
     assert boxes[2] / boxes[0] == pytest.approx(

@@ -207,8 +207,11 @@ def _peak(run: Run, kind: str, pending: int) -> dict[str, Any]:
     details: dict[str, dict[str, int]] = {}
     evidence = dict.fromkeys(map(str, Evidence), 0)
     requested = dict.fromkeys(map(str, Category), 0)
+    guessed: dict[str, int] = {}
     for block in run.held_at_peak:
         evidence[_allocation(block)["evidence"]] += block.mib * MIB
+        if _allocation(block)["evidence"] in ("lifetime", "shape"):
+            guessed[block.category] = guessed.get(block.category, 0) + block.mib * MIB
         requested[block.category] += block.mib * MIB - 512
         if block.detail:
             of_category = details.setdefault(block.category, {})
@@ -235,6 +238,7 @@ def _peak(run: Run, kind: str, pending: int) -> dict[str, Any]:
         "details": details,
         "groups": groups,
         "evidence": evidence,
+        "guessed": guessed,
         "rounding_bytes": rounding,
         "pending_free_bytes": pending,
         "cached_bytes": cached,

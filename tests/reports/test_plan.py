@@ -15,7 +15,7 @@ from memprof.reports.markdown.plan import render_plan as render_markdown
 from memprof.reports.terminal.plan import render_bars, render_plan
 
 from memprof.config.settings import Settings
-from tests.reports.html.browser import CHROMIUM, chromium, open_page
+from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.html.test_html import packed
 from tests.reports.test_terminal import same
 
@@ -86,7 +86,7 @@ def test_the_page_draws_rows_and_holds_the_json() -> None:
     page = render_page(sample_plan())
     assert "<lora>" not in page
     assert "<b>model" not in page
-    widths = [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*class="fill c-weights"', page)]
+    widths = [float(w) for w in re.findall(r'class="seg c-weights" style="width:([\d.]+)%"', page)]
     assert len(widths) == 2
     assert widths[0] == pytest.approx(widths[1], abs=0.2)
     assert packed(page)["report"] == sample_plan().data
@@ -99,9 +99,30 @@ def test_the_page_opens_without_a_complaint(tmp_path: Path) -> None:
     path.write_text(render_page(sample_plan()), encoding="utf-8")
     with chromium() as browser, open_page(browser, path) as page:
         assert page.problems == []
+        assert violations(page) == []
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click("#best .copy")
+        page.wait_for_timeout(100)
+        assert page.evaluate("navigator.clipboard.readText()") == CODE
+        label, line = page.locator(".limit").bounding_box(), page.locator(".cap").first.bounding_box()
+        assert label["x"] + label["width"] <= line["x"] + 2  # the words stand clear of the line
         before = page.locator("#theme").inner_text()
         page.locator("#theme").click()
         assert page.locator("#theme").inner_text() != before
         with page.expect_download() as download:
             page.locator("#download").click()
         assert download.value.suggested_filename.endswith(".json")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
+@pytest.mark.parametrize("width", [320, 420])
+def test_the_page_is_read_on_a_phone(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "plan.html"
+    path.write_text(render_page(sample_plan()), encoding="utf-8")
+    with chromium() as browser, open_page(browser, path, viewport={"width": width, "height": 800}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        sizes = page.evaluate(
+            "Array.from(document.querySelectorAll('.grown span')).map(e => parseFloat(getComputedStyle(e).fontSize))"
+        )
+        assert min(sizes) >= 12

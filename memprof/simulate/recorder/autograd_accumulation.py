@@ -15,7 +15,7 @@ import torch
 
 from memprof.compat import torch as torch_names
 
-__all__ = ["sums_in_place"]
+__all__ = ["puts_in_place", "sums_in_place"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _graph_task: Any = torch_names.GRAPH_TASK.get()
@@ -43,6 +43,11 @@ def sums_in_place(args: tuple[Any, ...]) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype or first.numel() == 0:
         return False
     return _called_by_engine() and _sole_owner(first)
+
+
+def puts_in_place() -> bool:
+    """Tell whether an ``index_put`` is the backward of indexing, which on CUDA writes into the zeros it just made."""
+    return _graph_task() != -1 and not torch.is_grad_enabled() and _called_by_engine()
 
 
 def _called_by_engine() -> bool:

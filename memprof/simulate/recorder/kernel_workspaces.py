@@ -1,7 +1,7 @@
 """Know the memory that CUDA kernels ask for inside one operation and give back before it returns.
 
 No dispatch shows it. Each entry is read from the kernel's own source (named beside it), and is modelled, not
-executed.
+executed. ``tests/simulate/device_operations.json`` holds what torch's CUDA build asked for.
 """
 
 from __future__ import annotations
@@ -12,15 +12,54 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 
-__all__ = ["hidden_bytes"]
+__all__ = ["early_bytes", "hidden_bytes"]
+
+_ATEN = torch.ops.aten
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FEW_IDS = 3072  # up to which nothing is sorted by cub's large kernels
+_CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel works on
 
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
+_Arguments = tuple[Any, ...]
+#: Sizes that are there together, group after group.
+_Groups = list[list[int]]
+
+
+def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow flash-attention 2's ``mha_fwd``: partial results where keys are divided among idle processors."""
+    query, key = args[0], args[1]
+    batch, heads, tokens, width = query.shape
+    if tokens == 1 and heads > key.shape[1]:  # a group's queries count as tokens of one head
+        tokens, heads = heads // key.shape[1], key.shape[1]
+    splits = _flash_splits(batch * heads * -(-tokens // 64), key.shape[2], width, card)
+    if splits == 1:
+        return []
+    rows = splits * batch * heads * tokens * 4
+    return [[rows, rows * _up(width, 32 if width <= 128 else 64)]]
+
+
+def _flash_splits(blocks: int, keys: int, width: int, card: Processors) -> int:
+    """Follow ``num_splits_heuristic``: the fewest splits that use 85 % of what the best number of them uses."""
+    slots = 2 * card.count
+    parts = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
+    if blocks >= 0.8 * slots:
+        return 1
+    used: dict[int, float] = {}
+    for splits in range(1, min(128, slots, parts) + 1):
+        if splits == 1 or -(-parts // splits) != -(-parts // (splits - 1)):
+            waves = blocks * splits / slots
+            used[splits] = waves / -(-blocks * splits // slots)
+    best = max(used.values())
+    return next(splits for splits, share in used.items() if share >= 0.85 * best)
+
+
+def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
     """Follow flash-attention 2's ``mha_bwd``: fp32 dQ accumulator, softmax sums, dK and dV before groups are summed."""
     grad, query, key = args[0], args[1], args[2]
     batch, heads, tokens, width = query.shape
@@ -29,34 +68,113 @@ def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any
     sizes = [batch * heads * rounded * 4, batch * heads * rounded * _up(width, 32) * 4]
     if heads != kv_heads:
         sizes += [batch * kv_tokens * heads * width * grad.element_size()] * 2
-    return sizes
+    return [sizes]
 
 
-def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ if the output is half."""
+def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ with its locks."""
     query = args[1]
     batch, heads, tokens, width = query.shape
-    sizes = [batch * heads * tokens * 4]
+    sums, block = batch * heads * tokens * 4, 64
+    work = batch * heads * _up(tokens, block) * _up(width, 32) * 4
+    work += batch * heads * -(-tokens // block) * 16
     if query.element_size() < 4:
-        sizes.append(batch * heads * _up(tokens, 64) * _up(width, 32) * 4)
-    return sizes
+        return [[sums, work]]
+    return [[sums * width, sums, sums], [sums, work]]  # the kernel does not sum float32 itself
 
 
-def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """Follow ``embedding_dense_backward_cuda``: ids sorted with their positions, and the sort's buffers."""
-    ids = args[1].numel()
-    return [ids * 8] * 4 if ids > 3072 else []
+def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow ``embedding_backward_cuda_kernel``: where each id's rows begin, and fp32 sums of every ten rows or fewer."""
+    ids, ids_bytes = args[1].numel(), args[1].numel() * 8
+    if ids <= _FEW_IDS:
+        return []
+    distinct = min(ids, args[2])
+    parts = ids // 10 + distinct
+    segments = [ids_bytes, 8, distinct * 8, distinct * 8, 8]
+    return [[ids_bytes, 8, ids_bytes], [*segments, parts * 8, parts * args[0].shape[-1] * 4]]
 
 
-_Hidden = Callable[[tuple[Any, ...], "dict[str, Any]", "list[Any]"], "list[int]"]
+def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow ``masked_scatter_cuda``: a prefix sum over the mask, and what cub needs to make it."""
+    count = args[0].numel()
+    return [[count * 8, _up((-(-count // 896) + 32) * 16, 256) + 511]]
+
+
+def _index_put(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow ``index_put_with_sort_kernel``: positions of a mask, then linear indices and their sorted copies."""
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    count = args[2].shape[0] if masks and args[2].dim() else max(i.numel() for i in args[1] if i is not None)
+    found = [count * 8 * mask.dim() for mask in masks]
+    if not accumulate:
+        return [found]
+    return [[*found, *[count * 8] * 3], [*[count * 8] * 4, _sort_bytes(count)]]
+
+
+def _sort_bytes(count: int) -> int:
+    """Reckon what cub's radix sort of that many pairs of 64-bit numbers needs (as recorded, within some KiB)."""
+    return 1 if count <= _FEW_IDS else _up(16 * count + 2 * count // 9 + 4210, 256) + 511
+
+
+def _reduction(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    """Follow ``gpu_reduce_kernel``; integers and booleans are summed in a copy of the result's dtype."""
+    source = args[0]
+    over = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, int)) else kwargs.get("dim")
+    return _reduced(source, _as_list(over), out, card)
+
+
+def _vector_norm(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+    over = args[2] if len(args) > 2 else kwargs.get("dim")
+    return _reduced(args[0], _as_list(over), out, card)
+
+
+def _reduced(source: Any, over: list[int], out: list[Any], card: Processors) -> _Groups:
+    strides, groups = source.stride(), []
+    wanted = out[0].dtype if out else source.dtype
+    size = 4 if wanted in _FLOATS else wanted.itemsize
+    if source.dtype is not wanted and source.dtype not in _FLOATS and source.dim():
+        groups = [source.numel() * wanted.itemsize]
+        strides = torch_names.CONTIGUOUS_STRIDES.get()(tuple(source.shape))
+    return [groups + reduction_buffers(source.shape, strides, over, size, card)]
+
+
+def _as_list(over: Any) -> list[int]:
+    return [] if over is None else [over] if isinstance(over, int) else list(over)
+
+
+_Hidden = Callable[[_Arguments, "dict[str, Any]", "list[Any]", Processors], _Groups]
 _HIDDEN: dict[Any, _Hidden] = {
+    torch_names.FLASH.get(): _flash_forward,
     torch_names.FLASH_BACKWARD.get(): _flash_backward,
     torch_names.EFFICIENT_BACKWARD.get(): _efficient_backward,
-    torch.ops.aten.embedding_dense_backward.default: _embedding_backward,
+    _ATEN.embedding_dense_backward.default: _embedding_backward,
+    _ATEN.masked_scatter.default: _masked_scatter,
+    _ATEN.index_put.default: _index_put,
+    _ATEN.index_put_.default: _index_put,
+    _ATEN.sum.default: _reduction,
+    _ATEN.sum.dim_IntList: _reduction,
+    _ATEN.mean.default: _reduction,
+    _ATEN.mean.dim: _reduction,
+    _ATEN.linalg_vector_norm.default: _vector_norm,
 }
 
 
-def hidden_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any]) -> list[int]:
-    """List the sizes of what ``func``'s CUDA kernel allocates beside its results."""
+def hidden_bytes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any], card: Processors
+) -> list[list[int]]:
+    """List the sizes of what ``func``'s CUDA kernel allocates after its results: groups, one after the other."""
     model = _HIDDEN.get(func)
-    return model(args, kwargs, out) if model is not None else []
+    return model(args, kwargs, out, card) if model is not None else []
+
+
+def early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
+    """List the sizes of what ``func``'s CUDA kernel allocates before its results, and holds until they are there."""
+    if func is _ATEN.embedding_dense_backward.default:
+        ids = args[1].numel()
+        return [ids * 8] * 2 if ids > _FEW_IDS else []
+    if func is not _ATEN._foreach_norm.Scalar or not args[0]:
+        return []
+    # ForeachReduceOp.cu: a partial norm of every chunk, as many for each tensor as for the largest.
+    tensors = args[0]
+    chunks = -(-max(tensor.numel() for tensor in tensors) // _CHUNK)
+    return [len(tensors) * chunks * max(4, tensors[0].element_size())]

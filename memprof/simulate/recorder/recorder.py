@@ -24,11 +24,12 @@ from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_form import Born, _TagWriter
 from memprof.recording.training_regions import Region
-from memprof.simulate.recorder.autograd_accumulation import sums_in_place
+from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.host_memory import HostPool
-from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
+from memprof.simulate.recorder.kernel_workspaces import early_bytes, hidden_bytes
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
+from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
 from memprof.vocabulary import Category, History, Kind
@@ -43,7 +44,7 @@ _HOST, _ELSEWHERE = -1, -2
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
-_ADD = torch.ops.aten.add.Tensor
+_ADD, _PUT = torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default
 _MULTIPLIES = {
     torch.ops.aten.mm.default,
     torch.ops.aten.mm.out,
@@ -107,6 +108,7 @@ class FakeRecorder:
         # cuBLAS's workspace for each thread that multiplies: the caller's and the autograd engine's.
         self.workspace = 0
         self._workspaces: set[bool] = set()
+        self.processors = Processors(132, 2048)
         self.stream_of: Callable[[], int] | None = None
         self.paused = 0
         self.host = HostPool()
@@ -196,23 +198,34 @@ class FakeRecorder:
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for what an operation made, its kernel's own temporaries included."""
-        if self.workspace and func in _MULTIPLIES:
-            self._claim_workspace()
+        early = [self._malloc(size, (size,), torch.uint8, func)[0] for size in self._early(func, args)]
         live = self._live
         made = []
         for tensor in _fakes((out,)):
             storage = tensor.untyped_storage()
             watch = live.get(_key_of(storage))
             if watch is None:
-                if func is _ADD and self.cuda and sums_in_place(args):
+                if self.cuda and self._in_place(func, args):
                     self._inherit(args[0], storage)
                 else:
                     self.birth(tensor, func)
                 made.append(tensor)
             elif watch.nbytes != storage.nbytes() and not self.paused:
                 self._resized(storage)
-        if self.cuda:
-            self.scratch(hidden_bytes(func, args, kwargs, made), func)
+        for address in early:
+            self.release(address)
+        if self.workspace and func in _MULTIPLIES:  # the kernel's, which has its result already
+            self._claim_workspace()
+        if self.cuda and not self.paused:
+            for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
+                self.scratch(sizes, func)
+
+    def _early(self, func: Any, args: tuple[Any, ...]) -> list[int]:
+        return early_bytes(func, args) if self.cuda and not self.paused else []
+
+    @staticmethod
+    def _in_place(func: Any, args: tuple[Any, ...]) -> bool:
+        return (func is _ADD and sums_in_place(args)) or (func is _PUT and puts_in_place())
 
     def _claim_workspace(self) -> None:
         in_engine = _graph_task() != -1

@@ -50,6 +50,9 @@ class FakeSession(Session):
             "managed_bytes": self.managed_bytes,
             "rss_bytes": self._rss() if self.fake_recorder.cuda else None,
         }
+        heap = self.fake_recorder.allocator
+        if self.fake_recorder.cuda:
+            raw["memprof"]["highest"] = {"allocated_bytes": heap.max_allocated, "reserved_bytes": heap.max_reserved}
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
         return raw

@@ -53,6 +53,8 @@ def build_trainer(settings: Settings, config: Any, folder: str, session: FakeSes
         peft_config=adapter_of(settings),
         **rewards,
     )
+    if recorder.cuda:
+        recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
     if mesh is not None:
         _shard(trainer, mesh, settings, session)
     elif settings.sharded_by_zero:

@@ -39,6 +39,8 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels())
             stack.enter_context(_foreach_as_on_cuda())
+            if session is not None:
+                stack.enter_context(_seeds_on_host(session))
         if settings.recipe == "lean":
             stack.enter_context(lean_world(reference, session, settings.device))
         yield
@@ -91,13 +93,32 @@ class _NoKernel:
 def _foreach_as_on_cuda() -> Iterator[None]:
     """Let optimizers and gradient clipping take their multi-tensor path, which on the CPU they do not."""
     supported: Callable[[], list[str]] = lambda: ["cuda", "cpu"]  # noqa: E731
-    types_taken, fake = torch_names.FOREACH_TYPES.get(), torch_names.FAKE_TENSOR.get()
-    types_taken.append(fake)
+    lists = (torch_names.FOREACH_TYPES.get(), torch_names.FOREACH_TYPES_OF_NORMS.get())
+    fake = torch_names.FAKE_TENSOR.get()
+    for types_taken in lists:
+        types_taken.append(fake)
     try:
         with patching((torch_names.FOREACH_DEVICES, supported), (torch_names.FOREACH_DEVICES_IN_OPTIMIZERS, supported)):
             yield
     finally:
-        types_taken.remove(fake)
+        for types_taken in lists:
+            types_taken.remove(fake)
+
+
+@contextlib.contextmanager
+def _seeds_on_host(session: FakeSession) -> Iterator[None]:
+    """Leave out the seed that each pass over a data loader draws: it is the host's, on whatever device one trains."""
+    begin: Any = torch_names.LOADER_ITERATOR.get()
+
+    def unseen(self: Any, loader: Any) -> None:
+        session.fake_recorder.paused += 1
+        try:
+            begin(self, loader)
+        finally:
+            session.fake_recorder.paused -= 1
+
+    with patching((torch_names.LOADER_ITERATOR, unseen)):
+        yield
 
 
 @contextlib.contextmanager

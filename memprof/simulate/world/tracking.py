@@ -99,7 +99,9 @@ class Tracking(_Mode):  # type: ignore[misc]
             if self._recorder.cuda:  # a tensor trace on the CPU cannot see it either
                 self._recorder.see(torch.ops.aten.nonzero.default, (index,), {}, found)
             plain += [found[:, i] for i in range(index.dim())]
-        return func(source, plain, *args[2:], **kwargs)
+        out = func(source, plain, *args[2:], **kwargs)
+        self._recorder.see(func, args, kwargs, out)  # before the positions are given back
+        return out
 
     def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
         mask = args[0]

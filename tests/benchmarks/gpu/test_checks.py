@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -60,6 +61,27 @@ def test_a_run_is_held_to_its_closed_forms_and_to_the_unwatched_run() -> None:
     assert over["adapters"] == pytest.approx(1, abs=1e-6)
     assert 1 <= over["optimizer_state"] < 1.01
     assert 1 <= over["kv_cache"] < 1.5  # two layers: the copy made while it grows is a quarter
+
+
+@no_gpu
+def test_a_steps_seconds_leave_out_what_is_written_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing is slowed down: training waits for it at the next step's beginning, and no step is the longer for it."""
+    from memprof.recording.session import Session
+
+    write = Session.write
+
+    def slow(self: Session, path: Any) -> Path:
+        time.sleep(20)
+        return write(self, path)
+
+    monkeypatch.setattr(Session, "write", slow)
+    case = shrunk(TRUTH[2])
+    told = real_run.execute(case.settings.to_dict(), True, steps=real_run.RECORDED + 1, watch="one")
+    assert told["error"] is None
+    assert len(told["step_seconds"]) == len(told["held_seconds"]) == 4
+    assert max(told["step_seconds"]) < 20
+    assert max(told["held_seconds"][:3]) < 20 < told["held_seconds"][3]
+    assert 20 < told["dump_seconds"]["written"] <= told["dump_seconds"]["reported"]
 
 
 def test_a_bare_copy_lacks_only_memprofs_key_and_no_global_is_read(tmp_path: Path) -> None:
@@ -129,7 +151,8 @@ _CALLED = {
     "kernel": {"benchmarks.lean"},
 }
 _STAND_INS = {
-    "benchmarks.gpu.real_run": 'RESULT {"losses": [], "step_seconds": [1.0], "allocated_bytes": 8, "error": null}',
+    "benchmarks.gpu.real_run": "RESULT "
+    + json.dumps({"losses": [], "step_seconds": [1.0] * 4, "allocated_bytes": 8, "error": None}),
     "benchmarks.lean": "{}",
     "memprof": '{"peak": {"allocated_bytes": 8, "categories": {}}}',
 }

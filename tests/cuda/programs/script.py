@@ -11,4 +11,4 @@ from tests.cuda.programs import tiny
 
 trainer = tiny.trainer(Path(sys.argv[1]), {"name": "out", "lora": True}, [])
 trainer.train()
-print("HELD", torch.cuda.memory_allocated())
+print("\nPEAK", torch.cuda.max_memory_allocated())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from memprof.grpo.techniques import offload  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
 from memprof.grpo.techniques.offload import HostPool, Offloader  # noqa: E402
+from tests.grpo.techniques.streams import Device, Stream  # noqa: E402
 from tests.grpo.tiny_models import body_of, build, gradients, tokens  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -129,88 +130,81 @@ def test_backward_may_run_twice() -> None:
         torch.testing.assert_close(grad, once[name])
 
 
-class Device:
-    """A stand-in for a GPU's streams: work runs when the host asks for it or when another stream waits for it.
-
-    Each stream is a list of work not done yet; a copy on the side stream happens as late as it can, so a wait that was
-    forgotten shows as a wrong value.
-    """
-
-    def __init__(self) -> None:
-        self.current = self.main = Stream(self)
-        self.log: list[str] = []
-
-
-class Stream:
-    def __init__(self, owner: Device) -> None:
-        self.owner, self.device, self.pending = owner, CPU, []
-
-    def record_event(self) -> Any:
-        return (self, len(self.pending))
-
-    def wait_event(self, event: Any) -> None:
-        stream, count = event
-        done, stream.pending[:count] = stream.pending[:count], [None] * count
-        for work in done:
-            if work is not None:
-                work()
-
-    def wait_stream(self, other: Stream) -> None:
-        """The main stream of the stand-in runs at once: there is nothing to wait for."""
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-
-    @contextmanager
-    def on(stream: Stream) -> Any:
-        device.current, before = stream, device.current
-        yield
-        device.current = before
-
-    copy = torch.Tensor.copy_
-
-    def lazy(self: Any, source: Any, non_blocking: bool = False) -> Any:
-        if device.current is device.main:
-            return copy(self, source)
-        device.current.pending.append(lambda: copy(self, source))
-        device.log.append("out" if source.requires_grad or device.current.out else "in")
-        return self
-
-    monkeypatch.setattr(Stream, "out", False, raising=False)
-    monkeypatch.setattr(offload.torch.cuda, "stream", on)
+    monkeypatch.setattr(offload.torch.cuda, "stream", device.on)
     monkeypatch.setattr(offload.torch.cuda, "current_stream", lambda _=None: device.main)
-    monkeypatch.setattr(torch.Tensor, "copy_", lazy)
+    monkeypatch.setattr(offload, "_host_memory", device.host_memory)
     return device
 
 
-def test_every_copy_is_waited_for_where_streams_run_late(device: Device) -> None:
-    """Gradients are right although the side stream does nothing before it is waited for."""
-    model = build(num_hidden_layers=5)
-    forward(model).backward()
-    true = gradients(model)
+def offloading(model: Any, device: Device) -> Offloader:
+    """Take a model's offloader to the stand-in's streams."""
     offloader = apply_checkpointing(model, "offloaded").offloader
     assert isinstance(offloader, Offloader)
-    offloader.streams, offloader._side = True, Stream(device)
+    offloader.streams, offloader._side = True, device.side
+    return offloader
+
+
+def a_step(model: Any) -> None:
     forward(model).backward()
-    for name, grad in gradients(model).items():
-        torch.testing.assert_close(grad, true[name])
-    assert len(device.log) == 8  # four inputs out, four back
-    assert len(offloader._leaving) <= 2
+    gc.collect()
 
 
-def test_what_was_fetched_ahead_is_waited_for_when_its_graph_is_thrown_away(device: Device) -> None:
-    """Backward stops half way; the memory of the copy on its way in must not be used before it has landed."""
-    model = build(num_hidden_layers=5)
-    offloader = apply_checkpointing(model, "offloaded").offloader
-    assert isinstance(offloader, Offloader)
-    offloader.streams, offloader._side = True, Stream(device)
+def a_step_thrown_away_half_way(model: Any) -> None:
+    """Backward stops after the fourth layer, whose input was fetched with the third's ahead."""
     loss = forward(model)
-    third = list(body_of(model).layers[3].parameters())
-    torch.autograd.grad(loss, third)  # fetches the fourth layer's input, and the third's ahead
-    late = [work for work in offloader._side.pending if work is not None]
+    torch.autograd.grad(loss, list(body_of(model).layers[3].parameters()))
     del loss
     gc.collect()
-    assert late
-    assert not [work for work in offloader._side.pending if work is not None]
+
+
+def test_copies_and_computation_are_ordered(device: Device) -> None:
+    """In two steps, whatever a device runs late: no copy before what it copies, no use before its copy, no reuse."""
+    model = build(num_hidden_layers=5)
+    a_step(model)
+    true = gradients(model)
+    offloader = offloading(model, device)
+    with device:
+        a_step(model)
+        assert device.copies["side"] == 8  # four inputs out, four back
+        assert len(offloader._leaving) <= 2
+        for name, grad in gradients(model).items():
+            torch.testing.assert_close(grad, true[name])
+        a_step_thrown_away_half_way(model)
+        a_step(model)
+    assert device.races == []
+
+
+@pytest.mark.parametrize(
+    ("left_out", "step", "found"),
+    [
+        (("wait_stream", "_park"), a_step, "copy_ on side does not wait for"),
+        (("wait_stream", "_start"), a_step, "copy_ on side does not wait for empty on main"),
+        (("wait_event", "_fetch"), a_step, "on main does not wait for copy_ on side"),
+        (("wait_event", "_let_go"), a_step, "freed on main while copy_ on side may use it"),
+        (("wait_event", "__del__"), a_step_thrown_away_half_way, "freed on main while copy_ on side may use it"),
+    ],
+)
+def test_no_wait_can_be_left_out(
+    device: Device, monkeypatch: pytest.MonkeyPatch, left_out: tuple[str, str], step: Any, found: str
+) -> None:
+    """Each wait of the offloader, by who asks for it: without it the stand-in finds an order that is wrong."""
+    kind, asking = left_out
+    wait = getattr(Stream, kind)
+
+    def unless_left_out(self: Stream, other: Any) -> None:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "_on_side":
+            frame = frame.f_back
+        if frame.f_code.co_name != asking:
+            wait(self, other)
+
+    monkeypatch.setattr(Stream, kind, unless_left_out)
+    model = build(num_hidden_layers=5)
+    offloading(model, device)
+    with device:
+        step(model)
+        step(model)
+    assert any(found in race for race in device.races), device.races

@@ -1,0 +1,1 @@
+"""Hold the simulator against the real CUDA allocator, on an emulated device."""

@@ -1,0 +1,163 @@
+"""Train with TRL on the CUDA device that is there, as settings say, and print what its allocator counted.
+
+    echo '{"settings": {...}, "loaded": false}' | python -m benchmarks.simulator.emulated.device_run
+
+A child process: torch's CUDA build runs here, on an emulated device (or a real one). ``settings`` are
+:class:`memprof.config.settings.Settings`; ``loaded`` gives the trainer the model by name, from a checkpoint of zeros,
+instead of a model that was built on the device. The answer is the last line of standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memprof.config.settings import Settings
+from memprof.config.to_grpo import grpo_arguments
+
+__all__ = ["main"]
+
+_COUNTERS = {
+    "allocated_bytes": "allocated_bytes.all.peak",
+    "active_bytes": "active_bytes.all.peak",
+    "requested_bytes": "requested_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.peak",
+    "ooms": "num_ooms",
+    "retries": "num_alloc_retries",
+}
+
+
+def main() -> None:
+    question = json.loads(sys.stdin.read())
+    values = {**question["settings"], "lora_target_modules": tuple(question["settings"]["lora_target_modules"])}
+    settings = Settings(**values)
+    import torch
+
+    history = question.get("history")
+    if history:
+        torch.cuda.memory._record_memory_history(max_entries=10_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        error = _train(settings, question.get("loaded", False), folder)
+    if history:
+        torch.cuda.memory._dump_snapshot(history)
+    stats = torch.cuda.memory_stats()
+    found = {name: stats[key] for name, key in _COUNTERS.items()}
+    print(json.dumps({**found, "error": error}))
+
+
+def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
+    import torch
+
+    try:
+        with _completions_of_full_length(settings):
+            trainer = build(settings, loaded, folder)
+            trainer.train()
+    except torch.OutOfMemoryError as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def build(settings: Settings, loaded: bool, folder: str) -> Any:
+    """Build the trainer: the model on the device, or a checkpoint that the trainer loads itself."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of
+    from memprof.simulate.trainer.checkpointing import choose_checkpointing
+    from memprof.simulate.trainer.models import load_config
+    from memprof.simulate.trainer.recipes import classes_of, config_of
+    from memprof.simulate.trainer.rewards import reward_function
+
+    config = load_config(settings.model)
+    config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None
+    checkpoint = Path(folder) / "model"
+    _write_checkpoint(config, settings.dtype, checkpoint)
+    if loaded:
+        model: Any = str(checkpoint)
+    else:
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        model.config._name_or_path = str(checkpoint)  # where the reference is loaded from
+        if settings.recipe != "lean":
+            choose_checkpointing(model, settings.checkpointing)
+    trainer_type, arguments_type = classes_of(settings)
+    asked = grpo_arguments(settings)
+    for name in ("use_vllm", "vllm_mode"):
+        asked.pop(name, None)
+    if not loaded:
+        asked.pop("model_init_kwargs")
+    cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
+    arguments = arguments_type(
+        output_dir=folder, max_steps=(WARM_UP + MEASURED) * cycle, logging_strategy="no", save_strategy="no",
+        report_to="none", disable_tqdm=True, learning_rate=1e-6, **asked, **config_of(settings),
+    )  # fmt: skip
+    data = dataset_of(settings).map(lambda row: {"prompt": "a" * settings.prompt_length})
+    trainer = trainer_type(
+        model=model, args=arguments, train_dataset=data, processing_class=tokenizer(),
+        reward_funcs=reward_function, peft_config=adapter_of(settings),
+    )  # fmt: skip
+    trainer.generation_config.eos_token_id = trainer.model.generation_config.eos_token_id = None
+    return trainer
+
+
+def tokenizer() -> Any:
+    """Make a tokenizer of one token a letter."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+@contextlib.contextmanager
+def _completions_of_full_length(settings: Settings) -> Iterator[None]:
+    """Where nothing is to be generated, answer TRL with completions of full length, while open."""
+    from memprof.compat import patching
+    from memprof.compat import trl as names
+
+    def answer(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
+        return [[0] * settings.completion_length for _ in prompt_ids], None
+
+    if settings.generation != "none":
+        yield
+        return
+    with patching((names.GENERATE_SINGLE_TURN, answer)):
+        yield
+
+
+def _write_checkpoint(config: Any, dtype: str, folder: Path) -> None:
+    """Write a checkpoint of zeros that takes no room on the disk: a header, and a hole where the weights are."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder.mkdir(parents=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+    tied = set(getattr(model, "_tied_weights_keys", None) or {}) if config.tie_word_embeddings else set()
+    place = 0
+    for name, tensor in model.state_dict().items():
+        if name not in tied:
+            size = tensor.numel() * tensor.element_size()
+            header[name] = {"dtype": names[dtype], "shape": list(tensor.shape), "data_offsets": [place, place + size]}
+            place += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + place)
+    config.dtype, config.architectures = getattr(torch, dtype), [type(model).__name__]
+    config.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

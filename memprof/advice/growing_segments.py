@@ -1,0 +1,50 @@
+"""Find out what ``expandable_segments:True`` would have saved a recorded run: replay its allocations with it.
+
+Idle memory between blocks says little. Growing segments close such gaps, but they take memory from the device in pages
+of 20 MiB for each stream and pool (2 MiB for small blocks), where an ordinary segment is as large as its first block.
+A small run, or one with many streams, can need more with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memprof.allocator.replay import Program, reserved_peak
+from memprof.allocator.settings import settings_of
+
+if TYPE_CHECKING:
+    from memprof.analysis.views import Views
+
+__all__ = ["saved_by_growing"]
+
+
+def saved_by_growing(analysis: Views) -> int | None:
+    """Return the bytes by which the reserved peak would have been lower (below zero: higher); None where not known.
+
+    What was there before the recording is laid out anew, without gaps. How much of what was reserved then had been in
+    use is not known: all of it is taken to be needed.
+    """
+    timeline = analysis.timeline
+    if timeline.reserved is None or not timeline.n_events:
+        return None
+    recorded = settings_of(analysis.snapshot.settings)
+    if recorded.expandable_segments:
+        return None
+    settings = replace(recorded, expandable_segments=True)
+    gone = np.unique(timeline.regions.end_event)
+    gone = gone[gone < timeline.n_events]
+    program = Program(
+        requested=timeline.requested,
+        address=timeline.address,
+        born=timeline.alloc_event,
+        died=timeline.free_event,
+        stream=timeline.stream,
+        pool=timeline.pool.astype(np.int64),
+        flushed=gone[np.diff(gone, prepend=-2) > 1],  # one flush gives back many segments, one event each
+        end=timeline.n_events,
+    )
+    needed = max(reserved_peak(program, settings), int(timeline.reserved[0]))
+    return int(timeline.reserved.max()) - needed

@@ -1,0 +1,65 @@
+"""Run a recorded program of allocations through the allocator's model under other settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memprof.allocator.model import CachingAllocator
+from memprof.allocator.settings import AllocatorSettings
+
+__all__ = ["Program", "reserved_peak"]
+
+I64 = NDArray[np.int64]
+
+_FREE, _FLUSH, _ALLOC = range(3)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Hold what a program asked of the allocator: one row per allocation, in any order.
+
+    ``requested`` is in bytes. ``born`` and ``died`` are places in the order of events: ``born`` is -1 for what was
+    there before, in the order of ``address``; ``died`` is at least ``end`` for what is there afterwards. ``flushed``
+    are the places at which cached memory was given back (``empty_cache``).
+    """
+
+    requested: I64
+    address: I64
+    born: I64
+    died: I64
+    stream: I64
+    pool: I64
+    flushed: I64
+    end: int
+
+
+def reserved_peak(program: Program, settings: AllocatorSettings) -> int:
+    """Return the most bytes that the allocator holds of a device with room for all, while the program runs."""
+    allocator = CachingAllocator(settings)
+    requested, stream, pool = program.requested.tolist(), program.stream.tolist(), program.pool.tolist()
+    blocks: dict[int, int] = {}
+    for what, row in _events(program):
+        if what == _FREE:
+            allocator.free(blocks.pop(row))
+        elif what == _FLUSH:
+            allocator.empty_cache()
+        else:
+            blocks[row], _ = allocator.malloc(requested[row], stream[row], pool[row])
+    return allocator.max_reserved
+
+
+def _events(program: Program) -> list[tuple[int, int]]:
+    """Return what happens, and the row it happens to, in order."""
+    some = program.requested > 0
+    born = np.flatnonzero(some)
+    died = np.flatnonzero(some & (program.died < program.end))
+    flushed = program.flushed
+    when = np.concatenate([program.died[died], flushed, program.born[born]])
+    what = np.repeat([_FREE, _FLUSH, _ALLOC], [len(died), len(flushed), len(born)])
+    row = np.concatenate([died, np.zeros(len(flushed), np.int64), born])
+    address = np.concatenate([np.zeros(len(died) + len(flushed), np.int64), program.address[born]])
+    order = np.lexsort((address, what, when))
+    return list(zip(what[order].tolist(), row[order].tolist(), strict=True))

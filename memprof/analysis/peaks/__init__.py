@@ -1,0 +1,1 @@
+"""Find peaks that the timeline of one device does not show: those the history lost, and other devices'."""

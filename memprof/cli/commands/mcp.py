@@ -1,0 +1,53 @@
+"""``memprof mcp``: memprof's commands for assistants, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memprof.errors import UsageError
+
+__all__ = ["command"]
+
+
+@click.command(name="mcp")
+@click.argument("folders", type=click.Path(exists=True, path_type=Path), nargs=-1, metavar="[FOLDER]...")
+@click.option("--largest", default="4GiB", show_default=True, metavar="SIZE", help="Read no file larger than this.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="S",
+    help="End a command that takes longer.",
+)  # fmt: skip
+@click.option(
+    "--characters", type=click.IntRange(min=1000), default=24_000, show_default=True, metavar="N",
+    help="Cut answers at this length.",
+)  # fmt: skip
+def command(folders: tuple[Path, ...], largest: str, seconds: float, characters: int) -> None:
+    """Answer an assistant over standard input and output: report, explain, compare, oom, simulate and advise, on files
+    below FOLDER... (default: the current folder). Nothing else is read, and nothing is written.
+
+    An assistant starts this itself. In its settings: command `memprof`, arguments `mcp`, then the folders of your runs.
+    """
+    from memprof.units import parse_size
+
+    limit = parse_size(largest)
+    try:
+        from memprof.assistants.commands import Limits
+        from memprof.assistants.server import make_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("mcp", "anyio"):
+            raise UsageError("memprof mcp needs the mcp package: pip install 'grpo-memprof[mcp]'.") from None
+        raise
+    try:
+        make_server(list(folders) or [Path()], Limits(limit, seconds, characters)).run("stdio")
+    except Exception as ended:
+        if not _is_closed_pipe(ended):
+            raise
+        # All commands end quietly when their reader goes away.
+        raise BrokenPipeError from None
+
+
+def _is_closed_pipe(ended: BaseException) -> bool:
+    """Tell whether everything that went wrong, in whatever groups, is that the assistant is gone."""
+    inner = getattr(ended, "exceptions", None)
+    return isinstance(ended, BrokenPipeError) if inner is None else all(_is_closed_pipe(one) for one in inner)
