@@ -12,6 +12,7 @@ from memprof._version import __version__
 if TYPE_CHECKING:
     from memprof.advice.advised import analyze
     from memprof.analysis.analysis import Analysis
+    from memprof.analysis.shown import Drawing
     from memprof.integrations.callback.callback import MemProfCallback
     from memprof.recording import phase, record
     from memprof.snapshot import Snapshot, load_snapshot
@@ -61,9 +62,22 @@ def __getattr__(name: str) -> Any:
         package = (missing.name or "").partition(".")[0]
         if package not in _EXTRA:
             raise
-        command = f"pip install 'grpo-memprof[{_EXTRA[package]}]'"
+        from memprof.errors import how_to_install
+
+        command = how_to_install(_EXTRA[package])
         raise ModuleNotFoundError(f"memprof.{name} needs {package}: {command}", name=package) from missing
+    if name in ("Analysis", "analyze"):
+        from memprof.analysis.shown import use
+
+        use(_drawing)
     return getattr(home, name)
+
+
+def _drawing() -> Drawing:
+    """Load what draws an analysis in a notebook."""
+    from memprof.reports import notebook
+
+    return notebook
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,15 @@ MemprofError
 
 from __future__ import annotations
 
-__all__ = ["AboveLimit", "DoesNotFit", "InputError", "MemprofError", "UnsafePickle", "UsageError"]
+from memprof._version import __version__
+
+__all__ = ["AboveLimit", "DoesNotFit", "InputError", "MemprofError", "UnsafePickle", "UsageError", "how_to_install"]
+
+
+def how_to_install(extra: str) -> str:
+    """Say how an extra is installed: from a checkout or a wheel, because no registry has the package."""
+    wheel = f"grpo_memprof-{__version__}-py3-none-any.whl"
+    return f"pip install '.[{extra}]' in a checkout of memprof, or pip install '{wheel}[{extra}]'"
 
 
 class MemprofError(Exception):

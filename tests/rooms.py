@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "run the trainer's step on fake tensors",
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
-    "demo": ("train a small model, profiled", ("integrations", "advice", "reports", "snapshot")),
+    "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "reports", "snapshot")),
     "emulate": ("run CUDA torch on a card that is not there", ("config", "recording", "watch")),
     "cli": (
         "parse commands and connect the rooms",

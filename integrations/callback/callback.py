@@ -229,11 +229,14 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             warnings.warn(f"memprof failed and stopped watching ({error!r}); training goes on.", stacklevel=3)
 
     def _repr_html_(self) -> str:
-        """Show in a notebook the table, and a link to the page."""
+        """Show in a notebook the peak, its bar and its rows, and a link to the page."""
         if not self.result.snapshots:
             return "<p>memprof: nothing recorded yet.</p>"
-        link = ""
-        if self.result.page is not None:
-            path = html.escape(self.result.page.as_posix(), quote=True)
-            link = f'<p><a href="{path}">{path}</a></p>'
-        return f"<pre>{html.escape(self.result.table)}</pre>{link}"
+        link = self.result.page.as_posix() if self.result.page is not None else ""
+        if self.result.highest is not None:
+            from memprof.reports.document.build import build_document
+            from memprof.reports.notebook import document_fragment
+
+            return document_fragment(build_document(self.result.reports[self.result.highest]), link)
+        address = html.escape(link, quote=True)
+        return f"<pre>{html.escape(self.result.table)}</pre>" + (f'<a href="{address}">{address}</a>' if link else "")

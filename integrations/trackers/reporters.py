@@ -65,6 +65,9 @@ class Reporters:
         artifact = wandb.Artifact(f"memprof-{wandb.run.id}", type="memprof-report")
         artifact.add_file(str(page), name=page.name)
         wandb.run.log_artifact(artifact)
+        if hasattr(wandb, "Html"):  # shown in the run's own page, beside its charts
+            with page.open(encoding="utf-8") as file:
+                wandb.run.log({"memprof": wandb.Html(file, inject=False)})
         return True
 
     def _to_mlflow(self, page: Path) -> bool:

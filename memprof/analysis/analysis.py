@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
+from memprof.analysis.shown import Largest, drawing
 from memprof.analysis.views import DevicePeak, ReservedGrowth, Views
 from memprof.attribution import Attribution, attribute
 from memprof.snapshot import Snapshot
@@ -57,6 +59,33 @@ class Analysis(Views):
         if self._advisor is not None:
             report["advice"] = self._advisor(report, self)
         return report
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report's page to ``path`` and return it; the page is one file and asks the network for nothing.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        page = Path(path)
+        drawing().write_page(self, page)
+        return page
+
+    def largest(self, n: int = 10, at: str = "peak") -> Largest:
+        """Return the ``n`` largest allocations alive at an instant, alike ones grouped into one.
+
+        Args:
+            n: how many groups.
+            at: as ``memprof explain --at``: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
+
+        Returns:
+            A list of dicts: ``what``, ``bytes``, ``count``, ``each_bytes``, ``category``, ``detail``, ``evidence``,
+            ``alternatives``, ``phase``, ``share`` (of all alive then) and ``stack``.
+        """
+        alive = self.explain(at, top=None)
+        return Largest(drawing().largest_rows(alive, sum(a["bytes"] for a in alive))[:n])
+
+    def _repr_html_(self) -> str:
+        return drawing().analysis_fragment(self)
 
 
 def analyze(

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from memprof.analysis.peaks.counted import DETAIL, Unseen
+from memprof.analysis.shown import drawing
 from memprof.attribution.result import Attribution, PhaseSpan
 from memprof.snapshot.model import I64
 from memprof.timeline.timeline import Timeline
@@ -47,6 +48,9 @@ class Breakdown:
 
     def __repr__(self) -> str:
         return f"Breakdown({self.phase}, step={self.step}, active_bytes={self.active_bytes:,})"
+
+    def _repr_html_(self) -> str:
+        return drawing().breakdown_fragment(self)
 
     @cached_property
     def rows(self) -> I64:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.emit import Output, emit
-from memprof.errors import UsageError
+from memprof.errors import UsageError, how_to_install
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def need_torch() -> None:
 
     missing = [name for name in ("torch", "transformers", "trl", "peft") if find_spec(name) is None]
     if missing:
-        raise UsageError(f"simulating needs {', '.join(missing)}: pip install 'grpo-memprof[trl]'.")
+        raise UsageError(f"simulating needs {', '.join(missing)}: {how_to_install('trl')}.")
 
 
 def emit_simulated(answer: Answer, outcome: Outcome, output: Output) -> None:

@@ -12,7 +12,7 @@ from memprof.compat.features import FEATURES, targets_for
 from memprof.compat.signatures import fits, parameters_of, shown
 from memprof.compat.targets import ABSENT, ASSIGNED, KEY, LOCAL, READ, Target, look_up
 from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
-from memprof.errors import UsageError
+from memprof.errors import UsageError, how_to_install
 
 __all__ = ["TARGETS", "fault_of", "missing", "require"]
 
@@ -117,7 +117,7 @@ def spoken(package: str) -> str:
 def _require_version(title: str, package: str, versions: Range) -> None:
     found = installed(package) if is_installed(package) else None
     if found is None:
-        raise UsageError(f"{title} needs {spoken(package)}, which is not installed: pip install 'grpo-memprof[trl]'.")
+        raise UsageError(f"{title} needs {spoken(package)}, which is not installed: {how_to_install('trl')}.")
     if release(found) < release(versions.minimum):
         raise UsageError(
             f"{title} needs {spoken(package)} {versions.minimum} or later, and {found} is installed: "

@@ -9,16 +9,18 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.errors import InputError, MemprofError, UsageError
+from memprof.errors import InputError, MemprofError, UsageError, how_to_install
 
 if TYPE_CHECKING:
+    from memprof.analysis.allocation_differences import Holdings
     from memprof.demo.data import Questions
     from memprof.demo.model import Checkpoint
     from memprof.demo.training import Recipe, Scale, Trained
+    from memprof.reports.document.model import Document
 
 __all__ = ["DemoResult", "RunResult", "run"]
 
@@ -28,7 +30,7 @@ _QUICK_TOKENS = 24
 
 @dataclass(frozen=True)
 class RunResult:
-    """Hold one profiled run and its files: snapshot, report JSON and page."""
+    """Hold one profiled run and its files: snapshot, report JSON and page; ``held`` are the blocks at its peak."""
 
     name: str
     title: str
@@ -37,6 +39,8 @@ class RunResult:
     html: Path
     report: dict[str, Any]
     trained: Trained
+    document: Document = field(repr=False)
+    held: Holdings = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,16 @@ class DemoResult:
     model: str
     questions: str
     runs: tuple[RunResult, ...]
+    comparison: Path
 
 
 def run(out: Path, *, quick: bool = False) -> DemoResult:
     """Fine-tune a small model with GRPO, fully and then with LoRA, and report where the memory went.
 
     Writes ``full`` and ``lora`` as ``.html``, ``.json`` and ``.pickle`` into ``out``, each with the
-    trainer's log (``.training.json``), and prints the table of each. ``quick`` uses the tiny random
-    model and short answers, and takes seconds instead of minutes.
+    trainer's log (``.training.json``), prints the table of each, and ends with ``compare.html``: what LoRA
+    saves, and why. ``quick`` uses the tiny random model and short answers, and takes seconds instead of
+    minutes.
 
     Raises:
         UsageError: torch, transformers, TRL, PEFT or datasets is not installed.
@@ -74,10 +80,12 @@ def run(out: Path, *, quick: bool = False) -> DemoResult:
         _say(f"Model: {checkpoint.note}.")
         _say(f"Questions: {questions.source}.")
         runs = tuple(_profiled(recipe, scale, checkpoint, questions, out) for recipe in (FULL, LORA))
+    comparison = _compared(runs, out / "compare.html")
     _say("Pages: " + ", ".join(str(done.html) for done in runs))
+    _say(f"Side by side: {comparison}")
     if any((out / "tensorboard").rglob("events.*")):
         _say(f"Scalars, and the pages in a tab: tensorboard --logdir {out / 'tensorboard'}")
-    return DemoResult(out, checkpoint.note, questions.source, runs)
+    return DemoResult(out, checkpoint.note, questions.source, runs, comparison)
 
 
 def _profiled(recipe: Recipe, scale: Scale, checkpoint: Checkpoint, questions: Questions, out: Path) -> RunResult:
@@ -149,6 +157,7 @@ def _board(folder: Path) -> list[Any]:
 
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.advice.advised import analyze
+    from memprof.analysis.allocation_differences import holdings_of_analysis
     from memprof.reports.document.build import document_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal.report import print_document
@@ -161,7 +170,23 @@ def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> R
     write_html(document, html)
     _write_json(report, data)
     print_document(document)
-    return RunResult(recipe.name, recipe.title, snapshot, data, html, report, trained)
+    held = holdings_of_analysis(analysis)
+    return RunResult(recipe.name, recipe.title, snapshot, data, html, report, trained, document, held)
+
+
+def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
+    """Write the page that puts the runs side by side, and print its first sentences."""
+    from memprof.analysis.compare import Run, badge_of, compare
+    from memprof.reports.document.comparison import build_comparison
+    from memprof.reports.html.compare import write_comparison
+
+    columns = [Run(done.title, badge_of(done.report), done.report, held=done.held) for done in runs]
+    comparison = build_comparison(compare(columns), [done.document for done in runs])
+    write_comparison(comparison, page)
+    _say("")
+    for sentence in comparison.headlines:
+        _say(sentence)
+    return page
 
 
 def _write_json(data: dict[str, Any], path: Path) -> None:
@@ -175,7 +200,7 @@ def _require(*packages: str) -> None:
 
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise UsageError(f"The demo needs {', '.join(missing)}: pip install 'grpo-memprof[trl]'")
+        raise UsageError(f"The demo needs {', '.join(missing)}: {how_to_install('trl')}.")
 
 
 def _make_folder(out: Path) -> None:

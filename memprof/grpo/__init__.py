@@ -33,7 +33,9 @@ def __getattr__(name: str) -> Any:
         package = (missing.name or "").partition(".")[0]
         if package not in _INSTALLED_BY:
             raise
-        command = "pip install 'grpo-memprof[trl]'"
+        from memprof.errors import how_to_install
+
+        command = how_to_install("trl")
         raise ModuleNotFoundError(f"memprof.grpo.{name} needs {package}: {command}", name=package) from missing
     return getattr(home, name)
 

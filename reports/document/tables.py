@@ -69,7 +69,9 @@ def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | N
     known = [c for c in STACK_ORDER if categories.get(c)]
     others = [c for c in categories if c not in STACK_ORDER and categories[c]]
     doubt = guessed or {}
-    return tuple(Part(c, plain(category_label(c)), categories[c], doubt.get(c, 0)) for c in known + others)
+    return tuple(
+        Part(c, plain(category_label(c)), categories[c], min(doubt.get(c, 0), categories[c])) for c in known + others
+    )
 
 
 def group_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:

@@ -132,5 +132,5 @@ def test_without_trl_it_says_so_before_reading(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trl" else found(name, *a))
     done = _invoke("report", "absent.pickle", "--advise")
     assert done.exit_code == 2
-    assert "--advise simulates: simulating needs trl: pip install 'grpo-memprof[trl]'." in done.stderr
+    assert "--advise simulates: simulating needs trl: pip install '.[trl]' in a checkout" in done.stderr
     assert "Without --advise a report has estimates." in done.stderr

@@ -62,6 +62,18 @@ def test_json_stands_alone_on_stdout(snapshot: Path, tmp_path: Path) -> None:
     assert "Page:" in result.stderr
 
 
+def test_a_reports_json_is_reported_like_its_snapshot(snapshot: Path, tmp_path: Path) -> None:
+    call("report", snapshot, "--json", tmp_path / "report.json")
+    assert call("report", tmp_path / "report.json").stdout == call("report", snapshot).stdout
+    assert call("report", tmp_path / "report.json", "-o", tmp_path / "page.html").exit_code == 0
+    assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    call("explain", snapshot, "--json", tmp_path / "explain.json")
+    refused = call("report", tmp_path / "explain.json")
+    assert refused.exit_code == 3
+    assert "memprof.explain/1" in refused.stderr
+    assert call("report", tmp_path / "report.json", "--device", 0).exit_code == 2
+
+
 def test_files_are_written_and_named_on_stderr(snapshot: Path, tmp_path: Path) -> None:
     page, data = tmp_path / "page.html", tmp_path / "data.json"
     result = call("report", snapshot, "-o", page, "--json", data, "--format", "markdown")

@@ -78,6 +78,17 @@ def test_files_hold_what_was_returned(demo: DemoResult) -> None:
     assert not list(demo.out.glob("*.part"))
 
 
+def test_it_ends_with_both_runs_side_by_side(demo: DemoResult) -> None:
+    from tests.reports.html.test_html import packed
+
+    assert demo.comparison == demo.out / "compare.html"
+    data = packed(demo.comparison.read_text(encoding="utf-8"))
+    total = next(row for row in data["report"]["rows"] if row["id"] == "total")
+    assert total["at_peak"] == [done.report["peak"]["active_bytes"] for done in demo.runs]
+    assert total["at_peak"][1] < total["at_peak"][0]
+    assert len(data["timelines"]) == 2
+
+
 def test_tensorboard_finds_scalars_and_recordings(demo: DemoResult) -> None:
     pytest.importorskip("tensorboard")
     from memprof.integrations.board.recordings import Recordings

@@ -322,9 +322,11 @@ def test_wandb_offline_gets_scalars_and_the_page(model: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr[-3000:]
     assert "memprof could not" not in done.stderr
     keys, artifacts = json.loads(done.stdout.split("RESULT")[1])
-    assert {"train/memory/host_rss", "train/memory/category/weights"} <= set(keys)
+    assert {"train/memory/host_rss", "train/memory/category/weights", "memprof"} <= set(keys)
     assert artifacts == [["memprof-report", ["report.html"]]]
     assert list(tmp_path.rglob("*.wandb"))
+    (shown,) = tmp_path.rglob("media/html/*.html")
+    assert "<!DOCTYPE html>" in shown.read_text(encoding="utf-8")[:200]
 
 
 def test_trackio_gets_scalars_and_the_page(model: Path, tmp_path: Path) -> None:
