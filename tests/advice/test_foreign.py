@@ -70,9 +70,9 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
 
 def test_segments_that_grow_have_their_caveat_beside_a_sleeping_engine() -> None:
     def costs(*stack: str) -> str:
-        found = foreign({"generate": {"weights": 8 * GIB}}, made("weights", 8 * GIB, *stack))
-        found["peak"]["inactive_split_bytes"] = 2 * GIB
-        return next(e["costs"] for e in estimated_advice(found) if e["id"] == "expandable_segments")
+        held = {"weights": 8 * GIB}
+        found = foreign({"generate": held}, made("weights", 8 * GIB, *stack), reserved_bytes=12 * GIB)
+        return next(c.costs for c in candidates_for(run_of(found)) if c.id == "expandable_segments")
 
     assert "refuse it" in costs(VLLM)
     assert "refuse it" not in costs("/home/me/load.py:3 load")
@@ -81,7 +81,8 @@ def test_segments_that_grow_have_their_caveat_beside_a_sleeping_engine() -> None
 def test_with_an_engine_that_sleeps_it_is_not_advised() -> None:
     settings = Settings(model="m", generation="vllm", vllm_enable_sleep_mode=True)
     found = report({"forward": {"weights": 8 * GIB}}, settings)
-    found["peak"]["inactive_split_bytes"] = 4 * GIB
+    found["peak"]["reserved_bytes"] = 12 * GIB
+    assert run_of(found).idle_bytes
     assert not [c for c in candidates_for(run_of(found)) if c.id == "expandable_segments"]
 
 
