@@ -48,7 +48,7 @@ def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], car
 
 def _flash_splits(blocks: int, keys: int, width: int, card: Processors) -> int:
     """Follow ``num_splits_heuristic``: the fewest splits that use 85 % of what the best number of them uses."""
-    slots = 2 * card.count
+    slots = 2 * card.number
     parts = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
     if blocks >= 0.8 * slots:
         return 1
