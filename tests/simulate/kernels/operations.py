@@ -147,7 +147,8 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
     **{f"masked_scatter {shape}": _masked_scatter(shape) for shape in [(8, 255), (8, 2047), (2, 20479)]},
     **{f"embedding backward of {ids}": _embedding_backward(ids) for ids in (2048, 4096, 40960)},
     **{f"index_put of {n}, accumulate {add}": _index_put(n, add) for n in (1536, 40_000) for add in (False, True)},
-    **{f"{kind} {dtype} {tokens} tokens, {heads}/{kv} heads of {width}": _attention(dtype, tokens, heads, kv, width, kind)
+    **{f"{kind} {dtype} {tokens} tokens, {heads}/{kv} heads of {width}":
+           _attention(dtype, tokens, heads, kv, width, kind)
        for kind, dtype, tokens, heads, kv, width in [
            ("flash", "bfloat16", 256, 14, 2, 64), ("flash", "bfloat16", 2048, 32, 8, 128),
            ("flash", "float16", 300, 4, 4, 96),
