@@ -34,6 +34,7 @@ RENDERERS: dict[str, dict[str, str]] = {
         "markdown": "markdown.plan:render_plan",
         "html": "html.plan:render_plan",
     },
+    "serving": {"text": "terminal.serving:render_serving", "markdown": "markdown.serving:render_serving"},
     "oom": {"text": "terminal.oom:render_failures", "markdown": "markdown.oom:render_failures"},
     "watch": {"text": "terminal.watch:render_counters"},
 }

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (
         "find what to change, estimated or simulated",
-        ("config", "plan", "analysis", "attribution", "allocator", "snapshot"),
+        ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot"),
     ),
     "reports": ("render answers: HTML, terminal, Markdown, JSON", ("analysis",)),
     "integrations": (

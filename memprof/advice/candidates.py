@@ -1,7 +1,8 @@
 """List the changes worth considering for a run: what to set, what it costs, whether gradients stay.
 
-By subject: training (the lean trainer has its own), generation, the allocator; and what the categories alone suggest
-where a run's settings are not known. What to paste is written by :func:`memprof.config.to_grpo.written`.
+By subject: training (the lean trainer has its own), generation, the allocator. Where a run's settings are not known,
+:mod:`memprof.advice.foreign` lists what the categories alone suggest. What to paste is written by
+:func:`memprof.config.to_grpo.written`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
+from memprof.advice.foreign import candidates_by_category
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
@@ -464,18 +466,19 @@ def _engine(s: Settings) -> Iterator[Candidate]:
         )
 
 
-# -- the allocator, and runs of which no settings are known ------------------------------------------------------------
+# -- the allocator -----------------------------------------------------------------------------------------------------
 
 
 def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
     """List changes to the allocator, where memory lies idle between blocks in use: about the device's peak."""
-    if run.idle_bytes <= 0 or "expandable_segments:true" in run.alloc_conf.lower():
+    sleeps = run.settings is not None and run.settings.generation == "vllm" and run.settings.vllm_enable_sleep_mode
+    if run.idle_bytes <= 0 or sleeps or "expandable_segments:true" in run.alloc_conf.lower():
         return
     yield Candidate(
         id="expandable_segments",
         action="Let the allocator's segments grow instead of standing side by side",
         setting=EXPANDABLE_SEGMENTS,
-        costs="Not slower once the first steps have mapped what is needed.",
+        costs="Not slower once the first steps have mapped what is needed." + _refused(run),
         exact=True,
         toll=Toll.NOTHING,
         changes=_allocator(run, "expandable_segments:True"),
@@ -497,66 +500,16 @@ def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
         )
 
 
+def _refused(run: Run) -> str:
+    """Say where growing segments are refused: sleeping engines map and unmap their memory themselves."""
+    generates = run.settings is not None and run.settings.generation == "vllm"
+    if not (run.engine or generates or run.names.framework in ("vLLM", "SGLang")):
+        return ""
+    return " Not beside vLLM's sleep mode or torch_memory_saver: both refuse it."
+
+
 def _allocator(run: Run, more: str) -> dict[str, str]:
     """Add one setting for the allocator; nothing where the run cannot be simulated."""
     if run.settings is None:
         return {}
     return {"alloc_conf": ",".join(part for part in (run.alloc_conf, more) if part)}
-
-
-def candidates_by_category(run: Run) -> Iterator[Candidate]:
-    """List changes by the categories alone, where the file does not say how the run was configured."""
-    yield from _less_kept(run)
-    yield from _less_state(run)
-
-
-def _less_kept(run: Run) -> Iterator[Candidate]:
-    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
-    kept = run.details.get("activations", {})
-    training = trained > 0 or kept.get("saved", 0) > 0.5 * peak.of("activations")
-    if training and (peak.of("activations") or peak.of("loss_logits")):
-        yield Candidate(
-            id="micro_batch_half",
-            action="Train half as many sequences at a time",
-            setting="per_device_train_batch_size halved, gradient_accumulation_steps doubled",
-            costs="The same tokens in twice as many passes: slower only where a pass no longer fills the GPU.",
-            exact=True,
-            toll=Toll.SLOWER,
-            effect=effects.smaller_micro_batch(0.5),
-        )
-    if training and not kept.get("boundary", 0) and peak.of("activations"):
-        yield Candidate(
-            id="checkpointing",
-            action="Turn gradient checkpointing on",
-            setting=written({"gradient_checkpointing": True}),
-            costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes. The estimate "
-            "takes a tenth of the activations to stay.",
-            exact=True,
-            toll=Toll.SLOWER,
-            effect=effects.checkpointed,
-        )
-
-
-def _less_state(run: Run) -> Iterator[Candidate]:
-    peak, trained = run.peak, run.own_peaks.get("gradients", 0)
-    if trained and peak.of("optimizer_state") > 1.5 * trained:
-        yield Candidate(
-            id="adamw_8bit",
-            action="Keep Adam's two moments in 8 bits",
-            setting=f"{written({'optim': 'adamw_8bit'})}  # pip install bitsandbytes",
-            costs="Gradients stay, updates are coarser; as fast.",
-            exact=False,
-            toll=Toll.ROUNDED,
-            effect=effects.coarser_state("adamw_8bit"),
-        )
-    if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters"):
-        yield Candidate(
-            id="lora",
-            action=f"Train a LoRA adapter of rank {_RANK} instead of all weights",
-            setting=adapter_text(_RANK),
-            costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
-            "higher.",
-            exact=False,
-            toll=Toll.TRAINED,
-            effect=effects.low_rank(_RANK),
-        )

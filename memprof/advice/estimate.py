@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.growing_segments import saved_by_growing
-from memprof.advice.recorded_run import Effect, Peak, Run, bounded, highest
+from memprof.advice.ranking import ranked
+from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, highest
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.config.from_recording import settings_like
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.frame_paths import text_path
+from memprof.oom.frameworks import PLAIN, Names, names_in
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
 __all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
 
+_PYTHON = re.compile(r"\.py:\d+")
+_ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # How many changes a page lists.
 MOST = 8
 # A change that saves less than this share of the peak is not worth a line.
@@ -57,7 +63,7 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
-    return [entry(e, run) for e in _ranked(found)[:MOST]]
+    return ranked([entry(e, run) for e in found], report)[:MOST]
 
 
 def run_of(report: Mapping[str, Any]) -> Run:
@@ -71,6 +77,9 @@ def run_of(report: Mapping[str, Any]) -> Run:
         details=peak["details"],
         idle_bytes=_idle(report),
         alloc_conf=str(source.get("alloc_conf") or ""),
+        made=_made(peak),
+        names=_names(report),
+        engine=_engine(report),
     )
     try:
         likeness = settings_like(source)
@@ -85,6 +94,50 @@ def run_of(report: Mapping[str, Any]) -> Run:
     reckoned = shape.embeddings + shape.matrices + (2 * shape.layers + 1) * shape.hidden
     shape = replace(shape, counted=parameters or reckoned)
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
+
+
+def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
+    """Add up by category and line what the largest allocations hold, the largest sums first."""
+    sums: dict[str, dict[str, int]] = {}
+    for group in _groups(peak):
+        if site := _site(group.get("stack") or []):
+            of = sums.setdefault(group["category"], {})
+            of[site] = of.get(site, 0) + int(group["bytes"])
+    return {
+        category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
+        for category, of in sums.items()
+    }
+
+
+def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the largest groups of alike blocks; the largest blocks of a report that was written without groups."""
+    groups: Sequence[Mapping[str, Any]] | None = peak.get("largest")
+    return peak["allocations"] if groups is None else groups
+
+
+def _engine(report: Mapping[str, Any]) -> bool:
+    """Tell whether an inference engine holds memory: its category, or its files where keys and values were made."""
+    if report["own_peaks"].get("inference_engine"):
+        return True
+    caches = [group.get("stack") or [] for group in _groups(report["peak"]) if group["category"] == "kv_cache"]
+    return any(_ENGINE.search(frame) for stack in caches for frame in stack)
+
+
+def _site(stack: Sequence[str]) -> str:
+    """Name the innermost line of Python outside torch and the standard library."""
+    for frame in stack:
+        file = text_path(frame)
+        library = (file.rooted and file.path.startswith(("torch/", "memprof/"))) or "/lib/python3" in frame
+        if not _PYTHON.search(frame) or (library and "-packages/" not in frame) or (file.rooted and library):
+            continue
+        return re.split(r"[/\\]", frame)[-1]
+    return ""
+
+
+def _names(report: Mapping[str, Any]) -> Names:
+    """Return the settings' names of the framework whose files the largest allocations' stacks show."""
+    frames = [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
+    return names_in("\n".join([*frames, *((report.get("oom") or {}).get("stack") or [])])) or PLAIN
 
 
 def estimate(run: Run) -> list[Estimate]:
@@ -136,10 +189,6 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         if found.left.phase != run.peak.phase:
             data["moves_to"] = found.left.phase
     return data
-
-
-def _ranked(found: list[Estimate]) -> list[Estimate]:
-    return sorted(found, key=lambda e: (-int(e.saves or 0), e.candidate.toll))
 
 
 def _idle(report: Mapping[str, Any]) -> int:

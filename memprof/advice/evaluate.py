@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
-from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, estimated_advice, idle_estimates, run_of, worth
+from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import Peak, Run, highest
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -51,7 +52,7 @@ def evaluate_advice(
         report: the run's ``memprof.report/1``.
         settings: of the unchanged run, ready to be simulated (:func:`memprof.config.from_recording.place_model`).
         machine: runs simulations.
-        seconds: when to stop starting further ones; what is left keeps its estimate.
+        seconds: how long it may take beside the unchanged run; what is left keeps its estimate.
         batch: how many are started together.
         clock: seconds that pass.
 
@@ -61,21 +62,24 @@ def evaluate_advice(
     start = clock()
     base = machine.run([settings])[0]
     run = run_of(report)
-    waiting = _promising(run)
+    waiting = _first_first(_promising(run), report)
+    longest = clock() - start
     found: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
-    while waiting and clock() - start < seconds:
+    # One round takes about as long as the longest so far: one that would end too late is not begun.
+    while waiting and (began := clock()) - start + longest <= seconds:
         now, waiting = waiting[:batch], waiting[batch:]
         rows = _simulated(machine, settings, [e.candidate for e in now], refused)
         for e in now:
             row = rows.get(e.candidate.id)
             if row:
                 found[e.candidate.id] = _entry(e.candidate, base, row, report)
+        longest = max(longest, clock() - began)
     left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
     estimates = [entry(e, run) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
-    entries = sorted([*simulated, *estimates], key=lambda e: -int(e["saves_bytes"]))
+    entries = ranked([*simulated, *estimates], report)
     return Evaluated(entries[:MOST], base, settings, len(found), len(estimates), refused)
 
 
@@ -95,6 +99,13 @@ def _promising(run: Run) -> list[Estimate]:
     known = [e for e in estimate(run) if not e.candidate.changes or e.candidate.effect is None or _hopeful(e, run)]
     known = [e for e in known if e.candidate.changes]
     return sorted(known, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
+
+
+def _first_first(waiting: list[Estimate], report: Mapping[str, Any]) -> list[Estimate]:
+    """Put what the estimates call the first thing to change first: it is simulated if anything is."""
+    estimated = estimated_advice(report)
+    first = estimated[0]["id"] if estimated else ""
+    return sorted(waiting, key=lambda e: e.candidate.id != first)
 
 
 def _hopeful(found: Estimate, run: Run) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
+from memprof.oom.frameworks import PLAIN, Names
 
-__all__ = ["Effect", "Peak", "Run", "bounded", "highest"]
+__all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,22 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What one line made of a category: its bytes at the peak, and the line as ``file.py:123 function``."""
+
+    bytes: int
+    site: str
+
+
+@dataclass(frozen=True)
 class Run:
     """What is known of a run.
 
     ``settings`` and ``shape`` are None where the file does not say how it was configured. ``peaks`` holds the highest
     peak of every phase; ``own_peaks`` each category's highest bytes at any time; ``idle_bytes`` are reserved and not
-    active at the allocated peak.
+    active at the allocated peak. ``made`` has for each category the lines that made most of it, largest first;
+    ``names`` are the settings in the words of the framework whose frames were seen; ``engine`` tells
+    that vLLM or SGLang is in the process.
     """
 
     peaks: tuple[Peak, ...]
@@ -40,6 +51,9 @@ class Run:
     details: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     idle_bytes: int = 0
     alloc_conf: str = ""
+    made: Mapping[str, tuple[Made, ...]] = field(default_factory=dict)
+    names: Names = PLAIN
+    engine: bool = False
 
     @property
     def peak(self) -> Peak:

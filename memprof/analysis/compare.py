@@ -239,18 +239,41 @@ def _details(runs: Sequence[Run], category: Category) -> list[dict[str, Any]]:
 
 
 def _beside(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """List the device peak and host memory, shown below the total and never part of it; unknown rows are left out."""
+    """List the device peak, the phases' highest and host memory, shown below the total and never part of it.
+
+    Unknown rows are left out. Phases stand there where the runs peak in different ones.
+    """
     lines: list[tuple[str, str, Figures]] = [
         ("device_peak", "Device peak", [_device_peak(run) for run in runs]),
         ("reserved", "of which reserved by torch", [_device(run, "reserved_bytes") for run in runs]),
         ("non_torch", "of which outside torch", [_device(run, "non_torch_bytes") for run in runs]),
     ]
+    lines += [(f"phase:{p}", f"Highest in {_words(p)}", [_highest_in(run, p) for run in runs]) for p in _apart(runs)]
     lines += [(key, label, [_host(run, key) for run in runs]) for key, label in _HOST.items()]
     return [
         {"id": identifier, "label": label, "values": figures, **_change(figures)}
         for identifier, label, figures in lines
         if any(n is not None for n in figures)
     ]
+
+
+def _apart(runs: Sequence[Run]) -> list[str]:
+    """List the phases in which the runs peak, where these differ: peaks are then two moments that do not compare."""
+    found = dict.fromkeys(str(run.report["peak"]["phase"] or "") for run in runs if run.report is not None)
+    return [phase for phase in found if phase] if len(found) > 1 else []
+
+
+def _words(phase: str) -> str:
+    return {"old_logprobs": "old log-probs", "reference_logprobs": "reference log-probs"}.get(
+        phase, phase.replace("_", " ")
+    )
+
+
+def _highest_in(run: Run, phase: str) -> int | None:
+    """Return the highest active bytes in one phase; None for a run without it."""
+    if run.report is None:
+        return None
+    return max((int(p["peak_bytes"]) for p in run.report["phases"] if p["phase"] == phase), default=None)
 
 
 def _device(run: Run, key: str) -> int | None:

@@ -23,7 +23,7 @@ __all__ = ["report_dict"]
 
 _MAX_GROWTH = 50
 # What the recorder asked the driver, about its own device alone.
-_OTHER_DEVICE = {"outside": None, "switches": []}
+_OTHER_DEVICE: dict[str, Any] = {"outside": None, "switches": []}
 _MAX_LEFTOVERS = 10
 _MAX_LARGEST = 30
 _MAX_SEEN = {"batches": 64, "lengths": 256}
@@ -56,7 +56,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + ([devices_note(devices)] if devices else []),
+        "notes": _notes(analysis) + [note for note in [devices_note(devices)] if note is not None],
         **_prediction(extra),
     }
 

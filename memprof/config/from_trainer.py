@@ -7,6 +7,7 @@ here: what is read is looked at by name.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,8 @@ _ONLY_THE_TRAINERS = (
     "reference",
     "stochastic_rounding",
 )
+# In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
+_ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
 _CACHES = ("dynamic", "static", "quantized")
 
 
@@ -262,15 +265,28 @@ def _longest_prompt(trainer: Any, notes: list[str]) -> int:
 
 
 def _dtype(arguments: Any, model: Any) -> str:
-    """Return the dtype that most of a model's parameters have, or that a model given by name is loaded in."""
+    """Return the dtype that most of a model's weights are in, or that a model given by name is loaded in."""
     if isinstance(model, str):
         kind = (arguments.model_init_kwargs or {}).get("dtype", "float32")
         kind = "bfloat16" if kind in ("auto", None) else str(kind)
     else:
-        kinds = Counter(str(p.dtype) for p in model.parameters() if p.dtype.is_floating_point)
+        kinds = _elements_by_dtype(model)
         kind = kinds.most_common(1)[0][0] if kinds else "float32"
     kind = kind.removeprefix("torch.")
     return kind if kind in CHOICES["dtype"] else "bfloat16"
+
+
+def _elements_by_dtype(model: Any) -> Counter[str]:
+    """Count the elements of a model's own floating-point weights by dtype.
+
+    An adapter's parameters are left out: there are more of its tensors than of the model's, often in another dtype.
+    """
+    kinds: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        if parameter.dtype.is_floating_point and not _ADAPTERS.search(name):
+            # What ZeRO-3 has taken away is said beside it.
+            kinds[str(parameter.dtype)] += int(getattr(parameter, "ds_numel", parameter.numel()))
+    return kinds
 
 
 def _adapter(model: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["CONTEXT_BYTES", "Gpu", "capacity_bytes", "find_gpu", "known_gpus", "workspace_bytes"]
+__all__ = ["CONTEXT_BYTES", "Gpu", "capacity_bytes", "find_gpu", "gpu_of", "known_gpus", "workspace_bytes"]
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:
@@ -30,6 +32,10 @@ class Gpu:
     def threads_per_processor(self) -> int:
         """Return the threads that one multiprocessor holds."""
         return _THREADS.get(self.capability, 2048)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, from which :func:`gpu_of` makes the card again in another process."""
+        return {**asdict(self), "capability": list(self.capability)}
 
     @property
     def available_bytes(self) -> int:
@@ -112,6 +118,20 @@ def capacity_bytes(capacity: str | int) -> int:
 
 def _listed() -> str:
     return f"one of {', '.join(_TABLE)}"
+
+
+def gpu_of(card: str | Gpu | Mapping[str, Any]) -> Gpu:
+    """Return the card that is given as text (:func:`find_gpu`), as itself, or as :meth:`Gpu.to_dict` wrote it.
+
+    Raises:
+        UsageError: a text that is neither a known name nor a size.
+    """
+    if isinstance(card, Gpu):
+        return card
+    if isinstance(card, str):
+        return find_gpu(card)
+    major, minor = card["capability"]
+    return Gpu(**{**card, "capability": (major, minor)})
 
 
 def _key(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Record a script that ``memprof emulate`` started, from inside its process, and end it after some steps.
+"""Do inside a process on the emulated device what takes Python: Triton's values, the recording, the early end.
 
 ``startup/sitecustomize.py`` calls :func:`attach` when Python starts, in every process of the command: the script's,
 each rank's, a launcher's. Only where a model trains is anything recorded.
@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from memprof.emulate.triton_values import compute_launches
 from memprof.watch.import_hook import when_imported
 from memprof.watch.run import Attachment
 
@@ -23,13 +24,24 @@ __all__ = ["RECORD", "attach"]
 RECORD = "MEMPROF_EMULATE_RECORD"
 
 
-def attach() -> None:
-    """Wait for torch and transformers to be imported, record as ``memprof run`` does, end after the asked steps."""
+def attach(values: bool) -> None:
+    """Wait for torch, Triton and transformers to be imported, and do what the environment asks for.
+
+    Args:
+        values: compute what Triton's kernels would have written.
+    """
+    if values:
+        when_imported("triton.runtime.jit", compute_launches)
+    if RECORD in os.environ:
+        _record(json.loads(os.environ[RECORD]))
+
+
+def _record(asked: dict[str, Any]) -> None:
+    """Record as ``memprof run`` does, and end after the asked steps."""
     from memprof.recording.api import switched_off
 
     if switched_off():
         return
-    asked = json.loads(os.environ[RECORD])
     attachment = Attachment(asked["options"])
     # Before torch's own: exit handlers run backwards, and the report needs torch.
     when_imported("torch", lambda _: _at_exit(attachment))

@@ -6,6 +6,7 @@ included, is touched here. Rank 0 chooses for all.
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
@@ -16,20 +17,20 @@ from memprof.compat.accelerate import BROADCAST
 from memprof.compat.transformers import ATTENTION_KIND, MODEL_NAME
 from memprof.config.from_recording import Likeness, place_model
 from memprof.config.from_trainer import from_trainer
-from memprof.config.gpus import capacity_bytes
+from memprof.config.gpus import Gpu, capacity_bytes
 from memprof.config.settings import Settings
 from memprof.errors import MemprofError, UsageError
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.context import base_model_of
 from memprof.grpo.techniques.apply import Techniques
 from memprof.plan.cache import cache_folder
-from memprof.plan.ladder import CHOSEN, Choice, choose, describe, sentences
+from memprof.plan.ladder import CHOSEN, Choice, Tried, choose, describe, sentences
 from memprof.recording.phases import ACTIVE
 from memprof.recording.run_facts import plain_config
 from memprof.units import format_gib
 from memprof.vocabulary import Phase
 
-__all__ = ["budget_bytes", "keep_within_budget", "settings_of"]
+__all__ = ["budget_bytes", "card_of", "keep_within_budget", "settings_of"]
 
 _LOOKED_AT = 3  # steps within which a recording may begin
 
@@ -58,7 +59,7 @@ def keep_within_budget(trainer: Any, techniques: Techniques, log: OnceLog) -> No
     _apply(trainer, choice.settings)
     trainer.add_callback(_FirstStep(trainer, choice, techniques, log))
     if trainer.accelerator.is_main_process:
-        print("\n".join([f"LeanGRPOTrainer: {sentences(choice)}", *(f"  ({note})" for note in notes)]), flush=True)
+        _say("\n".join([sentences(choice), *(f"  ({note})" for note in notes)]))
 
 
 def budget_bytes(budget: str, device: torch.device) -> int:
@@ -79,8 +80,40 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
 
     settings, notes = settings_of(trainer)
     fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
-    with runner(f"{total}B" if settings.device == "cuda" else None, workers=1) as process:
-        return choose(settings, total, process.run, fixed), notes
+    with runner(card_of(trainer.accelerator.device, total)) as processes:
+        _say(
+            f"choosing settings for {format_gib(total)} GiB by simulation, {processes.workers} side by side. Each "
+            "takes seconds for a small model, about a minute for 8B at 20,000 tokens; results are kept for the next "
+            "start."
+        )
+        began = time.monotonic()
+        choice = choose(settings, total, processes.run, fixed, together=processes.workers, tell=_say_tried)
+        new, kept = processes.executed, choice.simulated - processes.executed
+        notes.append(f"{new} simulated in {time.monotonic() - began:.0f} s, {kept} known from an earlier start")
+        return choice, notes
+
+
+def card_of(device: torch.device, total: int) -> Gpu | None:
+    """Return the card a run is on, with ``total`` bytes; None where it is on no CUDA device.
+
+    Its compute capability and size decide how large the workspaces of its kernels are.
+    """
+    if device.type != "cuda":
+        return None
+    card = torch.cuda.get_device_properties(device)
+    return Gpu(card.name, total, (card.major, card.minor), multiprocessors=card.multi_processor_count)
+
+
+def _say(text: str) -> None:
+    print(f"LeanGRPOTrainer: {text}", flush=True)
+
+
+def _say_tried(tried: Tried) -> None:
+    verdict = "fits" if tried.fits else "does not fit"
+    _say(
+        f"{tried.done} of at most {tried.most}: {describe(tried.settings)} needs {format_gib(tried.needed_bytes)} GiB, "
+        f"{verdict} ({tried.seconds:.0f} s)."
+    )
 
 
 def _is_fixed(args: Any, name: str) -> bool:

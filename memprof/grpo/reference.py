@@ -126,8 +126,9 @@ class HostReference(torch.nn.Module):
                         states[piece] = _first(layer(states[piece], *positional, **named))
                         calls[piece][number] = ((), {})
             for piece, rows_of_piece in enumerate(pieces):
-                with self._layers_do(functools.partial(_given, states[piece])):
-                    scored = score_piece(step, self.module, inputs, Piece(rows_of_piece), want_entropy=False)
+                whole = Piece(rows_of_piece)
+                with self._layers_do(functools.partial(_given, states[piece])):  # its rows are padded to one length
+                    scored = score_piece(step, self.module, inputs, whole, want_entropy=False, may_pack=False)
                 write(scored, found, unused)
         return found
 

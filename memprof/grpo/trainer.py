@@ -214,7 +214,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         if self.args.stochastic_rounding == "never":
             return kind, keywords
         sharded = transformers.FSDP_IS_ON.of(self) or transformers.DEEPSPEED_IS_ON.of(self)
-        return rounded_optimizer(self.model, kind, keywords, self._once_log, sharded=sharded)
+        return rounded_optimizer(self.model, kind, keywords, self._once_log, sharded=sharded, seed=args.seed)
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:
         """Return the rows to cut into pieces, or None where TRL's own path is the one for these inputs."""

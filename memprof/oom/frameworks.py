@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memprof.oom.failure import Failure
 
-__all__ = ["Names", "names_for"]
+__all__ = ["PLAIN", "Names", "names_for", "names_in"]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ _TRANSFORMERS = Names(
     offload="offload in the DeepSpeed or FSDP config, device_map='auto' onto the CPU",
     shard="FSDP or DeepSpeed ZeRO-3",
 )
-_PLAIN = Names(
+#: Words of no framework.
+PLAIN = Names(
     "",
     micro_batch="halve the batch and accumulate gradients over two steps",
     checkpointing="checkpoint activations (gradient_checkpointing_enable(), torch.utils.checkpoint)",
@@ -228,7 +229,9 @@ _OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED}
 def names_for(failure: Failure) -> Names:
     """Return the settings of the framework the failure's frames, message and surroundings show."""
     text = "\n".join([*(frame.path for frame in failure.frames), failure.text, failure.around])
-    for sign, names in _SIGNS:
-        if sign.search(text):
-            return names
-    return _OF_PROGRAM.get(failure.form.program, _PLAIN)
+    return names_in(text) or _OF_PROGRAM.get(failure.form.program, PLAIN)
+
+
+def names_in(text: str) -> Names | None:
+    """Return the settings of the framework that a text shows, such as stacks' file names; None where it shows none."""
+    return next((names for sign, names in _SIGNS if sign.search(text)), None)

@@ -27,7 +27,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "memprof" / "plan"
 
 
-def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | None) -> str:
+def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | dict[str, Any] | None) -> str:
     """Name one simulation by a hash of its settings, the model's config, and the versions that execute it."""
     parts = {
         "schema": _SCHEMA,

@@ -2,11 +2,13 @@
 
 Training and generation peak at different times, so each has its own ladder of settings. Training's first rung
 recomputes nothing; every later rung keeps less in memory and costs more (:func:`cost_of`). Generation's first rung
-runs all sequences at once. Both ladders are searched by bisection. This module does not need torch.
+runs all sequences at once. Rungs that cannot fit by arithmetic (:mod:`memprof.plan.floor`) are not simulated. The rest
+is searched by bisection, or in as many parts as simulations run side by side. This module does not need torch.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,11 @@ from memprof.config.expected_error import MARGIN
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
+from memprof.plan.floor import least_bytes
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS, Category, Phase
 
-__all__ = ["CHOSEN", "Choice", "Cost", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
+__all__ = ["CHOSEN", "Choice", "Cost", "Tried", "choose", "cost_of", "describe", "ladder", "needed_bytes", "sentences"]
 
 #: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
@@ -59,6 +62,22 @@ class Choice:
     def needed_bytes(self) -> int:
         """Return reserved and non-torch bytes where a GPU was simulated, else allocated ones."""
         return needed_bytes(self.row)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Tell how a search goes: settings that were simulated, what came of it, and how much may be left to do.
+
+    ``seconds`` are those of the settings simulated side by side with these; ``most`` is how many simulations the whole
+    search takes at most.
+    """
+
+    settings: Settings
+    needed_bytes: int
+    fits: bool
+    seconds: float
+    done: int
+    most: int
 
 
 def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
@@ -110,14 +129,29 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
     attention = 2 * heads * width * length * layers
     kind = settings.checkpointing
     again = {"none": network if settings.tiled_mlp else 0, "selective": linear}.get(kind, linear + attention)
-    piece = max((settings.max_tokens_per_piece or _PIECE) // length, 1) * length
+    piece = _piece_tokens(settings)
     pieces = -(-tokens // piece)
     tiles = pieces * -(-min(piece, tokens) // settings.tiled_mlp) if settings.tiled_mlp else pieces
     away = 2 * 2 * tokens * hidden * (layers - 1) if kind == "offloaded" else 0
     return Cost(tokens * again, away, pieces, tiles)
 
 
-def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] = ()) -> Choice:
+def _piece_tokens(settings: Settings) -> int:
+    """Return the tokens of the largest piece of a micro-batch whose sequences have their full length."""
+    length = settings.sequence_length
+    rows = max((settings.max_tokens_per_piece or _PIECE) // length, 1)
+    return min(rows, settings.per_device_train_batch_size) * length
+
+
+def choose(
+    base: Settings,
+    budget_bytes: int,
+    run: Rows,
+    fixed: Collection[str] = (),
+    *,
+    together: int = 1,
+    tell: Callable[[Tried], None] | None = None,
+) -> Choice:
     """Choose the fastest settings that fit.
 
     Args:
@@ -126,6 +160,8 @@ def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] 
         run: simulates settings and returns their rows (:func:`memprof.simulate.fit.run_row`), judged on a GPU of
             ``budget_bytes`` where ``base.device`` is ``cuda``.
         fixed: names of settings that must not change.
+        together: how many settings ``run`` simulates side by side.
+        tell: called after every simulation.
 
     Raises:
         DoesNotFit: no settings fit; the message names the smallest need.
@@ -137,17 +173,33 @@ def choose(base: Settings, budget_bytes: int, run: Rows, fixed: Collection[str] 
         fixed = {*fixed, "tiled_mlp"}  # tiles refuse a mixture of experts
     if base.checkpointing == "auto":  # the kind of checkpointing is open
         fixed = set(fixed) - {"gradient_checkpointing"}
-    return _Search(base, budget_bytes, run, fixed).found()
+    return _Search(base, budget_bytes, run, fixed, together, tell).found()
+
+
+_Place = tuple[int, int]
 
 
 class _Search:
     """Search both ladders; a place is (training's rung, generation's rung), counted from the fastest."""
 
-    def __init__(self, base: Settings, budget: int, run: Rows, fixed: Collection[str]) -> None:
+    def __init__(
+        self,
+        base: Settings,
+        budget: int,
+        run: Rows,
+        fixed: Collection[str],
+        together: int,
+        tell: Callable[[Tried], None] | None,
+    ) -> None:
         self._budget, self._run = budget, run
+        self._together, self._tell = max(1, together), tell
         self._training = ladder(base, fixed)
         self._generation = _generation_batches(base, fixed)
-        self._rows: dict[tuple[int, int], dict[str, Any]] = {}
+        self._rows: dict[_Place, dict[str, Any]] = {}
+        self._first, self._last = self._fastest(), (len(self._training) - 1, len(self._generation) - 1)
+        # The fastest, both ladders' ends, and a bisection of each.
+        rungs = [last - first for first, last in zip(self._first, self._last, strict=True)]
+        self._most = 1 + sum(1 for n in rungs if n) + sum(n.bit_length() for n in rungs)
 
     def found(self) -> Choice:
         """Return the fastest settings that fit.
@@ -155,40 +207,76 @@ class _Search:
         Raises:
             DoesNotFit: not even the slowest rungs fit.
         """
-        last = (len(self._training) - 1, len(self._generation) - 1)
-        self._simulate((0, 0))
-        if self._fits((0, 0)):
-            return self._choice((0, 0))
-        too_high = _held_too_high(self._rows[0, 0], self._budget)
+        first, last = self._first, self._last
+        leanest = (last[0], first[1])
+        # Where simulations run side by side, the ends cost no time of their own.
+        self._simulate([first, *([leanest, last][: self._together - 1])])
+        if self._fits(first):
+            return self._choice(first)
+        too_high = _held_too_high(self._rows[first], self._budget)
         generates = Phase.GENERATE.value
-        batch = 0
+        batch = first[1]
         # Choose the generation batch first, with training at its leanest: a smaller batch slows generation most.
-        if generates in too_high or not self._tried((last[0], 0)):
+        if (generates in too_high and leanest not in self._rows) or not self._tried(leanest):
             if not self._tried(last):
                 raise DoesNotFit(self._refusal(last))
-            _, batch = self._first([(last[0], i) for i in range(last[1] + 1)], True)
-        return self._choice(self._first([(i, batch) for i in range(last[0] + 1)], bool(too_high - {generates})))
+            _, batch = self._search([(last[0], i) for i in range(first[1], last[1] + 1)], True)
+        rungs = [(i, batch) for i in range(first[0], last[0] + 1)]
+        return self._choice(self._search(rungs, bool(too_high - {generates})))
 
-    def _tried(self, place: tuple[int, int]) -> bool:
-        self._simulate(place)
+    def _fastest(self) -> _Place:
+        """Return the first place of both ladders that arithmetic does not rule out."""
+        config = find_config(self._training[0].model)
+
+        def possible(settings: Settings) -> tuple[bool, bool]:
+            least = least_bytes(settings, config, _piece_tokens(settings))
+            training, generation = (int(n * (1 + MARGIN)) <= self._budget for n in least)
+            return training, generation
+
+        training = [i for i, rung in enumerate(self._training) if possible(rung)[0]]
+        generation = [
+            i for i, n in enumerate(self._generation) if possible(self._training[0].with_(generation_batch=n))[1]
+        ]
+        return (
+            training[0] if training else len(self._training) - 1,
+            generation[0] if generation else len(self._generation) - 1,
+        )
+
+    def _tried(self, place: _Place) -> bool:
+        self._simulate([place])
         return self._fits(place)
 
-    def _first(self, places: list[tuple[int, int]], not_the_first: bool) -> tuple[int, int]:
-        """Find by bisection the first of ``places`` that fits; the last one is known to fit."""
+    def _search(self, places: list[_Place], not_the_first: bool) -> _Place:
+        """Find the first of ``places`` that fits, in as many parts as run side by side; the last is known to fit."""
         low, high = int(not_the_first and len(places) > 1), len(places) - 1
         while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._tried(places[middle]) else (middle + 1, high)
+            parts = min(self._together, high - low) + 1
+            middles = sorted({low + (high - low) * i // parts for i in range(1, parts)} or {low})
+            self._simulate([places[i] for i in middles])
+            for middle in middles:
+                if self._fits(places[middle]):
+                    high = middle
+                    break
+                low = middle + 1
         return places[high]
 
-    def _simulate(self, place: tuple[int, int]) -> None:
-        if place not in self._rows:
-            (self._rows[place],) = self._run([self._settings(place)])
+    def _simulate(self, places: list[_Place]) -> None:
+        new = [place for place in dict.fromkeys(places) if place not in self._rows]
+        if not new:
+            return
+        began = time.monotonic()
+        rows = self._run([self._settings(place) for place in new])
+        for place, row in zip(new, rows, strict=True):
+            self._rows[place] = row
+            if self._tell is not None:
+                seconds, done = time.monotonic() - began, len(self._rows)
+                told = needed_bytes(row), self._fits(place), seconds, done, max(self._most, done)
+                self._tell(Tried(self._settings(place), *told))
 
-    def _settings(self, place: tuple[int, int]) -> Settings:
+    def _settings(self, place: _Place) -> Settings:
         return self._training[place[0]].with_(generation_batch=self._generation[place[1]])
 
-    def _fits(self, place: tuple[int, int]) -> bool:
+    def _fits(self, place: _Place) -> bool:
         row = self._rows[place]
         if row["verdict"] is not None:
             return bool(row["fits"])

@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.plan import cache
@@ -40,17 +41,23 @@ class Runner:
     """Simulate settings in parallel and keep the results.
 
     Args:
-        gpu: as ``--gpu``; with None, rows do not tell whether they fit.
+        gpu: as ``--gpu``, or a card with its own size; with None, rows do not tell whether they fit.
         workers: number of processes; None takes one per core, as far as memory allows.
         progress: called after every simulation or cached result with (how many are done, how many were requested).
         use_cache: whether to keep results on disk.
+
+    ``workers`` is how many simulations run side by side; ``executed`` counts those that were not in the cache.
     """
 
     def __init__(
-        self, gpu: str | None, workers: int | None, progress: Callable[[int, int], None] | None, use_cache: bool = True
+        self,
+        gpu: str | Gpu | None,
+        workers: int | None,
+        progress: Callable[[int, int], None] | None,
+        use_cache: bool = True,
     ) -> None:
-        self.gpu = gpu
-        self._workers = workers or max(1, min(_cores(), _MOST_WORKERS, _free_memory() // _ONE))
+        self.gpu = gpu.to_dict() if isinstance(gpu, Gpu) else gpu
+        self.workers = workers or max(1, min(_cores(), _MOST_WORKERS, _free_memory() // _ONE))
         self._progress = progress
         self._use_cache = use_cache
         self._threads: ThreadPoolExecutor | None = None
@@ -109,8 +116,8 @@ class Runner:
 
     def _submit(self, settings: Settings) -> Future[dict[str, Any]]:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="memprof-simulations")
-            self._all = [_Worker() for _ in range(self._workers)]
+            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
+            self._all = [_Worker() for _ in range(self.workers)]
             for worker in self._all:
                 self._idle.put(worker)
         return self._threads.submit(self._ask, settings.to_dict())
@@ -178,7 +185,7 @@ class _Worker:
 
 @contextmanager
 def runner(
-    gpu: str | None,
+    gpu: str | Gpu | None,
     *,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,

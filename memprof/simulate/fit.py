@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.expected_error import room_bytes
-from memprof.config.gpus import Gpu, find_gpu
+from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.simulate.run import simulate_settings
@@ -82,10 +82,13 @@ def _analyse(raw: dict[str, Any], advisor: Advisor | None) -> Analysis:
     return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
-def run_row(settings: dict[str, Any], gpu: str | None) -> dict[str, Any]:
-    """Simulate settings given as plain data (so that a worker process can) and return a row of plain data."""
+def run_row(settings: dict[str, Any], gpu: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Simulate settings given as plain data (so that a worker process can) and return a row of plain data.
+
+    ``gpu``: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote.
+    """
     values = {**settings, "lora_target_modules": tuple(settings["lora_target_modules"])}
-    card = find_gpu(gpu) if gpu is not None else None
+    card = gpu_of(gpu) if gpu is not None else None
     return summary_of(evaluate(Settings(**values), card))
 
 

@@ -63,6 +63,7 @@ def simulate(
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.reductions import Processors
     from memprof.simulate.recorder.session import FakeSession
+    from memprof.simulate.world.attention import DEFAULT_CAPABILITY
     from memprof.simulate.world.fakes import fake_world
     from memprof.simulate.world.tracking import Tracking
 
@@ -80,7 +81,7 @@ def simulate(
     session.notes += missing("simulate.world")
     session.non_torch = gpu.context_bytes if gpu is not None else None
     with (
-        fake_world(cuda=cuda, attention=attention),
+        fake_world(cuda=cuda, attention=attention, capability=gpu.capability if gpu else DEFAULT_CAPABILITY),
         Tracking(recorder, not padding, selected or _all_of),
         _recording(session),
     ):

@@ -1,7 +1,8 @@
 """Serve simulations to another process: ``python -m memprof.simulate.worker``.
 
-Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|null}``. Each answer on standard output is one
-line: ``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or ``{"error": SENTENCE, "exit_code": N}``.
+Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|null}`` (``{...}``: ``Gpu.to_dict``). Each
+answer on standard output is one line: ``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or
+``{"error": SENTENCE, "exit_code": N}``.
 """
 
 from __future__ import annotations

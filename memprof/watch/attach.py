@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
 from memprof.errors import UsageError
 from memprof.recording.api import switched_off
+
+if TYPE_CHECKING:
+    from memprof.watch.rehearsal import Rehearsed
 
 __all__ = ["REQUEST", "Attachment", "attach", "attached"]
 
@@ -111,6 +114,7 @@ def attach(
         warnings.warn(f"memprof could not begin to watch ({error!r}); the worker runs unwatched.", stacklevel=2)
         return watch
     watch._begin(session)
+    watch._given = (model, optimizer)
     _attached[role] = watch
     return watch
 
@@ -138,6 +142,7 @@ class Attachment:
         self.rank = rank
         self.snapshots: list[Path] = []
         self._session: Any = None
+        self._given: tuple[Any, Any] = (None, None)
         self._seams: Any = None
         self._waited: list[tuple[Any, str, Any]] = []
         self._step = 0
@@ -188,6 +193,30 @@ class Attachment:
         if self._seams is None:
             self._seams = Seams(lambda error: self._session.fail(error), self._failed)
         return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
+
+    def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
+        """Run ``step(*batch)`` once before training, on the worst batch there can be, and put everything back.
+
+        ``step`` does what an update does: forward, backward, the optimizer's step. The optimizer's state exists before
+        it, as it does later. Parameters, gradients, optimizer state and random numbers are then what they were.
+
+        Returns:
+            Its peak and the snapshot written; None where this process is not watched.
+
+        Raises:
+            UsageError: ``attach`` was given no model or optimizer that could be put back.
+            BaseException: what ``step`` raises; where memory ran out, the snapshot is written first.
+        """
+        if self._session is None:
+            return None
+        from memprof.watch.rehearsal import Rehearsed, rehearse
+
+        call = functools.partial(step, *batch)
+        try:
+            peak = rehearse(self._session, call, *self._given, self._enter, self._inner, self._failed)
+        finally:
+            self._session.set_step(self._step)
+        return Rehearsed(peak, self.dump("a step was rehearsed"))
 
     def dump(self, reason: str = "asked for") -> Path | None:
         """Write what the ring holds now: the snapshot's path, or None where that could not be done."""

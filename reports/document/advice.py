@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Advice, Advised, Combination
+from memprof.reports.document.summary import room_of
 from memprof.reports.document.text import gib, phase_label, plain
 
 __all__ = ["advised"]
 
-# A change that keeps the gradients goes first if it saves at least this share of what the best one saves.
-_NEAR = 0.4
-_ALIKE = 0.75
+# With this share of the card left a run fits with room: nothing has to change.
+_ROOMY = 0.25
 
 
 def advised(report: Mapping[str, Any]) -> Advised:
@@ -57,28 +57,26 @@ def _also(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
-    """Name the change to begin with: of those that keep the gradients the one that saves most, unless they save little.
-
-    What lies idle in the allocator comes first only where it would have saved a run that ran out of memory.
-    """
-    idle = {i for i, entry in enumerate(report.get("advice") or []) if entry.get("peak") == "device"}
-    would_do = bool((report.get("oom") or {}).get("fits_defragmented"))
-    open_ = [a for i, a in enumerate(changes) if (i in idle) == would_do] or list(changes)
-    if not open_:
+    """Name the change to begin with, row 1 of the list; or say that nothing has to change where the run fits easily."""
+    if not changes:
         return ""
-    best = max(open_, key=lambda a: a.saves_bytes)
-    kept = [a for a in open_ if a.exact and a.saves_bytes >= _NEAR * best.saves_bytes]
-    chosen = _cheapest(kept) if kept else best
+    if room := _to_spare(report):
+        return room
+    chosen = changes[0]
     how = "simulated" if chosen.basis == "simulated" else "an estimate"
     same = "; gradients stay the same" if chosen.exact else ""
     return f"First thing to change: {_lower(chosen.action)}. It saves {gib(chosen.saves_bytes)} GiB ({how}{same})."
 
 
-def _cheapest(changes: Sequence[Advice]) -> Advice:
-    """Choose, of the changes that save nearly as much as the best of them, the one that asks for least."""
-    most = max(a.saves_bytes for a in changes)
-    near = [a for a in changes if a.saves_bytes >= _ALIKE * most]
-    return min(near, key=lambda a: (a.toll, -a.saves_bytes))
+def _to_spare(report: Mapping[str, Any]) -> str:
+    """Say that a run fits its card with room; nothing where it does not, or where the card is not known."""
+    room = room_of(report)
+    if room is None or room.capacity_bytes is None or report.get("oom") or report["peak"]["reserved_bytes"] is None:
+        return ""
+    left = room.capacity_bytes - room.needed_bytes
+    if left < _ROOMY * room.capacity_bytes:
+        return ""
+    return f"Nothing has to change: {gib(left)} of {gib(room.capacity_bytes)} GiB are left."
 
 
 def _lower(words: str) -> str:

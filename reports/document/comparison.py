@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.build import Document, build_document
-from memprof.reports.document.model import Fact, Part
+from memprof.reports.document.model import Fact, Part, Room
+from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack
 from memprof.reports.document.text import (
     CATEGORY_WORDS,
@@ -19,6 +20,7 @@ from memprof.reports.document.text import (
     group_label,
     phase_label,
     plain,
+    sentence_list,
     signed_gib,
     size,
 )
@@ -41,13 +43,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Column:
-    """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of."""
+    """One run. ``document`` is ``None`` for published rows; ``facts`` say what it is, ``parts`` what it is made of.
+
+    ``where`` says when it peaked, empty where that is not known; ``room`` how far it was from out of memory.
+    """
 
     label: str
     badge: str
     document: Document | None
     facts: tuple[str, ...]
     parts: tuple[Part, ...]
+    where: str = ""
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -147,15 +154,15 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
     """
     runs = data["runs"]
     known = list(documents) or [None] * len(runs)
-    columns = tuple(_column(run, document) for run, document in zip(runs, known, strict=True))
+    columns = tuple(_column(run, document, data["capacity"]) for run, document in zip(runs, known, strict=True))
     rows = tuple(_line(row, GROUP_WORDS) for row in data["rows"])
     beside = _beside_rows(data["beside"])
     labels = [column.label for column in columns]
     capacity = data["capacity"]
     highest = max((n or 0 for line in (rows[-1], *_stacked(beside)) for n in line.at_peak), default=0)
     return Comparison(
-        title=" and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} others",
-        headlines=(*_unchanged(data), *_headlines(data, labels, rows)),
+        title=_title(data, labels),
+        headlines=(*_unchanged(data), *_headlines(data, labels, rows), *_peaks_apart(columns)),
         columns=columns,
         rows=rows,
         beside=beside,
@@ -171,11 +178,30 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
     )
 
 
+def _title(data: Mapping[str, Any], labels: Sequence[str]) -> str:
+    """Name the runs; of published rows also what was measured, which is seldom the model they stand beside."""
+    title = " and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} others"
+    settings = dict.fromkeys(plain(run["published"]["setting"]) for run in data["runs"] if run["report"] is None)
+    if not settings or all(run["report"] is None for run in data["runs"]):
+        return title
+    return f"{title} (published for {'; '.join(settings)})"
+
+
+def _peaks_apart(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Say where each run peaks, where they peak in different phases: rows at the peak then compare two moments."""
+    known = [column for column in columns if column.document is not None and column.where]
+    phases = {column.document.report["peak"]["phase"] for column in known if column.document is not None}
+    if len(phases) < 2:
+        return ()
+    where = sentence_list(f"{column.label} in {column.where}" for column in known)
+    return (f"The peaks are at different moments: {where}. What one holds at its peak is compared with that.",)
+
+
 def _stacked(beside: Sequence[Line]) -> list[Line]:
     return [line for line in beside if line.id == "device_peak"]
 
 
-def _column(run: Mapping[str, Any], document: Document | None) -> Column:
+def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping[str, Any] | None) -> Column:
     label = plain(run["label"])
     if run["report"] is None:
         published = run["published"]
@@ -184,7 +210,9 @@ def _column(run: Mapping[str, Any], document: Document | None) -> Column:
         parts = tuple(Part(c, group_label(g), groups[g]) for g, c in _COLOUR_OF.items() if groups.get(g))
         return Column(label, plain(run["badge"]), None, facts, parts)
     made = document or build_document(run["report"], label=label)
-    return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar)
+    card = {"capacity": {"bytes": capacity["bytes"], "from": capacity["from"]}} if capacity else {}
+    room = room_of({**run["report"], **card})
+    return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, made.summary.where, room)
 
 
 def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
@@ -226,22 +254,22 @@ def _sized(n_bytes: int) -> str:
     for factor, unit in ((2**30, "GiB"), (10**9, "GB"), (10**6, "MB")):
         if n_bytes % factor == 0:
             return f"{n_bytes // factor}{unit}"
-    return str(n_bytes)
+    return f"{n_bytes}B"
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def _line(row: Mapping[str, Any], words: Mapping[str, str]) -> Line:
-    figures = tuple(row["at_peak"])
+    figures, own = tuple(row["at_peak"]), row.get("own_peak") or ()
     children = row.get("categories") or row.get("details") or []
-    differences, ratios, changes = _changes(row, figures)
+    differences, ratios, changes = _changes(row, figures, own)
     return Line(
         id=plain(row["id"]),
         label=plain(row["label"]),
         words=words.get(row["id"], ""),
         at_peak=figures,
-        own_peak=tuple(row.get("own_peak") or (None,) * len(figures)),
+        own_peak=tuple(own or (None,) * len(figures)),
         differences=differences,
         ratios=ratios,
         changes=changes,
@@ -262,13 +290,14 @@ def _beside(row: Mapping[str, Any]) -> Line:
 
 
 def _changes(
-    row: Mapping[str, Any], figures: Sequence[int | None]
+    row: Mapping[str, Any], figures: Sequence[int | None], own: Sequence[int | None] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Put differences, ratios and changes in words."""
+    """Put differences, ratios and changes in words; ``own`` are the highest figures at any time, where known."""
+    most = own or (None,) * len(figures)
     return (
         tuple("–" if d is None else signed_gib(d) for d in row["difference"][1:]),
         tuple(ratio_words(r) for r in row["ratio"][1:]),
-        tuple(change_words(figures[0], n) for n in figures[1:]),
+        tuple(change_words(figures[0], n, most[0], m) for n, m in zip(figures[1:], most[1:], strict=True)),
     )
 
 
@@ -290,14 +319,21 @@ def ratio_words(ratio: float | None) -> str:
     return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×"
 
 
-def change_words(first: int | None, other: int | None) -> str:
-    """Say ``90 % less``, ``12 % more``, ``9.4× as much``, ``same``, ``new``, ``gone``; ``–`` where one is not known."""
+def change_words(
+    first: int | None, other: int | None, first_most: int | None = None, other_most: int | None = None
+) -> str:
+    """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
+
+    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``.
+    """
     if first is None or other is None:
         return "–"
     if first == other:
         return "same"
-    if not first or not other:
-        return "gone" if first else "new"
+    if not other:
+        return f"0 then, {gib(other_most)} at most" if other_most else "none"
+    if not first:
+        return f"0 before, {gib(first_most)} at most" if first_most else "new"
     if other >= 2 * first:
         return f"{other / first:.1f}× as much"
     share = 100 * abs(other - first) / first
@@ -369,7 +405,7 @@ def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
     ):
         words = f"yes, {gib(left)} GiB free" if fits else f"no, {gib(-left)} GiB too much"
         if not fits and need >= 2 * capacity["bytes"]:
-            words = f"no, {need / capacity['bytes']:.1f}× the device"
+            words = f"no, {gib(need)} GiB, {need / capacity['bytes']:.1f}× the device"
         found.append(Verdict(fits, words + ("" if basis == "device_peak" else ", by its total")))
     return tuple(found)
 

@@ -147,7 +147,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
 
 def _other_devices(report: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield the peaks of the devices that the rest of the report is not about, and of all together."""
-    devices = report.get("devices") or []
+    devices = [d for d in report.get("devices") or [] if d["shown"] or d["peak"]["allocated_bytes"]]
     others = [d for d in devices if not d["shown"]]
     for device in others[:_MOST_DEVICES]:
         peak = device["peak"]
@@ -157,7 +157,7 @@ def _other_devices(report: Mapping[str, Any]) -> Iterator[Fact]:
         note = f"{words}; --device {device['device']} reports it"
         bytes_ = peak["allocated_bytes"]
         yield Fact(f"Device {device['device']}", f"{gib(bytes_)} GiB", note, bytes_)
-    if devices:
+    if others:
         total = sum(d["peak"]["allocated_bytes"] for d in devices)
         yield Fact(f"All {len(devices)} devices", f"{gib(total)} GiB", "the sum of their own peaks", total)
 

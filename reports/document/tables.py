@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -33,6 +33,7 @@ from memprof.vocabulary import GROUP_OF, Evidence, Group
 __all__ = [
     "SMALLEST_BOX",
     "allocation_rows",
+    "brief_stack",
     "call_site",
     "category_parts",
     "evidence_shares",
@@ -54,6 +55,10 @@ for _category, _group in GROUP_OF.items():
 
 # Frames outside Python: by their file's ending, or because there is no file.
 _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
+
+# Frames of the interpreter's own library, and what stands before a package's name in a path.
+_LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
+_INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
 
 # Frames that say where Python was, not whose tensor it is.
 _STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
@@ -198,23 +203,48 @@ def why(allocation: Mapping[str, Any]) -> str:
     return plain(words)
 
 
-def allocation_rows(groups: Sequence[Mapping[str, Any]], whole: int) -> tuple[Allocation, ...]:
+def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
+    """Shorten a stack to what a person looks for, and say how many frames were left out.
+
+    Frames of the interpreter and its library, of click and of memprof go, and native ones; files of packages begin at
+    the package's name. A stack of nothing else is shown as it is.
+    """
+    kept = [frame for frame in stack if not (_is_machinery(frame) or _NATIVE.search(frame))]
+    if not kept:
+        return shown_stack(stack)
+    lines = tuple(plain(_INSTALLED.sub("", frame)) for frame in kept)
+    left = len(stack) - len(kept)
+    return (*lines, f"… {left} more of C++, Python, click and memprof (--full-stacks)") if left else lines
+
+
+def _is_machinery(frame: str) -> bool:
+    file = text_path(frame)
+    own = file.rooted and file.path.startswith(("memprof/", "click/"))
+    return own or frame.startswith("<frozen") or bool(_LIBRARY.search(frame))
+
+
+def allocation_rows(
+    groups: Sequence[Mapping[str, Any]], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]] | None = None
+) -> tuple[Allocation, ...]:
     """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
 
     Args:
         groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
         whole: the bytes of which each row's share is taken.
+        shorten: what is shown of a stack; default: :func:`shown_stack`.
     """
-    return tuple(_allocation(group, whole or 1) for group in groups)
+    return tuple(_allocation(group, whole or 1, shorten or shown_stack) for group in groups)
 
 
 def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
     """Fill one row for each allocation, in the order given."""
     whole = sum(a["bytes"] for a in listed) or 1
-    return tuple(_allocation(a, whole) for a in listed)
+    return tuple(_allocation(a, whole, shown_stack) for a in listed)
 
 
-def _allocation(group: Mapping[str, Any], whole: int) -> Allocation:
+def _allocation(
+    group: Mapping[str, Any], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]]
+) -> Allocation:
     count = group.get("count", 1)
     lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
     return Allocation(
@@ -239,7 +269,7 @@ def _allocation(group: Mapping[str, Any], whole: int) -> Allocation:
         retained=bool(group["retained"]),
         held_by=tuple(plain(who) for who in group.get("held_by") or []),
         site=call_site(group.get("stack") or []),
-        stack=shown_stack(group.get("stack") or []),
+        stack=shorten(group.get("stack") or []),
         whole_stack=whole_stack(group.get("stack") or []),
     )
 

@@ -27,6 +27,7 @@ from memprof.reports.html.elements import (
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
+from memprof.reports.html.summary import room_bar
 
 from memprof.units import GIB
 
@@ -102,6 +103,8 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     words += [el("p", {"class": "muted fine"}, " · ".join(column.facts))]
     if document and document.oom:
         words.insert(0, el("p", {"class": "bad"}, document.oom.sentence))
+    if column.room:
+        words += [el("p", {}, f"How far from out of memory: {column.room.sentence}"), room_bar(column.room)]
     return el(
         "div",
         {"class": "card"},
@@ -259,7 +262,7 @@ def _figure(comparison: Comparison, line: Line, index: int, figure: int | None, 
         parts = [(child.id, child.at_peak[index] or 0) for child in line.children]
     elif level == 0 and figure and comparison.columns[index].document is None:
         parts = [(part.id, part.bytes) for part in comparison.columns[index].parts if part.label == line.label]
-    plain = line.id in ("total", "device_peak", "reserved", "non_torch")
+    plain = line.id in ("total", "device_peak", "reserved", "non_torch") or line.id.startswith("phase:")
     host = line.id.endswith("_bytes")
     segments = [
         el(

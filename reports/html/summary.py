@@ -6,7 +6,7 @@ from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, 
 from memprof.reports.document.text import amount, percent, thousands
 from memprof.reports.html.elements import Markup, bar, colour_class, column, el, section, stack_details, swatch
 
-__all__ = ["oom_banner", "prediction_section", "room_section", "summary"]
+__all__ = ["oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
 
 _VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
@@ -103,19 +103,21 @@ def room_section(room: Room | None) -> Markup | None:
     """Draw how far the run was from out of memory: one bar, with a mark where the card ends."""
     if room is None:
         return None
+    legend = [el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) for p in room.parts]
+    title = "How far from out of memory"
+    return section(
+        "room", title, "", el("p", {}, room.sentence), room_bar(room), el("ul", {"class": "legend"}, *legend)
+    )
+
+
+def room_bar(room: Room) -> Markup:
+    """Draw the bar alone."""
     words = ", ".join(f"{p.label} {amount(p.bytes)}" for p in room.parts)
     end = None
     if room.capacity_bytes:
         left = f"left:{100 * room.capacity_bytes / room.scale_bytes:.4f}%"
         end = el("span", {"class": "card-end", "style": left, "title": f"The card: {amount(room.capacity_bytes)}"})
-    return section(
-        "room",
-        "How far from out of memory",
-        "",
-        el("p", {}, room.sentence),
-        el("div", {"class": "room"}, bar(room.parts, room.scale_bytes, described=words), end),
-        el("ul", {"class": "legend"}, *[el("li", {}, swatch(p.id), p.label, " ", amount(p.bytes)) for p in room.parts]),
-    )
+    return el("div", {"class": "room"}, bar(room.parts, room.scale_bytes, described=words), end)
 
 
 def prediction_section(prediction: Prediction | None) -> Markup | None:

@@ -18,10 +18,17 @@ def render_comparison(comparison: Comparison) -> str:
         "\n".join(text(sentence) for sentence in comparison.headlines),
         _settings(comparison),
         _compared_rows(comparison),
+        _rooms(comparison),
         *[_only_in(entry) for entry in comparison.only_in],
         "\n".join(f"- {text(note)}" for note in comparison.notes),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _rooms(comparison: Comparison) -> str:
+    """Say of each run how far it was from out of memory, where a card is known."""
+    rooms = [(column.label, column.room) for column in comparison.columns if column.room is not None]
+    return "\n".join(f"- {text(label)}, how far from out of memory: {text(room.sentence)}" for label, room in rooms)
 
 
 def _settings(comparison: Comparison) -> str:

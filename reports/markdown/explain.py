@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation
-from memprof.reports.document.text import gib
+from memprof.reports.document.text import gib, size, thousands
 from memprof.reports.markdown.elements import code, fence, text
 
 __all__ = ["render_allocations"]
@@ -16,7 +16,8 @@ def render_allocations(allocations: Sequence[Allocation]) -> str:
     blocks = []
     for a in allocations:
         label = a.category_label + (f" / {a.detail}" if a.detail else "")
-        head = f"**{text(gib(a.bytes))} GiB** {text(label)} at {code(a.address)}"
+        many = f" in {text(thousands(a.count))} blocks of {text(size(a.each_bytes))}" if a.count > 1 else ""
+        head = f"**{text(gib(a.bytes))} GiB**{many} {text(label)} at {code(a.address)}"
         head += f", {text(a.phase_label)}, alive {text(a.lifetime)}"
         what = " ".join(w for w in (a.name, a.shape) if w)
         lines = [f"- {head}", f"  {code(what)}" if what else "", f"  {text(a.evidence)}: {text(a.why)}"]

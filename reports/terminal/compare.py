@@ -36,6 +36,7 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     console.print()
     _print_bars(console, comparison, colour)
     console.print()
+    _print_rooms(console, comparison, colour)
     _print_rows(console, comparison, colour)
     for entry in comparison.only_in:
         console.print()
@@ -79,6 +80,29 @@ def _fitted(columns: list[list[str]], room: int) -> list[list[str]]:
     while sum(widths) > room and max(widths) > 6:
         widths[widths.index(max(widths))] -= 1
     return [[_cut(word, width) for word in column] for column, width in zip(columns, widths, strict=True)]
+
+
+def _print_rooms(console: Console, comparison: Comparison, colour: bool) -> None:
+    """Print how far each run was from out of memory: a bar each on one scale, then what the parts are."""
+    from rich.text import Text
+
+    rooms = [(column.label, column.room) for column in comparison.columns if column.room is not None]
+    if not rooms:
+        return
+    console.print(Text("How far from out of memory", style="bold"))
+    names = _short_labels([label for label, _ in rooms], min(24, console.width // 3))
+    margin = max(map(len, names)) + 1
+    scale, space = max(room.scale_bytes for _, room in rooms), max(console.width - margin - 1, 10)
+    for name, (_, room) in zip(names, rooms, strict=True):
+        bar = draw_bar(room.parts, scale, space, colour)
+        mark_capacity(bar, room.capacity_bytes, scale, space)
+        console.print(Text.assemble(name.ljust(margin), bar), no_wrap=True)
+    parts = {part.id: part for _, room in rooms for part in room.parts}
+    for line in legend(list(parts.values()), console.width - 1, colour, figures=False):
+        console.print(line)
+    for label, room in rooms:
+        console.print(Text(f"{label}: {room.sentence}"))
+    console.print()
 
 
 def _print_bars(console: Console, comparison: Comparison, colour: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation
-from memprof.reports.document.text import gib
+from memprof.reports.document.text import gib, size, thousands
 from memprof.reports.terminal.elements import swatch
 from memprof.reports.terminal.screen import console_of, text_of
 
@@ -20,6 +20,8 @@ def render_allocations(allocations: Sequence[Allocation], width: int = 100, colo
     for allocation in allocations:
         head = Text.assemble(swatch(allocation.category, colour), " ", (f"{gib(allocation.bytes)} GiB", "bold"))
         label = allocation.category_label + (f" / {allocation.detail}" if allocation.detail else "")
+        if allocation.count > 1:
+            head.append(f" in {thousands(allocation.count)} blocks of {size(allocation.each_bytes)}")
         head.append(f"  {label}  {allocation.address}  {allocation.phase_label}, alive {allocation.lifetime}")
         console.print(head)
         what = "  ".join(w for w in (allocation.name, allocation.shape) if w)

@@ -229,16 +229,20 @@ def test_a_strangers_pickle_is_advised_by_its_categories() -> None:
     assert found["adamw_8bit"]["saves_bytes"] == pytest.approx(12 * GIB * (1 - 2.03 / 8), rel=1e-6)
     assert found["checkpointing"]["saves_bytes"] == pytest.approx(18 * GIB, rel=1e-6)
     assert found["micro_batch_half"]["saves_bytes"] == 10 * GIB
-    assert _advice({"forward": {"weights": GIB}}, None, kind="cuda") == {}
+    assert set(_advice({"forward": {"weights": GIB}}, None, kind="cuda")) == {"smaller_weights"}
     # No gradient was ever seen, and nothing says that activations were kept: this is no training.
-    assert _advice({"forward": {"weights": GIB, "activations": GIB}}, None, kind="cuda") == {}
+    passing = {"weights": GIB, "activations": GIB}
+    assert set(_advice({"forward": passing}, None, kind="cuda")) == {"smaller_weights", "made_here"}
     kept = _advice({"forward": {"activations": GIB}}, None, kind="cuda", details={"activations": {"saved": GIB}})
-    assert set(kept) == {"micro_batch_half", "checkpointing"}
+    assert set(kept) == {"micro_batch_half", "checkpointing", "made_here"}
 
 
-def test_what_saves_most_comes_first() -> None:
-    saved = [e["saves_bytes"] for e in estimated_advice(report({"forward": {**HELD, "activations": 40 * GIB}}, FULL))]
-    assert saved == sorted(saved, reverse=True)
+def test_the_first_thing_to_change_comes_first_and_then_what_saves_most() -> None:
+    found = estimated_advice(report({"forward": {**HELD, "activations": 40 * GIB}}, FULL))
+    saved = [e["saves_bytes"] for e in found]
+    assert found[0]["exact"]
+    assert saved[0] >= 0.4 * max(saved)
+    assert saved[1:] == sorted(saved[1:], reverse=True)
     assert len(saved) >= 4
 
 

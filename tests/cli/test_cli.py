@@ -125,6 +125,35 @@ def test_explain_lists_what_is_alive(snapshot: Path) -> None:
     assert hex(answer["allocations"][0]["address"]) in text
 
 
+def test_explain_folds_alike_blocks_and_shows_whole_stacks_when_asked(tmp_path: Path) -> None:
+    run = SnapshotBuilder()
+    for _ in range(5):
+        run.alloc(2 * MIB, "layer", "main")
+    run.alloc(3 * MIB, "head", "main")
+    path = run.save(tmp_path / "run.pickle")
+    done = call("explain", path)
+    assert "6 allocations on 2 lines, 13.00 MiB, alive at peak, largest first" in done.stderr
+    assert "in 5 blocks of 2.00 MiB" in done.stdout
+    assert done.stdout.index("in 5 blocks") < done.stdout.index("head")
+    assert len(json.loads(call("explain", path, "--json", "-").stdout)["allocations"]) == 6
+    whole = call("explain", path, "--full-stacks").stdout
+    assert "in 5 blocks of 2.00 MiB" in whole
+    assert "--full-stacks" not in whole
+
+
+def test_report_says_how_far_from_out_of_memory_on_a_card_asked_about(snapshot: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = call("report", snapshot, "--capacity", "4090", "--json", tmp_path / "r.json", "-o", page)
+    assert done.exit_code == 0
+    assert "of 23.52 GiB (the card asked about)" in done.stdout
+    assert "of 23.52 GiB (the card asked about)" in page.read_text(encoding="utf-8")
+    report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    validate(report)
+    assert report["capacity"] == {"bytes": 24080 * MIB, "from": "option"}
+    bare = call("report", snapshot, "--capacity", "24")
+    assert (bare.exit_code, "24 what? 24GB or 24GiB." in bare.stderr) == (2, True)
+
+
 def test_explain_by_address_category_time_and_number(snapshot: Path) -> None:
     everything = json.loads(call("explain", snapshot, "--all", "--format", "json").stdout)["allocations"]
     inside = everything[1]["address"] + 5

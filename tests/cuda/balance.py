@@ -19,13 +19,14 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Balance:
-    """What a report says beside what the allocator counted, in bytes."""
+    """What a report says beside what the allocator counted, in bytes; ``lost``: the part that is not in the history."""
 
     categories: int
     active: int
     peak: int
     counter: int
     unattributed: int
+    lost: int
     phases: tuple[str, ...]
 
     @classmethod
@@ -39,14 +40,19 @@ class Balance:
             peak["allocated_bytes"],
             counters["allocated_bytes"],
             peak["categories"]["unattributed"],
+            peak.get("not_in_history_bytes") or 0,
             phases,
         )
 
-    def check(self) -> None:
-        """Fail unless nothing is lost, the peak is the counter's and at most a hundredth is unattributed."""
+    def check(self, *, whole: bool = True) -> None:
+        """Fail unless nothing is missing, the peak is the counter's and at most a hundredth is unattributed.
+
+        Where the history is not ``whole``, what it lost is unattributed besides, and must not be nothing.
+        """
         assert self.categories == self.active
         assert self.peak == self.counter
-        assert self.unattributed <= UNATTRIBUTED * self.active
+        assert self.unattributed - self.lost <= UNATTRIBUTED * self.active
+        assert (self.lost == 0) == whole
 
     def columns(self, case: str) -> list[str]:
         """Return the table's row."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 Row = Callable[[str, Balance], None]
 MIB = 2**20
-NAMES = ("recorded", "attached", "pending", "peaks_apart", "pool", "overflown", "recovered")
+NAMES = ("recorded", "attached", "pending", "peaks_apart", "pool", "overflown", "recovered", "decoding")
 # Long beside what runs between a free and the peak that it is still part of, short beside a test.
 LATE_US = 400_000
 
@@ -94,6 +94,36 @@ def test_a_private_pool_is_told_apart(told: dict[str, Any], folder: Path, row: R
     assert peak["private_pool_bytes"] == 24 * MIB
     idle = peak["cached_bytes"] + peak["inactive_split_bytes"] + peak["private_pool_bytes"]
     assert peak["reserved_bytes"] - peak["active_bytes"] == idle == one["idle"]
+
+
+def test_what_the_ring_lost_inside_a_step_is_counted(told: dict[str, Any], folder: Path, row: Row) -> None:
+    found, one = report(folder, "overflown"), told["overflown"]
+    balance = Balance.of(found, one["counters"])
+    row("ring of 200 events, one step", balance)
+    assert balance.categories == balance.active
+    assert balance.peak == balance.counter
+    assert found["source"]["history"] == "truncated"
+    assert balance.lost > balance.active // 2
+    assert any("counter" in note and "max_entries" in note for note in found["notes"])
+    assert found["peak"]["phase"] == "backward"
+
+
+def test_an_error_that_was_caught_is_not_in_the_next_recording(told: dict[str, Any], folder: Path) -> None:
+    assert told["recovered"]["counters"]["ooms"] >= 1
+    assert report(folder, "recovered-first")["oom"]["requested_bytes"] == 2**50
+    assert report(folder, "recovered")["oom"] is None
+
+
+def test_blocks_that_wait_while_decoding_is_thinned(told: dict[str, Any], folder: Path, row: Row) -> None:
+    """Each token leaves a block to a late stream; most tokens are not recorded."""
+    found, one = report(folder, "decoding"), told["decoding"]
+    balance = Balance.of(found, one["counters"])
+    row("generate, thinned, blocks waiting", balance)
+    assert balance.categories == balance.active
+    assert balance.peak == balance.counter
+    assert one["waiting"] > 0
+    assert one["thinned"]
+    assert not [note for note in found["notes"] if "contradict" in note]
 
 
 @pytest.fixture(scope="module")

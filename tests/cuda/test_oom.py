@@ -64,6 +64,9 @@ def test_at_a_limit_of_the_process(limited: dict[str, Any], phase: str, row: Row
     failure = explained(limited["folder"], phase, limited[phase], row, f"OOM at a limit, {limited['label']}, {phase}")
     assert failure["cause"] == "limit"
     assert abs(failure["allowed_bytes"] - LIMITS[phase]) < MIB
+    oom = report_of(snapshot_in(limited["folder"], phase))["oom"]
+    assert oom["limited"]
+    assert abs(oom["limit_bytes"] - LIMITS[phase]) < MIB
 
 
 @pytest.mark.parametrize(("phase", "expandable"), FULL, ids=[f"{p}{'-expandable' * e}" for p, e in FULL])
@@ -73,6 +76,7 @@ def test_on_a_full_card(phase: str, expandable: bool, tmp_path: Path, row: Row) 
     kind = "expandable" if expandable else "default"
     failure = explained(tmp_path, phase, told, row, f"OOM on a full card, {kind}, {phase}")
     oom = report_of(snapshot_in(tmp_path, phase))["oom"]
+    assert not oom["limited"]
     # These cards are small beside the allocator's segments of 20 MiB: what is idle can be enough.
     idle = oom["cached_bytes"] + oom["inactive_split_bytes"]
     enough = idle + failure["device_free_bytes"] >= failure["requested_bytes"]

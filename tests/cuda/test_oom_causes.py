@@ -54,6 +54,9 @@ def test_the_recording_holds_the_failure_and_the_peak_before_it(
     assert oom["phase"] == "forward"
     assert any("oom_causes.py" in frame and frame.endswith(f" {name}") for frame in oom["stack"])
     assert abs(oom["requested_bytes"] - failure["requested_bytes"]) <= 0.01 * failure["requested_bytes"]
+    assert oom["limited"] == (name == "limit")
+    assert oom["limit_bytes"] == (3 * 2**28 if name == "limit" else None)
+    assert oom["fits_defragmented"] == (name == "fragmentation")
 
 
 def test_growing_segments_are_the_remedy_for_fragmentation(tmp_path: Path) -> None:

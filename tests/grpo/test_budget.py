@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ pytest.importorskip("trl")
 
 import torch
 
+from memprof.config.gpus import Gpu, gpu_of
 from memprof.errors import UsageError
 from memprof.grpo import budget
-from memprof.grpo.budget import budget_bytes, settings_of
+from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.ladder import Choice
 from tests.grpo.trainers import build, saved_llama, tiny_llama
 
@@ -38,6 +41,24 @@ def test_a_trainer_is_described(tmp_path: Path) -> None:
     config = json.loads((Path(settings.model) / "config.json").read_text())
     assert config["hidden_size"] == 32
     assert any("longest of the dataset" in note for note in notes)
+
+
+def test_an_adapter_in_float32_is_not_the_models_dtype(tmp_path: Path) -> None:
+    """Its tensors are more than the model's (two a layer's linear), and PEFT makes them float32; the base is bf16."""
+    model = tiny_llama(torch.bfloat16)
+    trainer = build("lean", model, tmp_path, lora=True)
+    kinds = [p.dtype for p in trainer.model.parameters()]
+    assert kinds.count(torch.float32) > kinds.count(torch.bfloat16)
+    assert settings_of(trainer)[0].dtype == "bfloat16"
+
+
+def test_the_card_is_the_one_the_run_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ada = SimpleNamespace(name="NVIDIA GeForce RTX 4090", major=8, minor=9, multi_processor_count=128)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ada)
+    card = card_of(torch.device("cuda"), 20 * 10**9)
+    assert card == Gpu("NVIDIA GeForce RTX 4090", 20 * 10**9, (8, 9), multiprocessors=128)
+    assert gpu_of(json.loads(json.dumps(card.to_dict()))) == card, "as another process gets it"
+    assert card_of(torch.device("cpu"), 20 * 10**9) is None
 
 
 def test_a_reference_in_host_memory_is_simulated_too(tmp_path: Path) -> None:
@@ -83,6 +104,23 @@ def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
     assert trained.args.tiled_mlp is None
     assert trained.args.generation_batch == 4  # as it was given
     assert not trained.args.gradient_checkpointing
+
+
+def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines() -> list[str]:
+        build("lean", tiny_llama(), tmp_path, lora=True, memory_budget="1GB", generation_batch=4, tiled_mlp=None)
+        return capsys.readouterr().out.splitlines()
+
+    first, again = lines(), lines()
+    head = r"LeanGRPOTrainer: choosing settings for 0.93 GiB by simulation, \d side by side\. .*"
+    assert re.fullmatch(head, first[0])
+    tried = [line for line in first if "of at most" in line]
+    assert re.fullmatch(
+        r"LeanGRPOTrainer: 1 of at most \d: checkpointing=none, generation_batch=4 needs \d.\d\d GiB, fits \(\d+ s\)\.",
+        tried[0],
+    )
+    assert first[-1] == f"  ({len(tried)} simulated in {first[-1].split()[3]} s, 0 known from an earlier start)"
+    assert again[-1] == f"  (0 simulated in 0 s, {len(tried)} known from an earlier start)"
 
 
 def test_the_first_step_is_compared(trained: Any) -> None:

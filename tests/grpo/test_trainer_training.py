@@ -119,6 +119,22 @@ def test_the_hosts_reference_is_the_devices(checkpoint: str, tmp_path: Path) -> 
     assert [parameter.data_ptr() for parameter in host.ref_model.parameters()] == before
 
 
+def test_the_hosts_reference_goes_together_with_packing(checkpoint: str, tmp_path: Path) -> None:
+    """Its hidden states are padded, whatever the policy's are; it was given packed rows and failed."""
+    packed, padded = (
+        build("lean", checkpoint, tmp_path / str(packing), beta=0.04, packing=packing, max_tokens_per_piece=60)
+        for packing in (True, False)
+    )
+    assert isinstance(packed.ref_model, HostReference)
+    inputs = batch(6)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        found = [t._get_per_token_logps_and_entropies(t.ref_model, ids, mask, 13)[0] for t in (packed, padded)]
+    assert torch.equal(*found)
+    assert found[0].abs().sum() > 1
+
+
 def test_bf16_is_as_near_to_float64_as_trl(tmp_path: Path) -> None:
     """In pure bf16 the errors of activations dominate; splitting must not add to them."""
     errors: dict[str, list[float]] = {"trl": [], "lean": []}

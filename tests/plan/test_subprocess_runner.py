@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 from memprof.plan.subprocess_runner import Runner, runner
@@ -38,6 +39,19 @@ def test_rows_come_in_order_and_are_remembered(settings_for: Callable[..., Setti
     with runner("24GB") as again:
         assert again.run(wanted) == rows
         assert again.executed == 0
+
+
+@pytest.mark.slow
+def test_a_card_reaches_the_worker_with_its_own_size(settings_for: Callable[..., Settings]) -> None:  # noqa: F811
+    """cuBLAS's workspace is 32 MiB on compute capability 9 and 8,519,680 B before; the size alone does not say."""
+    older, newer = (Gpu("of a size", 24 * 10**9, (major, 0)) for major in (8, 9))
+    found = []
+    for card in (older, newer):
+        with runner(card, workers=1) as machine:
+            found.append(machine.run([settings_for()])[0])
+    assert found[0]["verdict"]["gpu"] == "of a size"
+    assert found[1]["peak_bytes"] - found[0]["peak_bytes"] in {n * (32 * 2**20 - 8_519_680) for n in (1, 2)}
+    assert machine.executed == 1, "another card is another result"
 
 
 @pytest.mark.slow

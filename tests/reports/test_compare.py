@@ -15,7 +15,8 @@ from memprof.reports.html.compare import render_comparison as render_page
 from memprof.reports.markdown.compare import render_comparison as render_markdown
 from memprof.reports.terminal.compare import print_comparison, render_comparison
 
-from memprof.analysis.compare import compare
+from memprof.analysis.compare import Run, compare
+from memprof.analysis.published import published_columns
 from tests.reports.compared import as_run, hostile_comparison, leaner, published_comparison, sample_comparison
 from tests.reports.html.test_html import Page, packed
 from tests.reports.sample import HOSTILE, sample
@@ -29,7 +30,7 @@ from tests.reports.test_terminal import same
         (5108, 543, "89 % less"),
         (100, 95, "5.0 % less"),
         (100, 100, "same"),
-        (100, 0, "gone"),
+        (100, 0, "none"),
         (0, 100, "new"),
         (0, 0, "same"),
         (100, 112, "12 % more"),
@@ -42,6 +43,57 @@ from tests.reports.test_terminal import same
 )
 def test_changes_in_words(first: int | None, other: int | None, words: str) -> None:
     assert change_words(first, other) == words
+
+
+def test_what_is_nothing_at_one_peak_may_be_there_at_another_time() -> None:
+    gib = 2**30
+    assert change_words(3 * gib, 0, 3 * gib, round(3.05 * gib)) == "0 then, 3.05 at most"
+    assert change_words(0, gib, 2 * gib, gib) == "0 before, 2.00 at most"
+    assert change_words(gib, 0, gib, 0) == "none"
+    assert change_words(gib, gib // 2, gib, gib) == "50 % less"
+
+
+def test_runs_that_peak_in_different_phases_are_compared_in_both() -> None:
+    """One run's peak moves to generation: each of the two phases has a row with both runs' highest in it."""
+    report, other = sample()[0], sample()[0]
+    other["peak"]["phase"] = "generate"
+    data = compare([Run("a", "measured", report), Run("b", "measured", other)])
+    rows = {row["id"]: row for row in data["beside"]}
+    for phase in ("backward", "generate"):
+        highest = max(p["peak_bytes"] for p in report["phases"] if p["phase"] == phase)
+        assert rows[f"phase:{phase}"]["values"] == [highest, highest]
+    found = build_comparison(data)
+    assert any(
+        h.startswith("The peaks are at different moments: a in backward, step 2 and b in") for h in found.headlines
+    )
+    assert not any(
+        row["id"].startswith("phase:") for row in compare([Run("a", "", report), Run("b", "", report)])["beside"]
+    )
+
+
+def test_published_rows_say_in_the_title_what_was_measured() -> None:
+    runs = [Run("mine", "measured", sample()[0])]
+    runs += [Run(c["label"], "published", published=c) for c in published_columns("unsloth-2025")]
+    found = build_comparison(compare(runs))
+    assert found.title == ("mine and 2 others (published for Llama-3.1-8B, 20480 tokens of context, 8 generations)")
+
+
+def test_how_many_times_the_device_is_said_of_the_figure_beside_it() -> None:
+    data = compare([Run("a", "measured", sample()[0]), Run("b", "measured", sample()[0])], 2 * 2**30)
+    need = data["capacity"]["needs"][0]
+    words = build_comparison(data).verdicts[0].words
+    assert words == f"no, {need / 2**30:.2f} GiB, {need / 2**31:.1f}× the device"
+
+
+def test_each_run_says_how_far_from_out_of_memory_it_was() -> None:
+    data = compare([Run("a", "measured", sample()[0]), Run("b", "measured", sample()[0])], 8 * 2**30)
+    found = build_comparison(data)
+    rooms = [column.room for column in found.columns if column.room is not None]
+    assert [room.capacity_bytes for room in rooms] == [8 * 2**30] * 2
+    text = render_comparison(found, 80)
+    assert text.count("¦") >= 4
+    for words in (text.replace("\n", " "), render_page(found), render_markdown(found).replace("\\", "")):
+        assert rooms[0].sentence in words
 
 
 def test_ratios_in_words() -> None:

@@ -31,10 +31,12 @@ def devices_report(analysis: Views, rules: RuleSet | None = None) -> list[dict[s
     return [_device(_view(analysis, device, rules), device == analysis.timeline.device) for device in snapshot.devices]
 
 
-def devices_note(rows: list[dict[str, Any]]) -> str:
-    """Say which device a report is about, and what the others held at most."""
+def devices_note(rows: list[dict[str, Any]]) -> str | None:
+    """Say which device a report is about, and what the others held at most; None where no other held anything."""
+    others = [row for row in rows if not row["shown"] and row["peak"]["allocated_bytes"]]
+    if not others:
+        return None
     shown = next(row["device"] for row in rows if row["shown"])
-    others = [row for row in rows if not row["shown"]]
     named = "; ".join(f"device {row['device']} {_held(row)}" for row in others[:_MOST_NAMED])
     more = f"; {len(others) - _MOST_NAMED} more in the JSON" if len(others) > _MOST_NAMED else ""
     return (

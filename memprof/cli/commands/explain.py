@@ -32,6 +32,7 @@ _DEFAULT_TOP = 20
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"List the N largest; default: {_DEFAULT_TOP}.")
 @click.option("--all", "everything", is_flag=True, help="List every one.")
+@click.option("--full-stacks", is_flag=True, help="Show stacks whole: also the frames of Python, click and memprof.")
 @device_option
 @output_options("explain")
 @rules_option
@@ -43,22 +44,25 @@ def command(
     address: str | None,
     top: int | None,
     everything: bool,
+    full_stacks: bool,
     device: int | None,
     output: Output,
     rules: Path | None,
     redact: bool,
 ) -> None:
-    """List the allocations of SNAPSHOT alive at one instant, largest first.
+    """List the allocations of SNAPSHOT alive at one instant, alike ones folded, the largest sum first.
 
     For each: its bytes, category and detail, the evidence with the rule's name, other categories it could be, the
-    phase that made it, its lifetime and its stack.
+    phase that made it, its lifetime and its stack. The JSON lists them one by one.
     """
     if everything and top is not None:
         raise UsageError("--all and --top exclude each other; give one.")
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
-    found = analysis.explain(at, category, None if everything else top or _DEFAULT_TOP, where)
-    _emit(redacted(found, redact), at, output)
+    most = None if everything else top or _DEFAULT_TOP
+    groups = redacted(analysis.largest(most, at, category, where), redact)
+    singles = redacted(analysis.explain(at, category, most, where), redact)
+    _emit(groups, singles, at, output, full_stacks)
 
 
 def _address(text: str | None) -> int | None:
@@ -70,11 +74,16 @@ def _address(text: str | None) -> int | None:
         raise UsageError(f"--address {text!r} is no address; write it like 0x7f0000000000 or in decimal.") from None
 
 
-def _emit(found: list[dict[str, Any]], at: str, output: Output) -> None:
-    from memprof.reports.document.tables import single_allocations
+def _emit(
+    groups: list[dict[str, Any]], singles: list[dict[str, Any]], at: str, output: Output, full_stacks: bool
+) -> None:
+    from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes
 
-    many = f"{len(found)} allocation{'' if len(found) == 1 else 's'}"
-    caption = f"{many}, {format_bytes(sum(a['bytes'] for a in found))}, alive at {at}, largest first"
-    data = {"schema": "memprof.explain/1", "allocations": found}
-    emit(Answer("explain", data, lambda: single_allocations(found), caption=caption), output)
+    blocks, whole = sum(g["count"] for g in groups), sum(g["bytes"] for g in groups)
+    many = f"{blocks} allocation{'' if blocks == 1 else 's'}"
+    lines = f" on {len(groups)} line{'' if len(groups) == 1 else 's'}" if blocks > len(groups) else ""
+    caption = f"{many}{lines}, {format_bytes(whole)}, alive at {at}, largest first"
+    data = {"schema": "memprof.explain/1", "allocations": singles}
+    shorten = None if full_stacks else brief_stack
+    emit(Answer("explain", data, lambda: allocation_rows(groups, whole, shorten), caption=caption), output)

@@ -9,12 +9,14 @@ import click
 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.progress import progress
+from memprof.cli.serving import refuse_without, serving_answer
 from memprof.cli.simulating import need_torch
 from memprof.cli.simulation_options import given_settings, run_options, settings_of, value_of
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
 if TYPE_CHECKING:
+    from memprof.config.settings import Settings
     from memprof.plan.planner import Plan
 
 __all__ = ["command"]
@@ -35,6 +37,12 @@ __all__ = ["command"]
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate in N processes; default: one a core."
 )
+@click.option(
+    "--serve-beside", metavar="SIZE",
+    help="Plan a vLLM on this GPU instead, beside a trainer that holds SIZE: its share, context and sequences.",
+)  # fmt: skip
+@click.option("--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: serve these.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: so many at once.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
 @output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
 def command(
@@ -45,12 +53,18 @@ def command(
     no_search: bool,
     with_yaml: bool,
     workers: int | None,
+    serve_beside: str | None,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
     no_cache: bool,
     output: Output,
     **given: Any,
 ) -> None:
     """Find what fits a GPU: simulate training methods for a model, list what fits, and print the best configuration
     found, ready to paste. memprof keeps results, so that asking again is quick.
+
+    With --serve-beside: what gpu_memory_utilization, max_model_len and max_num_seqs to give a vLLM that shares the GPU
+    with the trainer. Closed forms, no simulation.
 
     Exit code 4: nothing fits.
     """
@@ -61,6 +75,10 @@ def command(
         raise UsageError(
             f"-o {output.page}: a plan is written as a page; give a name that ends in .html, or use --json."
         )
+    refuse_without(serve_beside, max_model_len, max_num_seqs)
+    if serve_beside is not None:
+        _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
+        return
     varied = _vary(vary)
     base = settings_of(config_file, {**given, **_most_gpus(varied)})
     fixed = set(given_settings(config_file, given))
@@ -73,6 +91,15 @@ def command(
             workers=workers, use_cache=not no_cache, progress=told,
         )  # fmt: skip
     emit(_answer(plan, with_yaml), output, fits=any(row.fits for row in plan.rows) or plan.best is not None)
+
+
+def _serve(
+    settings: Settings, gpu: str, beside: str, max_model_len: int | None, max_num_seqs: int | None, output: Output
+) -> None:
+    if output.page is not None:
+        raise UsageError("-o: a plan of an engine has no page; leave it out, or use --json or --format markdown.")
+    answer, fits = serving_answer(settings, gpu, beside, max_model_len, max_num_seqs)
+    emit(answer, output, fits=fits)
 
 
 def _vary(text: str | None) -> tuple[str, list[Any]] | None:

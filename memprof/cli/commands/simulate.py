@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,12 @@ def _within(
         raise UsageError("--memory-budget auto is a card's memory: say which one with --gpu.")
     if settings.device == "cpu":
         raise UsageError("--memory-budget is a GPU's; drop --device cpu.")
-    card = gpu if budget.strip().lower() == "auto" else budget
-    total = find_gpu(str(card)).total_bytes
+    auto = budget.strip().lower() == "auto"
+    card = find_gpu(str(gpu or budget))
+    if gpu is not None and not auto:  # that card, of whose memory so much may be used
+        card = replace(card, total_bytes=find_gpu(budget).total_bytes)
+    fixed = [name for name in CHOSEN if known.get(name) is not None]
     with working(f"Choosing settings for {settings.model}"), runner(card, workers=workers) as machine:
-        choice = choose(settings, total, machine.run, [name for name in CHOSEN if known.get(name) is not None])
+        choice = choose(settings, card.total_bytes, machine.run, fixed, together=machine.workers)
     click.echo(sentences(choice), err=True)
-    return choice.settings, gpu or card
+    return choice.settings, gpu or budget

@@ -1,4 +1,4 @@
-/* cuBLAS, cuDNN, NVRTC and NCCL: only what torch wants an answer from. build.py's stubs succeed for the rest. */
+/* cuBLAS, cuDNN and NVRTC: only what torch wants an answer from. build.py's stubs succeed for the rest. */
 #include "emulator.h"
 
 /* ---- cuBLAS. torch allocates its workspace itself, so that it is counted. */
@@ -35,10 +35,3 @@ API int nvrtcGetCUBINSize(void *program, size_t *n) { *n = 1; return 0; }
 API int nvrtcGetPTXSize(void *program, size_t *n) { *n = 1; return 0; }
 API int nvrtcGetLoweredName(void *program, const char *name, const char **out) { *out = name; return 0; }
 API const char *nvrtcGetErrorString(int status) { return "emulated"; }
-
-/* ---- NCCL */
-
-API const char *ncclGetErrorString(int status) { return "emulated"; }
-API const char *ncclGetLastError(void *comm) { return ""; }
-API int ncclGetVersion(int *version) { *version = 22907; return 0; }
-API int ncclCommGetAsyncError(void *comm, int *error) { *error = 0; return 0; }

@@ -54,24 +54,27 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def _torch_is_there(torch: Any) -> None:
-    if os.environ.get("MEMPROF_EMULATE_VALUES", "0") not in ("", "0") and torch.version.cuda:
+    if _wants_values() and torch.version.cuda:
         folder = os.environ["MEMPROF_EMULATE_HOME"]
         torch.ops.load_library(os.path.join(folder, "libmemprof_emulator_values.so"))
 
 
-def _record() -> None:
-    """Attach memprof's recorder; a Python that has no memprof runs unwatched, and says so."""
+def _attach() -> None:
+    """Record, and compute Triton's kernels; a Python that has no memprof does neither, and says so."""
     try:
         from memprof.emulate.child import attach
     except ImportError as error:
         print(f"memprof emulate: {sys.executable} has no memprof ({error}); it is not recorded.", file=sys.stderr)
     else:
-        attach()
+        attach(values=_wants_values())
+
+
+def _wants_values() -> bool:
+    return os.environ.get("MEMPROF_EMULATE_VALUES", "0") not in ("", "0")
 
 
 if os.environ.get("MEMPROF_EMULATE_HOME"):
     sys.meta_path.insert(0, _AfterTorch())
-    if os.environ.get("MEMPROF_EMULATE_RECORD"):
-        _record()
+    _attach()
 if __name__ == "sitecustomize":  # not where memprof.emulate.launch.enter runs it in a process that has begun
     _run_hidden()

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memprof.grpo.loss.fused_tiles import Stats, Transform
+from memprof.grpo.loss.fused_tiles import Stats, Transform, tile_gradient, tile_stats
 
 __all__ = ["triton_gradient", "triton_stats"]
 
@@ -116,6 +116,53 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     if HAS_CAP:
         grad *= 1.0 - t * t
     tl.store(ptrs, grad.to(tile_ptr.dtype.element_ty), mask=inside)
+
+
+def _stats_tile(
+    tile: torch.Tensor,
+    _row_stride: int,
+    targets: torch.Tensor,
+    logps: torch.Tensor,
+    lse: torch.Tensor,
+    entropies: torch.Tensor,
+    _vocabulary: int,
+    scale: float,
+    softcap: float,
+    inverse_temperature: float,
+    has_cap: bool,
+    want_entropy: bool,
+    _block: int,
+) -> None:
+    """Do as ``_stats_kernel`` in torch's operations: ``memprof emulate`` calls it, where no kernel runs."""
+    transform = Transform(scale, softcap if has_cap else None, inverse_temperature)
+    found = tile_stats(tile, targets, transform, want_entropy)
+    for out, values in zip((logps, lse, entropies) if want_entropy else (logps, lse), found, strict=False):
+        assert values is not None
+        out.copy_(values)
+
+
+def _gradient_tile(
+    tile: torch.Tensor,
+    _row_stride: int,
+    targets: torch.Tensor,
+    lse: torch.Tensor,
+    entropies: torch.Tensor,
+    dlogps: torch.Tensor,
+    dentropies: torch.Tensor,
+    _vocabulary: int,
+    scale: float,
+    softcap: float,
+    inverse_temperature: float,
+    has_cap: bool,
+    has_dlogps: bool,
+    has_dentropies: bool,
+    _block: int,
+) -> None:
+    """Do as ``_gradient_kernel`` in torch's operations."""
+    transform = Transform(scale, softcap if has_cap else None, inverse_temperature)
+    tile_gradient(
+        tile, targets, lse, entropies, dlogps if has_dlogps else None, dentropies if has_dentropies else None, transform
+    )
 
 
 def triton_stats(tile: torch.Tensor, targets: torch.Tensor, transform: Transform, want_entropy: bool) -> Stats:

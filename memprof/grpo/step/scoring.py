@@ -24,10 +24,15 @@ def score_piece(
     *,
     want_entropy: bool = True,
     row_gradient: RowGradient | None = None,
+    may_pack: bool = True,
 ) -> Scored:
-    """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``."""
+    """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``.
+
+    ``may_pack``: False where hidden states are given that are padded.
+    """
     rows = piece.rows or [stand_in(inputs)]
-    packed = step.settings.packing and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
+    wanted = may_pack and step.settings.packing
+    packed = wanted and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
     request = Request(step.head, rows, inputs["completion_ids"], want_entropy, row_gradient, packed)
     with step.accelerator.autocast():
         if piece.prompt is not None:

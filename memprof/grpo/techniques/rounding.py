@@ -3,18 +3,26 @@
 bf16 keeps 8 bits of a weight: an update below 1/512 of it rounds back to where it was, always, and GRPO's usual
 learning rates make nearly all updates that small. Rounded with probabilities in proportion to the distances, the
 weight is right on average, and no fp32 copy of it (4 B/param) is held.
+
+What is drawn follows from seed, step and parameter. All ranks of a run draw the same, so that weights that are equal
+before a step are equal after it; the generators of dropout and sampling, which differ by rank, are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from memprof.grpo.once_log import OnceLog
 
-__all__ = ["StochasticAdamW", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
+__all__ = ["StochasticAdamW", "drawing_alike", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
+
+
+# Elements that are updated together: about 26 bytes of temporaries each.
+_CHUNK = 1 << 21
 
 
 def round_to_bf16(values: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -23,10 +31,9 @@ def round_to_bf16(values: torch.Tensor, generator: torch.Generator | None = None
     Values bf16 holds exactly, infinities and NaN among them, stay.
     """
     bits = values.contiguous().view(torch.int32)
-    noise = torch.empty_like(bits).random_(0, 1 << 16, generator=generator)
     # Adding to the low half carries into bf16's last bit just as often as that half says.
-    rounded = (bits + noise).bitwise_and_(-1 << 16).view(torch.float32)
-    return torch.where(torch.isfinite(values), rounded, values).to(torch.bfloat16)
+    rounded = torch.empty_like(bits).random_(0, 1 << 16, generator=generator).add_(bits).bitwise_and_(-1 << 16)
+    return torch.where(torch.isfinite(values), rounded.view(torch.float32), values).to(torch.bfloat16)
 
 
 class StochasticAdamW(torch.optim.Optimizer):
@@ -34,7 +41,10 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     Moments have the weights' dtype, as torch's own: 2 + 2 B/param in bf16, rounded at random too, or the second
     moment's slow decay (1 - beta2 = 1/1000 of a step's share) would be lost. Weights of other dtypes are updated
-    plainly. One parameter at a time: fp32 temporaries of the largest parameter, not of all.
+    plainly. A parameter is updated in chunks: at most 64 MiB of fp32 temporaries, whatever its size.
+
+    Args:
+        seed: what is drawn follows from it; the same on all ranks.
     """
 
     def __init__(
@@ -44,9 +54,20 @@ class StochasticAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        seed: int = 0,
         **unused: Any,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._seed = seed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled, or what a checkpoint holds, which has no seed."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("_seed", 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what torch's optimizers do, and the seed."""
+        return {**super().__getstate__(), "_seed": self._seed}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -55,38 +76,110 @@ class StochasticAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        generators: dict[torch.device, torch.Generator] = {}
+        number = 0
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    if parameter.device not in generators:
+                        generators[parameter.device] = torch.Generator(parameter.device)
+                    self._update(parameter, group, number, generators[parameter.device])
+                number += 1
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(
+        self, parameter: torch.Tensor, group: dict[str, Any], number: int, generator: torch.Generator
+    ) -> None:
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
-        step = float(state["step"])
-        first, second = group["betas"]
-        grad = parameter.grad.float()  # type: ignore[union-attr]
-        mean = _copy(state["exp_avg"]).lerp_(grad, 1 - first)
-        square = _copy(state["exp_avg_sq"]).mul_(second).addcmul_(grad, grad, value=1 - second)
-        _store(state["exp_avg"], mean)
-        _store(state["exp_avg_sq"], square)
-        denominator = square.div_(1 - second**step).sqrt_().add_(group["eps"])
-        weight = _copy(parameter).mul_(1 - group["lr"] * group["weight_decay"])
-        weight.addcdiv_(mean, denominator, value=-group["lr"] / (1 - first**step))
-        _store(parameter, weight)
+        step = int(state["step"])
+        generator.manual_seed(_mixed(self._seed, step, number))
+        tensors = [parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"]]
+        for weight, grad, mean, square in zip(*(_chunks(t, tensors) for t in tensors), strict=True):
+            _update_chunk(weight, grad, mean, square, step, group, generator)
+
+
+def _update_chunk(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    step: int,
+    group: dict[str, Any],
+    generator: torch.Generator,
+) -> None:
+    """Update a part of a weight and of its two moments in place."""
+    keep_first, keep_second = group["betas"]
+    grad = gradient.float()
+    mean = _copy(first).lerp_(grad, 1 - keep_first)
+    square = _copy(second).mul_(keep_second).addcmul_(grad, grad, value=1 - keep_second)
+    del grad
+    _store(first, mean, generator)
+    _store(second, square, generator)
+    denominator = square.div_(1 - keep_second**step).sqrt_().add_(group["eps"])
+    new = _copy(weight).mul_(1 - group["lr"] * group["weight_decay"])
+    new.addcdiv_(mean, denominator, value=-group["lr"] / (1 - keep_first**step))
+    del mean, square, denominator
+    _store(weight, new, generator)
+
+
+def _chunks(tensor: torch.Tensor, together: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return views of a tensor that are updated one after the other.
+
+    They are stretches of its memory where all the tensors ``together`` lie in memory alike, else slices of its first
+    dimension.
+    """
+    if all(t.is_contiguous() for t in together):
+        return torch.split(tensor.view(-1), _CHUNK)
+    if tensor.dim() == 0:
+        return [tensor]
+    rows = max(1, _CHUNK * tensor.shape[0] // max(1, tensor.numel()))
+    return torch.split(tensor, rows)
+
+
+def _mixed(*numbers: int) -> int:
+    """Return 63 bits that follow from the numbers, on any machine."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def _copy(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float32, copy=True)
 
 
-def _store(where: torch.Tensor, values: torch.Tensor) -> None:
-    where.copy_(round_to_bf16(values) if where.dtype == torch.bfloat16 else values)
+def _store(where: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
+    where.copy_(round_to_bf16(values, generator) if where.dtype == torch.bfloat16 else values)
+
+
+def drawing_alike(kind: Any, seed: int) -> Any:
+    """Return an optimizer class whose step draws from torch's generators, with them seeded by ``seed`` and the step.
+
+    They are put back afterwards. All ranks then draw the same.
+    """
+
+    class DrawingAlike(kind):  # type: ignore[misc, unused-ignore]
+        _calls = 0
+
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            device = self.param_groups[0]["params"][0].device
+            on_cuda = device.type == "cuda"
+            # Steps before a checkpoint are in the state's own count.
+            steps = next((int(state["step"]) for state in self.state.values() if "step" in state), 0)
+            self._calls += 1
+            drawn = _mixed(seed, steps, self._calls)
+            with torch.random.fork_rng([device] if on_cuda else []):
+                torch.default_generator.manual_seed(drawn)
+                if on_cuda:
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(drawn)
+                return super().step(closure)
+
+    DrawingAlike.__name__, DrawingAlike.__qualname__ = kind.__name__, kind.__qualname__
+    return DrawingAlike
 
 
 def trains_in_bf16(model: Any) -> bool:
@@ -97,13 +190,13 @@ def trains_in_bf16(model: Any) -> bool:
 
 
 def rounded_optimizer(
-    model: Any, kind: Any, keywords: dict[str, Any], log: OnceLog, *, sharded: bool
+    model: Any, kind: Any, keywords: dict[str, Any], log: OnceLog, *, sharded: bool, seed: int = 0
 ) -> tuple[Any, dict[str, Any]]:
     """Return transformers' choice of optimizer, or one with stochastic rounding where bf16 weights would lose updates.
 
     torch's AdamW becomes :class:`StochasticAdamW` (same state, so checkpoints fit both), torchao's 8-bit and 4-bit
-    AdamW round when told to. For others, and where FSDP or DeepSpeed has ``sharded`` the model, a warning says what is
-    lost.
+    AdamW round when told to; both draw by ``seed``, the same on all ranks. For others, and where FSDP or DeepSpeed has
+    ``sharded`` the model, a warning says what is lost.
     """
     if not trains_in_bf16(model):
         return kind, keywords
@@ -113,10 +206,10 @@ def rounded_optimizer(
     if kind is torch.optim.AdamW:
         log.say("bf16 weights are trained: AdamW with stochastic rounding")
         kept = {name: value for name, value in keywords.items() if name in ("lr", "betas", "eps", "weight_decay")}
-        return StochasticAdamW, kept
+        return StochasticAdamW, {**kept, "seed": seed}
     if kind.__module__.partition(".")[0] == "torchao":
         log.say(f"bf16 weights are trained: torchao's {kind.__name__} with stochastic rounding")
-        return kind, {**keywords, "bf16_stochastic_round": True}
+        return drawing_alike(kind, seed), {**keywords, "bf16_stochastic_round": True}
     log.warn(
         f"bf16 weights are trained by {kind.__name__}, which rounds to nearest: updates below 1/512 of a weight are "
         "lost. Load the model in float32, or use optim='adamw_torch' or 'adamw_torch_8bit'."

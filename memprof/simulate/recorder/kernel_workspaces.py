@@ -17,7 +17,9 @@ from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 __all__ = ["early_bytes", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
+_FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_ROOMY = 2048  # threads of a multiprocessor whose shared memory holds the larger tiles, too
 _FEW_IDS = 3072  # up to which nothing is sorted by cub's large kernels
 _CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel works on
 
@@ -75,16 +77,19 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any]
     """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ with its locks."""
     query = args[1]
     batch, heads, tokens, width = query.shape
-    sums, block = batch * heads * tokens * 4, 64
-    work = batch * heads * _up(tokens, block) * _up(width, 32) * 4
-    work += batch * heads * -(-tokens // block) * 16
-    if query.element_size() < 4:
+    sums, half = batch * heads * tokens * 4, query.element_size() < 4
+    wide = half and 64 < width <= 128
+    block = 128 if wide and card.threads == _ROOMY else 64
+    locks = -(-tokens // block) * -(-width // block if wide else 1) * 16
+    more = 3 * 2**16 if wide and block == 64 else 0  # tiles of dK and dV that do not fit into shared memory
+    work = batch * heads * (_up(tokens, block) * _up(width, 32) * 4 + locks + more)
+    if half:
         return [[sums, work]]
     return [[sums * width, sums, sums], [sums, work]]  # the kernel does not sum float32 itself
 
 
 def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
-    """Follow ``embedding_backward_cuda_kernel``: where each id's rows begin, and fp32 sums of every ten rows or fewer."""
+    """Follow ``embedding_backward_cuda_kernel``: where each id's rows begin, and fp32 sums of ten rows or fewer."""
     ids, ids_bytes = args[1].numel(), args[1].numel() * 8
     if ids <= _FEW_IDS:
         return []
@@ -145,7 +150,7 @@ def _as_list(over: Any) -> list[int]:
 _Hidden = Callable[[_Arguments, "dict[str, Any]", "list[Any]", Processors], _Groups]
 _HIDDEN: dict[Any, _Hidden] = {
     torch_names.FLASH.get(): _flash_forward,
-    torch_names.FLASH_BACKWARD.get(): _flash_backward,
+    _FLASH_BACKWARD: _flash_backward,
     torch_names.EFFICIENT_BACKWARD.get(): _efficient_backward,
     _ATEN.embedding_dense_backward.default: _embedding_backward,
     _ATEN.masked_scatter.default: _masked_scatter,
@@ -169,6 +174,9 @@ def hidden_bytes(
 
 def early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
     """List the sizes of what ``func``'s CUDA kernel allocates before its results, and holds until they are there."""
+    if func is _FLASH_BACKWARD:  # works on [batch, tokens, heads, width] in a row
+        copied = [t for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
+        return [t.numel() * t.element_size() for t in copied]
     if func is _ATEN.embedding_dense_backward.default:
         ids = args[1].numel()
         return [ids * 8] * 2 if ids > _FEW_IDS else []

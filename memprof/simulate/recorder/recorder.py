@@ -45,6 +45,7 @@ _graph_task: Any = torch_names.GRAPH_TASK.get()
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _ADD, _PUT = torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default
+_EFFICIENT: Any = torch_names.EFFICIENT.get()
 _MULTIPLIES = {
     torch.ops.aten.mm.default,
     torch.ops.aten.mm.out,
@@ -201,6 +202,8 @@ class FakeRecorder:
         early = [self._malloc(size, (size,), torch.uint8, func)[0] for size in self._early(func, args)]
         live = self._live
         made = []
+        if func is _EFFICIENT:  # the seed and offset of dropout stay on the host
+            out = out[:2]
         for tensor in _fakes((out,)):
             storage = tensor.untyped_storage()
             watch = live.get(_key_of(storage))
@@ -212,13 +215,13 @@ class FakeRecorder:
                 made.append(tensor)
             elif watch.nbytes != storage.nbytes() and not self.paused:
                 self._resized(storage)
-        for address in early:
-            self.release(address)
         if self.workspace and func in _MULTIPLIES:  # the kernel's, which has its result already
             self._claim_workspace()
         if self.cuda and not self.paused:
             for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
                 self.scratch(sizes, func)
+        for address in early:
+            self.release(address)
 
     def _early(self, func: Any, args: tuple[Any, ...]) -> list[int]:
         return early_bytes(func, args) if self.cuda and not self.paused else []

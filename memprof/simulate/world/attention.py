@@ -18,26 +18,49 @@ from torch.nn import functional
 from memprof.compat import patching
 from memprof.compat import torch as torch_names
 
-__all__ = ["sdpa_choice", "use_cuda_attention"]
+__all__ = ["DEFAULT_CAPABILITY", "sdpa_choice", "use_cuda_attention"]
 
 _FLASH: Any = torch_names.FLASH.get()
 _EFFICIENT: Any = torch_names.EFFICIENT.get()
+_SAFE_SOFTMAX: Any = torch.ops.aten._safe_softmax
 _HALF = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)
+# Cards whose multiprocessors have too little shared memory for flash's backward over heads of 193 to 224.
+_SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
+DEFAULT_CAPABILITY = (9, 0)  # of a card that is not named
 
 
-def sdpa_choice(query: Any, key: Any, mask: Any, enable_gqa: bool, wanted: str | None) -> str:
-    """Choose ``flash``, ``efficient`` or ``math``; ``wanted`` limits the choice where that kernel can run at all."""
-    grouped = query.shape[1] != key.shape[1]
-    flash = mask is None and query.dtype in _HALF and query.shape[-1] <= 256
-    efficient = not (enable_gqa and grouped)
+def sdpa_choice(
+    query: Any,
+    key: Any,
+    mask: Any,
+    enable_gqa: bool,
+    wanted: str | None,
+    capability: tuple[int, int] = DEFAULT_CAPABILITY,
+) -> str:
+    """Choose ``flash``, ``efficient`` or ``math``; ``wanted`` limits the choice where that kernel can run at all.
+
+    Before compute capability 8.0 there is no flash kernel and no efficient one for bfloat16; grouped heads, which only
+    flash takes as they are, then fall to ``math``.
+    """
     if wanted == "math":
         return "math"
-    if flash and wanted != "efficient":
+    if wanted != "efficient" and mask is None and _flash_runs(query, key, capability):
         return "flash"
-    return "efficient" if efficient else "math"
+    grouped = enable_gqa and query.shape[1] != key.shape[1]
+    known = query.dtype is torch.float16 or query.dtype is torch.float32 or capability >= _AMPERE
+    return "efficient" if known and not grouped else "math"
 
 
-def _attention(wanted: str | None) -> Any:
+def _flash_runs(query: Any, key: Any, capability: tuple[int, int]) -> bool:
+    width = query.shape[-1]
+    if capability < _AMPERE or query.dtype not in _HALF or width > 256:
+        return False
+    trained = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    return not (trained and 192 < width <= 224 and capability in _SMALL_SHARED_MEMORY)
+
+
+def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
     def attention(
         query: Any,
         key: Any,
@@ -53,7 +76,7 @@ def _attention(wanted: str | None) -> Any:
             query, key, value = (t.to(dtype) if t.dtype is torch.float32 else t for t in (query, key, value))
             if attn_mask is not None and attn_mask.dtype is torch.float32:
                 attn_mask = attn_mask.to(dtype)
-        kind = sdpa_choice(query, key, attn_mask, enable_gqa, wanted)
+        kind = sdpa_choice(query, key, attn_mask, enable_gqa, wanted, capability)
         if kind == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kind == "efficient":
@@ -86,21 +109,26 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, caus
 def _math(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> Any:
-    if gqa and query.shape[1] != key.shape[1]:
-        times = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    """Follow ``_scaled_dot_product_attention_math``, which computes half precision in float32."""
+    kind = query.dtype
+    if kind in _HALF:
+        query, key, value = query.float(), key.float(), value.float()
     if mask is None and causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
         mask = _bias(mask, query.dtype)
     root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    query = query * root
+    if gqa and query.shape[1] != key.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query @ (key.transpose(-2, -1) * root)
     if mask is not None:
         scores.add_(mask)
-    weights = torch.softmax(scores, -1)
+    weights = _SAFE_SOFTMAX(scores, -1)
     if dropout:
         weights = torch.dropout(weights, dropout, True)
-    return weights @ value
+    return (weights @ value).to(kind)
 
 
 def _bias(mask: Any, dtype: torch.dtype) -> Any:
@@ -111,7 +139,9 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def use_cuda_attention(wanted: str | None = None) -> Iterator[None]:
-    """Run attention as CUDA would choose, while open; ``wanted`` as in ``--attn``."""
-    with patching((torch_names.ATTENTION, _attention(wanted))):
+def use_cuda_attention(
+    wanted: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY
+) -> Iterator[None]:
+    """Run attention as CUDA would choose on a card of this compute capability, while open; ``wanted`` as in ``--attn``."""
+    with patching((torch_names.ATTENTION, _attention(wanted, capability))):
         yield

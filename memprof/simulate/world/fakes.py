@@ -16,7 +16,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.compat.targets import Target
-from memprof.simulate.world.attention import use_cuda_attention
+from memprof.simulate.world.attention import DEFAULT_CAPABILITY, use_cuda_attention
 from memprof.simulate.world.autocast import cuda_autocast
 from memprof.simulate.world.fake_cache_keys import quick_keys
 
@@ -26,8 +26,10 @@ _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 
 
 @contextmanager
-def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[Any]:
-    """Enter torch's fake mode, with CUDA's autocast and attention where ``cuda``.
+def fake_world(
+    *, cuda: bool = True, attention: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY
+) -> Iterator[Any]:
+    """Enter torch's fake mode, with CUDA's autocast and, on a card of this ``capability``, attention where ``cuda``.
 
     Garbage collection is off inside: storages must go when their last reference does, as they would on a device,
     and never in the middle of the allocator's own work.
@@ -37,7 +39,7 @@ def fake_world(*, cuda: bool = True, attention: str | None = None) -> Iterator[A
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
-            stack.enter_context(use_cuda_attention(attention))
+            stack.enter_context(use_cuda_attention(attention, capability))
         mode = torch_names.FAKE_MODE.get()(allow_non_fake_inputs=True)
         collecting = gc.isenabled()
         gc.collect()

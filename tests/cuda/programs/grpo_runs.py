@@ -18,7 +18,12 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     A case may name ``watch`` (false: no callback), the callback's ``options``, and a ``limit`` in bytes.
     """
     ledger, folder = Ledger(), Path(asked["folder"])
-    return {case["name"]: one(folder, case, ledger) for case in asked["cases"]}
+    told = {}
+    for case in asked["cases"]:
+        told[case["name"]] = one(folder, case, ledger)
+        tiny.fresh()
+        told[case["name"]]["left"] = torch.cuda.memory_allocated()
+    return told
 
 
 def one(folder: Path, case: dict[str, Any], ledger: Ledger) -> dict[str, Any]:

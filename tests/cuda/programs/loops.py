@@ -227,5 +227,37 @@ def recovered(folder: Path, ledger: Ledger) -> Told:
     return {"counters": ledger.read()}
 
 
+@loop
+def decoding(folder: Path, ledger: Ledger) -> Told:
+    """transformers' generate; what each token leaves behind is still used by a side stream."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.cuda.programs.tiny import SHAPE
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).to("cuda", torch.bfloat16).eval()
+    side, waiting = torch.cuda.Stream(), [0]
+
+    def leave(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        block = torch.zeros(3 * MIB, dtype=torch.uint8, device="cuda")
+        with torch.cuda.stream(side):
+            block.add_(1)
+        block.record_stream(side)
+        del block
+        stats = torch.cuda.memory_stats()
+        waiting[0] = max(waiting[0], stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"])
+        return scores
+
+    prompt = torch.randint(3, 2000, (4, 32), device="cuda")
+    with memprof.record(folder / "decoding.pickle", model=model) as session:
+        with memprof.phase("generate"):
+            length = {"min_new_tokens": 40, "max_new_tokens": 40}
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), logits_processor=[leave], **length)
+        counters = ledger.read()
+        del session
+    thinned = memprof.load_snapshot(folder / "decoding.pickle").extra["recorded"].get("thinned")
+    return {"counters": counters, "waiting": waiting[0], "thinned": thinned}
+
+
 if __name__ == "__main__":
     answer(main)

@@ -99,8 +99,9 @@ def adapter() -> Any:
 
 
 def fresh() -> None:
-    """Give back what an earlier run of this process left."""
+    """Give back what an earlier run of this process left, cuBLAS's workspaces included."""
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 

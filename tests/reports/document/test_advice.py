@@ -12,6 +12,7 @@ from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html, write_html
 from memprof.reports.terminal.advice import render_advice
 
+from memprof.advice.ranking import ranked
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, sample
 
@@ -27,7 +28,9 @@ def _entry(action: str, gib: float, **more: Any) -> dict[str, Any]:
 
 
 def _report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {**sample()[0], "advice": list(entries), **more}
+    """The sample on a card that it nearly fills, its advice in the order in which it is written."""
+    report = {**sample()[0], "capacity": {"bytes": 9 * GIB, "from": "option"}, **more}
+    return {**report, "advice": ranked(entries, report)}
 
 
 def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
@@ -109,6 +112,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here: make browser")
     report, series = sample()
+    report["capacity"] = {"bytes": 9 * GIB, "from": "option"}
     report["advice"] = [_entry(f"Change{i} it", 3.0 - i / 4, exact=i % 2 == 0) for i in range(6)]
     report["combination"] = _TOGETHER
     path = tmp_path_factory.mktemp("advice") / "report.html"

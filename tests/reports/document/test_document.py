@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Document, Row
-from memprof.reports.document.tables import call_site, shown_stack, single_allocations
+from memprof.reports.document.tables import brief_stack, call_site, shown_stack, single_allocations
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
@@ -279,3 +279,25 @@ def test_real_snapshots_become_documents_that_add_up(shared: Path, name: str) ->
     assert sum(c.bytes for c in document.icicle.children) == document.icicle.bytes
     if document.timeline:
         assert max(document.timeline.total) >= document.summary.peak_bytes
+
+
+def test_a_brief_stack_has_what_a_person_looks_for_and_says_what_is_left_out() -> None:
+    stack = [
+        "??:0 torch::unwind::unwind()",
+        "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py:134 forward",
+        "??:0 _PyEval_EvalFrameDefault",
+        "/opt/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py:1790 _compute_loss",
+        "/home/ada/train.py:31 main",
+        "/opt/venv/lib/python3.11/site-packages/memprof/watch/script.py:80 run_script",
+        "/opt/venv/lib/python3.11/site-packages/click/core.py:1443 invoke",
+        "/usr/lib/python3.11/threading.py:975 _bootstrap",
+        "<frozen runpy>:198 _run_module_as_main",
+    ]
+    assert brief_stack(stack) == (
+        "torch/nn/modules/linear.py:134 forward",
+        "trl/trainer/grpo_trainer.py:1790 _compute_loss",
+        "/home/ada/train.py:31 main",
+        "… 6 more of C++, Python, click and memprof (--full-stacks)",
+    )
+    assert brief_stack(stack[3:5]) == ("trl/trainer/grpo_trainer.py:1790 _compute_loss", "/home/ada/train.py:31 main")
+    assert brief_stack(stack[:1]) == shown_stack(stack[:1])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,28 @@ def _peak(events: list[int]) -> int:
     return highest
 
 
-def _simulated(card: str, name: str) -> list[int]:
+@functools.lru_cache(maxsize=None)
+def _simulated(card: str) -> dict[str, list[int]]:
+    """Run every operation on fake tensors, as on this card; what each asked for and gave back."""
     from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate
     from tests.simulate.kernels.operations import OPERATIONS
 
-    events: list[int] = []
+    found: dict[str, list[int]] = {}
+    sign = {"alloc": 1, "free_requested": -1}
 
     def run(session: Any) -> None:
-        work = OPERATIONS[name]("cpu")
-        before = len(session.fake_recorder._events)
-        work()
-        sign = {"alloc": 1, "free_requested": -1}
-        events.extend(
-            sign[e.action] * e.size for e in session.fake_recorder._events[before:] if e.action in sign
-        )
+        events = session.fake_recorder._events
+        for name, make in OPERATIONS.items():
+            work = make("cpu")
+            before = len(events)
+            kept = work()
+            del kept
+            found[name] = [sign[e.action] * e.size for e in events[before:] if e.action in sign]
+            del work
 
     simulate(run, gpu=find_gpu(card), stacks=False)
-    return events
+    return found
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -53,18 +58,47 @@ def test_kernels_ask_for_what_they_ask_for_on_the_card(card: str) -> None:
         real = by_card[card]
         if isinstance(real, str):  # the card has no such kernel
             continue
-        ours = _peak(_simulated(card, name))
+        ours = _peak(_simulated(card)[name])
         if abs(ours - _peak(real)) > max(2048, 0.005 * _peak(real)):
             far[name] = (ours, _peak(real))
     assert not far
 
 
-def test_reductions_ask_for_the_same_bytes() -> None:
+@pytest.mark.parametrize("card", CARDS)
+def test_reductions_ask_for_the_same_bytes_in_the_same_order(card: str) -> None:
     wrong = {}
     for name, by_card in RECORDED["operations"].items():
         if name.startswith(("sum ", "mean ", "norm ", "norms ")):
-            for card, real in by_card.items():
-                ours = [n for n in _simulated(card, name) if n > 0]
-                if sorted(ours) != sorted(n for n in real if n > 0):
-                    wrong[card, name] = (ours, real)
+            ours, real = ([n for n in events if n > 0] for events in (_simulated(card)[name], by_card[card]))
+            if ours != real:
+                wrong[name] = (ours, real)
     assert not wrong
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_attention_is_chosen_as_torch_chooses_it_on_the_card(card: str) -> None:
+    from memprof.config.gpus import find_gpu
+    from memprof.simulate.world.attention import sdpa_choice
+    from tests.simulate.kernels.operations import ATTENTION, attention_arguments
+
+    wrong = {}
+    for case, real in zip(ATTENTION, RECORDED["attention"][card], strict=True):
+        dtype, width, masked, grad, grouped, told = case
+        query, key, _, mask = attention_arguments(dtype, width, masked, grad, grouped, "meta")
+        ours = sdpa_choice(query, key, mask, told, None, find_gpu(card).capability)
+        if ours[0] != real:
+            wrong[case] = (ours, real)
+    assert not wrong
+
+
+def test_the_cards_differ() -> None:
+    assert len(set(RECORDED["attention"].values())) > 1
+    products = RECORDED["operations"]["a product, with its workspace"]
+    assert products["H100"] != products["RTX 4090"]
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_workspace_is_the_cards(card: str) -> None:
+    from memprof.config.gpus import find_gpu, workspace_bytes
+
+    assert workspace_bytes(find_gpu(card)) == RECORDED["operations"]["a product, with its workspace"][card][1]

@@ -13,7 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
-from memprof.plan.ladder import CHOSEN, choose, cost_of, ladder, sentences
+from memprof.plan.ladder import CHOSEN, Tried, _piece_tokens, choose, cost_of, ladder, sentences
 from memprof.simulate.trainer.recipes import config_of
 from tests.simulate.test_closed_forms import KV, LORA, PARAMETERS, ROPE, R, _analysis, _requested
 from tests.simulate.test_closed_forms import L as LAYERS
@@ -202,7 +202,7 @@ def _in_order(raw: dict[str, Any]) -> list[Any]:
 
 
 def _base(**changes: Any) -> Settings:
-    values = {"model": "Qwen/Qwen2.5-7B-Instruct", "recipe": "lean", "lora_r": 16, "dtype": "bfloat16"}
+    values = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "recipe": "lean", "lora_r": 16, "dtype": "bfloat16"}
     return Settings(**{**values, "prompt_length": 512, "completion_length": 4096, **changes})
 
 
@@ -300,6 +300,72 @@ def test_the_fastest_that_fits_is_chosen(gib: int, left_over: int) -> None:
     assert choice.settings.with_(generation_batch=None) == best
     assert len(known.asked) <= 8 < len(every)
     assert [s.with_(generation_batch=None) for s in choice.slower] == ladder(base)[ladder(base).index(best) + 1 :]
+
+
+@pytest.mark.parametrize("together", [2, 3, 8])
+@pytest.mark.parametrize("gib", [9, 12, 20, 31, 80])
+def test_simulations_side_by_side_choose_the_same_in_fewer_rounds(gib: int, together: int) -> None:
+    base, rounds = _base(), []
+    one, several = _Known(gib * GIB), _Known(gib * GIB)
+
+    def counted(wanted: list[Settings]) -> list[dict[str, Any]]:
+        rounds.append(len(wanted))
+        return several(wanted)
+
+    try:
+        alone = choose(base, gib * GIB, one)
+    except DoesNotFit:
+        with pytest.raises(DoesNotFit):
+            choose(base, gib * GIB, counted, together=together)
+    else:
+        found = choose(base, gib * GIB, counted, together=together)
+        assert (found.settings, found.row) == (alone.settings, alone.row)
+    assert len(rounds) <= len(one.asked)
+    assert max(rounds) <= together
+    if together == 8:
+        assert len(rounds) <= 3
+
+
+def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
+    """8B at 20,480 tokens on 24 GB: no rung that keeps more than layer inputs, and no more than 2 caches of 2.5 GiB."""
+    headline = _base(model="meta-llama/Llama-3.1-8B-Instruct", completion_length=20480 - 512)
+    told: list[Tried] = []
+    known = _Known(24 * GIB, left_over=12 * GIB)
+    choose(headline, 24 * GIB, known, tell=told.append)
+    assert {s.checkpointing for s in known.asked} <= {"full", "offloaded"}
+    assert max(s.generation_batch or 8 for s in known.asked) == 2
+    assert [t.settings for t in told] == known.asked
+    assert [t.done for t in told] == list(range(1, len(told) + 1))
+    assert {t.most for t in told} == {6}
+    assert 3 <= len(told) <= 6
+    assert [t.fits for t in told] == [known.row(t.settings)["fits"] for t in told]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": "none"},
+        {"gradient_checkpointing": "none", "tiled_mlp": 64, "mixed_precision": "no"},
+        {"gradient_checkpointing": "selective", "lora_r": R},
+        {"gradient_checkpointing": "full", "lora_r": R, "dtype": "bfloat16", "generation_batch": 2},
+    ],
+)
+def test_arithmetic_promises_no_more_than_is_held(settings_for: Callable[..., Any], changes: dict[str, Any]) -> None:
+    """The bound is below the simulated peaks of training and of generation, and not far below where it decides."""
+    from memprof.plan.floor import least_bytes
+    from memprof.simulate.fit import run_row
+
+    settings = settings_for(**{"recipe": "lean", "completion_length": 300, "generation_batch": 4, **changes})
+    held = {
+        phase: {name: n for name, n in categories.items() if name != "workspace"}
+        for phase, categories in run_row(settings.to_dict(), None)["phase_categories"].items()
+    }
+    training, generation = least_bytes(settings, find_config(settings.model), _piece_tokens(settings))
+    assert training <= max(sum(held[phase].values()) for phase in ("forward", "backward"))
+    assert generation <= sum(held["generate"].values())
+    assert generation > 0.4 * (held["generate"]["weights"] + held["generate"]["kv_cache"])
+    if settings.checkpointing == "none" and not settings.tiled_mlp:  # one of two layers, MLP's factors and attention
+        assert training - held["forward"]["weights"] > 0.1 * held["forward"]["activations"]
 
 
 def test_auto_is_no_kind_to_keep() -> None:

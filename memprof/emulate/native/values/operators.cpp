@@ -5,10 +5,11 @@
  * Then it calls the operator's CPU kernel on aliases of the same memory and copies the results into the real outputs.
  *
  * An operator without a CPU kernel, or with a tensor above MEMPROF_EMULATE_VALUES_MAX elements, is left uncomputed; its new
- * outputs are zeros where they are small. Triton kernels are no aten operators (memprof/emulate/startup has them).
+ * outputs are zeros where they are small. Triton kernels are no aten operators (memprof/emulate/triton_values.py has them).
  */
 #include "aliases.hpp"
 #include "attention.hpp"
+#include "products.hpp"
 #include "randomness.hpp"
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <set>
@@ -71,22 +72,23 @@ bool run_on_host(const Call& call, Stack& host) {
   return true;
 }
 
-bool compute_attention(const Call& call, const Stack& stack) {
-  if (call.name.find("aten::_scaled_dot_product_") != 0) return false;
+/* What the CPU has no kernel for, and is computed here. */
+bool compute_here(const Call& call, const Stack& stack) {
+  if (call.name.find("aten::_scaled_dot_product_") != 0 && call.name.find(".dtype") == std::string::npos) return false;
   std::vector<IValue> host(call.n_in);
   for (size_t i = 0; i < call.n_in; i++)
     if (!to_host(call.in[i], host[i], random_source())) return false;
   std::vector<at::Tensor> outs;
   for (size_t i = stack.size() - call.n_out; i < stack.size(); i++) outs.push_back(stack[i].isTensor() ? stack[i].toTensor() : at::Tensor());
   at::AutoDispatchBelowAutograd guard;
-  return attention(call.name, host, outs);
+  return attention(call.name, host, outs) || product(call.name, host, outs);
 }
 
 /* Puts values into the outputs on the stack; false where there are none to be had. */
 bool compute(const Call& call, Stack& stack) {
   if (call.original.no_cpu) return false;
   try {
-    if (compute_attention(call, stack)) return true;
+    if (compute_here(call, stack)) return true;
     Stack host;
     if (!run_on_host(call, host)) return false;
     for (size_t i = 0; i < call.n_out; i++) put(stack[stack.size() - call.n_out + i], host[host.size() - call.n_out + i]);

@@ -1,0 +1,131 @@
+"""Advice for runs that do not say how they were configured, and which change is named first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from memprof.reports.document.build import build_document
+
+from memprof.advice import estimated_advice
+from memprof.advice.candidates import candidates_for
+from memprof.advice.estimate import run_of
+from memprof.advice.ranking import ranked
+from memprof.config.settings import Settings
+from tests.advice.reports import GIB, report
+
+VLLM = "/x/site-packages/vllm/v1/worker/gpu_model_runner.py:4000 _allocate_kv_cache_tensors"
+VERL = "/x/site-packages/verl/workers/fsdp_workers.py:700 generate_sequences"
+
+
+def made(category: str, n_bytes: int, *stack: str) -> dict[str, Any]:
+    return {
+        "address": 1, "bytes": n_bytes, "each_bytes": n_bytes, "count": 1, "category": category, "detail": None,
+        "evidence": "stack", "rule": None, "alternatives": [], "phase": "forward", "born_us": None, "died_us": None,
+        "retained": False, "stack": list(stack),
+    }  # fmt: skip
+
+
+def foreign(phases: dict[str, dict[str, int]], *largest: dict[str, Any], **peak: Any) -> dict[str, Any]:
+    found = report(phases, None, "cuda", **peak)
+    found["peak"]["largest"] = list(largest)
+    return found
+
+
+def test_an_engines_pool_that_is_most_of_the_peak_is_addressed_first() -> None:
+    held = {"kv_cache": 17 * GIB, "weights": 2 * GIB, "gradients": GIB}
+    first = estimated_advice(foreign({"forward": held}, made("kv_cache", 17 * GIB, VLLM)))[0]
+    assert first["id"] in ("engine_share", "engine_sleep")
+    ids = {e["id"]: e for e in estimated_advice(foreign({"generate": held}, made("kv_cache", 17 * GIB, VLLM)))}
+    assert ids["engine_share"]["saves_bytes"] == 17 * GIB // 3
+    assert ids["engine_share"]["setting"] == (
+        "lower gpu_memory_utilization; or lower max_model_len, so that a smaller pool is enough"
+    )
+    assert "engine_sleep" not in ids
+
+
+def test_settings_are_in_the_words_of_the_framework_that_ran() -> None:
+    held = {"kv_cache": 9 * GIB, "weights": GIB}
+    found = estimated_advice(foreign({"generate": held}, made("kv_cache", 9 * GIB, VLLM, VERL)))[0]
+    assert found["setting"].startswith("lower actor_rollout_ref.rollout.gpu_memory_utilization")
+
+
+def test_a_cache_without_an_engine_follows_the_batch() -> None:
+    held = {"kv_cache": 9 * GIB, "weights": GIB}
+    found = estimated_advice(foreign({"generate": held}))[0]
+    assert (found["id"], found["saves_bytes"]) == ("fewer_sequences", 9 * GIB // 2)
+
+
+def test_two_lines_that_make_nearly_everything_are_named() -> None:
+    held = {"activations": 78 * GIB, "weights": GIB // 4}
+    inner = "/x/site-packages/torch/nn/functional.py:9 linear"
+    lines = [
+        made("activations", 40 * GIB, inner, "/home/me/model.py:31 forward"),
+        made("activations", 38 * GIB, "/home/me/model.py:44 attend"),
+    ]  # fmt: skip
+    found = estimated_advice(foreign({"forward": held}, *lines))[0]
+    assert found["action"] == "Halve what model.py:31 forward and model.py:44 attend make: 78.00 GiB of activations"
+    assert found["saves_bytes"] == 39 * GIB
+
+
+def test_segments_that_grow_have_their_caveat_beside_a_sleeping_engine() -> None:
+    def costs(*stack: str) -> str:
+        found = foreign({"generate": {"weights": 8 * GIB}}, made("weights", 8 * GIB, *stack))
+        found["peak"]["inactive_split_bytes"] = 2 * GIB
+        return next(e["costs"] for e in estimated_advice(found) if e["id"] == "expandable_segments")
+
+    assert "refuse it" in costs(VLLM)
+    assert "refuse it" not in costs("/home/me/load.py:3 load")
+
+
+def test_with_an_engine_that_sleeps_it_is_not_advised() -> None:
+    settings = Settings(model="m", generation="vllm", vllm_enable_sleep_mode=True)
+    found = report({"forward": {"weights": 8 * GIB}}, settings)
+    found["peak"]["inactive_split_bytes"] = 4 * GIB
+    assert not [c for c in candidates_for(run_of(found)) if c.id == "expandable_segments"]
+
+
+def test_weights_that_are_only_read_can_be_in_fewer_bits() -> None:
+    found = estimated_advice(foreign({"load": {"weights": 11 * GIB}}))
+    assert [(e["id"], e["saves_bytes"]) for e in found] == [("smaller_weights", 11 * GIB // 2)]
+
+
+def row(name: str, saves: float, toll: int, exact: bool = True, peak: str = "allocated") -> dict[str, Any]:
+    return {"id": name, "saves_bytes": round(saves * GIB), "toll": toll, "exact": exact, "peak": peak}
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ([row("most", 10, 4, False), row("same", 5, 1), row("same for less", 4, 0)], "same for less"),
+        ([row("most", 10, 4, False), row("same, little", 1, 0)], "most"),
+        ([row("most", 30, 4, False), row("rounded", 18, 3, False)], "rounded"),
+        ([row("segments", 9, 0, peak="device"), row("same", 5, 1)], "same"),
+    ],
+)
+def test_the_first_thing_keeps_the_training_and_asks_for_least(rows: list[dict[str, Any]], first: str) -> None:
+    found = ranked(rows, {"oom": None})
+    assert found[0]["id"] == first
+    rest = [r["saves_bytes"] for r in found[1:]]
+    assert rest == sorted(rest, reverse=True)
+
+
+def test_after_a_failure_the_cheapest_that_is_enough_for_the_step_is_first() -> None:
+    rows = [row("QLoRA", 9, 4, False), row("other GPU", 8, 2, False), row("batch", 2, 1), row("little", 0.2, 0)]
+    rows += [row("segments", 1, 0, peak="device")]
+    oom = {"requested_bytes": GIB // 2, "device_free_bytes": 0, "fits_defragmented": True}
+    assert ranked(rows, {"oom": oom})[0]["id"] == "segments"
+    short = {**oom, "ahead": {"short_bytes": GIB}}
+    assert ranked(rows, {"oom": short})[0]["id"] == "batch"
+    assert ranked(rows, {"oom": {**oom, "fits_defragmented": False}})[0]["id"] == "batch"
+
+
+def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room() -> None:
+    found = report({"backward": {"weights": 4 * GIB, "activations": 8 * GIB, "gradients": 4 * GIB}}, None, "cuda")
+    found["advice"] = estimated_advice(found)
+    found["device_peak"] |= {"reserved_bytes": 16 * GIB, "active_bytes": 16 * GIB, "non_torch_bytes": 0}
+    roomy = {**found, "capacity": {"bytes": 80 * GIB, "from": "option"}}
+    tight = {**found, "capacity": {"bytes": 17 * GIB, "from": "option"}}
+    assert build_document(roomy).advice.first == "Nothing has to change: 64.00 of 80.00 GiB are left."
+    action = found["advice"][0]["action"]
+    assert build_document(tight).advice.first.startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")

@@ -1,0 +1,35 @@
+"""NCCL between two processes, each on its own emulated card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.emulate.launch import environment
+
+pytest.importorskip("torch")
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def test_collectives_ddp_and_fsdp_on_two_ranks() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", PROGRAMS / "collectives.py"]
+    done = subprocess.run(command, env=environment("24GiB", devices=2), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(line for line in done.stdout.splitlines() if line.endswith("all")) == [
+        "rank 0 has seen all",
+        "rank 1 has seen all",
+    ]
+
+
+def test_nccl_within_one_process_is_refused_by_name() -> None:
+    code = (
+        "import torch\n"
+        "try: torch.cuda.nccl.all_reduce([torch.ones(4, device=f'cuda:{i}') for i in range(2)])\n"
+        "except RuntimeError as error: print(error)"
+    )
+    env = environment("24GiB", devices=2)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "NCCL between the devices of one process is not emulated" in done.stdout
