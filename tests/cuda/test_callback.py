@@ -28,11 +28,6 @@ WATCHED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 EXPANDABLE = {"full-expandable": WATCHED["full"], "lora-kl-expandable": WATCHED["lora-kl"]}
-# 33 tokens decoded after the prompt: more than are recorded one by one.
-THINNED = {"thinned": {"lora": True, "prompt": 200, "completion": 34, "sequences": 16, "settings": {
-    "per_device_train_batch_size": 1, "num_generations": 16, "gradient_accumulation_steps": 16, "max_steps": 1,
-    **_CHECKPOINTED,
-}}}  # fmt: skip
 _COMMON = {"load", "generate", "reward", "forward", "backward", "optimizer_step"}
 
 # These run once more without the callback.
@@ -155,5 +150,4 @@ def test_there_was_something_to_learn(runs: Runs, name: str) -> None:
     for step in steps:
         assert step["reward_std"] > 0
         assert step["grad_norm"] > 0
-        assert step["loss"] != 0
     assert runs[name]["moved"]
