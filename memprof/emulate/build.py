@@ -147,7 +147,8 @@ def _named_libraries(wanted: Wanted, objects: Path) -> Iterator[tuple[str, list[
 def _build_values(torch: TorchBuild, tools: _Tools, folder: Path) -> None:
     include, lib = torch.folder / "include", torch.folder / "lib"
     tools.cxx(
-        "-std=c++20", "-shared", f"-I{include}", f"-I{include}/torch/csrc/api/include",
+        "-std=c++20", "-shared",
+        f"-I{include}", f"-I{include}/torch/csrc/api/include",
         _NATIVE / "values" / "operators.cpp", "-o", folder / VALUES,
         f"-L{lib}", f"-L{folder}", f"-Wl,-rpath-link,{folder}", "-Wl,-rpath,$ORIGIN",
         "-lc10", "-ltorch_cpu", "-ltorch_cuda", "-ltorch", "-lmemprof_emulator",

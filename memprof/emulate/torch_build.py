@@ -13,6 +13,9 @@ from memprof.errors import UsageError
 
 __all__ = ["TorchBuild", "find_torch"]
 
+# Before, the dispatcher does not hand out the kernels that the values' library calls.
+_OLDEST = (2, 9)
+
 
 @dataclass(frozen=True)
 class TorchBuild:
@@ -55,4 +58,6 @@ def find_torch() -> TorchBuild:
             "its own, such as pip install --no-deps 'torch===2.13.0' (three equals signs; the nvidia packages are not "
             "needed)."
         )
+    if tuple(int(n) for n in version.group(1).split(".")[:2]) < _OLDEST:
+        raise UsageError(f"memprof emulate works with torch 2.9 and later, and torch {version.group(1)} is installed.")
     return TorchBuild(folder, version.group(1), (int(cuda.group(1)), int(cuda.group(2))))

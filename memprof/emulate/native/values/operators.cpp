@@ -25,8 +25,11 @@ using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
+/* Its name is torch's to change. */
+using Kernel = std::decay_t<decltype(std::declval<const OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CUDA))>;
+
 struct Original {
-  c10::SafeKernelFunction kernel;
+  Kernel kernel;
   bool sized_by_values; /* how large the result is depends on the input's values */
   bool random;
   bool empty;           /* makes a tensor and leaves it uninitialised */
