@@ -59,7 +59,7 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
 
 
 def largest_rows(allocations: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
-    """Group allocations that are alike, the largest sum first."""
+    """Return the rows of groups of alike allocations, in the order given."""
     return [
         {
             "what": what(row), "bytes": row.bytes, "count": row.count, "each_bytes": row.each_bytes,
