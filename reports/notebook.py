@@ -59,7 +59,7 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
 
 
 def largest_rows(allocations: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
-    """Return the rows of groups of alike allocations, in the order given."""
+    """Group allocations that are alike, the largest sum first."""
     return [
         {
             "what": what(row), "bytes": row.bytes, "count": row.count, "each_bytes": row.each_bytes,

@@ -81,8 +81,8 @@ class Analysis(Views):
             A list of dicts: ``what``, ``bytes``, ``count``, ``each_bytes``, ``category``, ``detail``, ``evidence``,
             ``alternatives``, ``phase``, ``share`` (of all alive then) and ``stack``.
         """
-        whole = self.breakdown(self.instant_of(at)).active_bytes
-        return Largest(drawing().largest_rows(self.alike(n, at), whole))
+        alive = self.explain(at, top=None)
+        return Largest(drawing().largest_rows(alive, sum(a["bytes"] for a in alive))[:n])
 
     def _repr_html_(self) -> str:
         return drawing().analysis_fragment(self)

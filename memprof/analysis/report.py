@@ -139,7 +139,7 @@ def _peak(analysis: Views, allocations: int | None) -> dict[str, Any]:
         **_composition(analysis.peak),
         "non_torch_bytes": analysis.non_torch_bytes,
         "allocations": analysis.explain("peak", top=allocations),
-        "largest": [_group(found) for found in analysis.alike(None if allocations is None else _MAX_LARGEST)],
+        "largest": [_group(found) for found in analysis.largest(None if allocations is None else _MAX_LARGEST)],
     }
 
 

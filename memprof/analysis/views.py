@@ -263,7 +263,7 @@ class Views:
         """
         return [self.allocation(int(row)) for row in self._largest(self._alive(at, category, address), top)]
 
-    def alike(
+    def largest(
         self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
     ) -> list[dict[str, Any]]:
         """List what is alive at an instant as :meth:`explain` does, alike allocations folded, the largest sum first.

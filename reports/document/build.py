@@ -77,7 +77,7 @@ def document_of(
         report: the report where it says more than the analysis alone (the other ranks), redacted already.
     """
     report = analysis.to_dict() if (alone := report is None) else report
-    allocations, elsewhere = analysis.alike(_MAX_GROUPS), analysis.explain_phases()
+    allocations, elsewhere = analysis.largest(_MAX_GROUPS), analysis.explain_phases()
     if redact:
         from memprof.redact import redact as redacted
 
@@ -100,7 +100,7 @@ def build_document(
         report: the report as ``Analysis.to_dict`` gives it.
         series: the decimated timeline as ``Analysis.series`` gives it; without it the document has no timeline.
         label: a title of the reader's choice; default: the model and step, or the file's name.
-        allocations: groups of those alive at the peak (``Analysis.alike``), where more are known than the report
+        allocations: groups of those alive at the peak (``Analysis.largest``), where more are known than the report
             lists.
         elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """

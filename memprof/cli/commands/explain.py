@@ -60,7 +60,7 @@ def command(
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
-    groups = redacted(analysis.alike(most, at, category, where), redact)
+    groups = redacted(analysis.largest(most, at, category, where), redact)
     singles = redacted(analysis.explain(at, category, most, where), redact)
     _emit(groups, singles, at, output, full_stacks)
 
