@@ -46,11 +46,12 @@ _KINDS = {
     "memprof.explain/1": "explain",
     "memprof.compare/1": "compare",
     "memprof.plan/1": "plan",
+    "memprof.serving/1": "serving",
 }
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1`` and ``plan/1``."""
+    """Return the JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1``, ``plan/1``, ``serving/1``."""
     text = files("memprof.reports").joinpath("report.schema.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Document, Part, Row
 from memprof.reports.document.tables import allocation_rows, category_parts
-from memprof.reports.document.text import amount, category_label, percent, where_words
+from memprof.reports.document.text import amount, percent, where_words
 from memprof.reports.html.elements import what
 from memprof.reports.html.report import write_html
 from memprof.reports.palette import FALLBACK, LIGHT
@@ -24,7 +24,6 @@ __all__ = [
     "breakdown_fragment",
     "document_fragment",
     "largest_fragment",
-    "largest_rows",
     "write_page",
 ]
 
@@ -58,24 +57,11 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
 
-def largest_rows(allocations: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
-    """Group allocations that are alike, the largest sum first."""
-    return [
-        {
-            "what": what(row), "bytes": row.bytes, "count": row.count, "each_bytes": row.each_bytes,
-            "category": row.category, "detail": row.detail or None, "evidence": row.evidence,
-            "alternatives": list(row.alternatives), "phase": row.phase or None, "share": row.share,
-            "stack": list(row.whole_stack),
-        }
-        for row in allocation_rows(allocations, whole)
-    ]  # fmt: skip
-
-
 def largest_fragment(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return grouped allocations as a table in HTML."""
     cells = [
-        (escape(row["what"]), amount(row["bytes"]), _swatch(row["category"]) + escape(category_label(row["category"])))
-        for row in rows
+        (escape(what(row)), amount(row.bytes), _swatch(row.category) + escape(row.category_label))
+        for row in allocation_rows(rows, sum(row["bytes"] for row in rows))
     ]
     return f'<div style="{_BOX}">{_table(cells, "Category", "Allocation", numeric=False)}</div>'
 

@@ -73,6 +73,7 @@ def assert_options(name: str, words: list[str]) -> None:
     assert command is not None, f"no command memprof {name}"
     if name == "run":
         return  # what follows the script is the script's
+    words = words[: words.index("--")] if "--" in words else words
     known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = {word.split("=")[0].strip("[]") for word in words if re.match(r"\[?--?[a-z]", word)}
     # In prose an option may stand for two: --a/--no-a, --flash|efficient.

@@ -13,6 +13,8 @@ main = group_of(
         "table": ("comparisons:print_table", "Print the table of docs/accuracy.md; update the expected error."),
         "real-step": ("real_step", "Compare a real TRL step on the CPU with its simulation, in order."),
         "decisions": ("decisions", "Count fits-or-not verdicts that are right and wrong."),
+        "emulated": ("emulated.matrix", "Run TRL on emulated cards, with the real allocator, and simulate the same."),
+        "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
         "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),
         "claims": ("claims", "Check claims about GRPO's memory, for docs/faq.md."),

@@ -70,19 +70,11 @@ class Analysis(Views):
         drawing().write_page(self, page)
         return page
 
-    def largest(self, n: int = 10, at: str = "peak") -> Largest:
-        """Return the ``n`` largest allocations alive at an instant, alike ones grouped into one.
-
-        Args:
-            n: how many groups.
-            at: as ``memprof explain --at``: ``peak``, ``device-peak``, ``phase:NAME`` or microseconds.
-
-        Returns:
-            A list of dicts: ``what``, ``bytes``, ``count``, ``each_bytes``, ``category``, ``detail``, ``evidence``,
-            ``alternatives``, ``phase``, ``share`` (of all alive then) and ``stack``.
-        """
-        alive = self.explain(at, top=None)
-        return Largest(drawing().largest_rows(alive, sum(a["bytes"] for a in alive))[:n])
+    def largest(
+        self, top: int | None = 10, at: str = "peak", category: str | None = None, address: int | None = None
+    ) -> Largest:
+        """List what is alive at an instant, alike allocations folded, the largest sum first; a notebook draws it."""
+        return Largest(super().largest(top, at, category, address))
 
     def _repr_html_(self) -> str:
         return drawing().analysis_fragment(self)

@@ -212,7 +212,9 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
     at = analysis.breakdown(event + 1)
     split = at.reserved_split
     requested, free = int(trace.size[event]), int(trace.address[event])
-    room, limited = _room(analysis, at, requested, free, limit := (recorded or {}).get("limit_bytes"))
+    limit = (recorded or {}).get("limit_bytes")
+    unlimited = limit is None and "limit_bytes" in (recorded or {})
+    room, limited = (free, False) if unlimited else _room(analysis, at, requested, free, limit)
     return {
         "requested_bytes": requested,
         "device_free_bytes": free,

@@ -24,9 +24,6 @@ class Drawing(Protocol):
     def largest_fragment(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Return grouped allocations as a piece of HTML."""
 
-    def largest_rows(self, allocations: Sequence[Mapping[str, Any]], whole: int) -> list[dict[str, Any]]:
-        """Group allocations that are alike, the largest sum first."""
-
     def write_page(self, analysis: Any, path: Path) -> None:
         """Write the page of an analysis."""
 

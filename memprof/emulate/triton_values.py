@@ -2,7 +2,7 @@
 
 A kernel ``_x_kernel`` whose module has its equal in torch operations beside it, as ``_x_tile`` with the same
 parameters, is computed by that: TRL's and memprof's own kernels have one. Any other runs in Triton's interpreter, where
-its grid is small. What remains uncomputed is counted by name.
+its grid is small. What remains uncomputed is counted by name, and noted in recordings.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import functools
 import inspect
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["UNCOMPUTED", "compute_launches"]
+from memprof.recording.cuda.emulated import UNCOMPUTED
 
-#: Launches whose results were left as they were, by the kernel's name.
-UNCOMPUTED: Counter[str] = Counter()
+__all__ = ["compute_launches"]
+
 # The interpreter takes about 10 ms a program.
 _MOST_PROGRAMS = 1024
 

@@ -11,7 +11,7 @@ from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.plan.grid import methods_for
-from memprof.plan.search import MAXIMIZE, ROUNDS, Row, halved, largest_of_each, row_of
+from memprof.plan.search import MAXIMIZE, ROUNDS, Row, halved, largest_of_each, most_of, row_of
 from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
@@ -94,7 +94,7 @@ def make_plan(
         if searched:
             rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
             best = best or _shrunk(machine, rows)
-        return Plan(base.model, gpu, rows, best, maximize, machine.executed, _notes(base))
+        return Plan(base.model, gpu, rows, best, maximize, machine.executed, _notes(base, best, maximize))
 
 
 def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Settings]]:
@@ -140,8 +140,10 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     return None
 
 
-def _notes(base: Settings) -> list[str]:
+def _notes(base: Settings, best: Row | None, maximized: str) -> list[str]:
     notes = ["the step was executed on fake tensors; reserved memory came from a model of CUDA's caching allocator"]
-    if base.load_in_4bit:
+    if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
+    if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):
+        notes.append(f"the search ended at {best.settings.sequence_length} tokens: the model was made for no more")
     return notes

@@ -13,7 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.settings import Settings
 from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["MAXIMIZE", "ROUNDS", "Row", "halved", "largest_of_each", "row_of"]
+__all__ = ["MAXIMIZE", "ROUNDS", "Row", "halved", "largest_of_each", "most_of", "row_of"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 #: So many more simulations a method gets at most.
@@ -105,7 +105,7 @@ class _Search:
 
     def __init__(self, row: Row, what: str, room: int) -> None:
         self.row, self._what, self._room = row, what, room
-        self._most = _most(row.settings, what)
+        self._most = most_of(row.settings, what)
         self.good: Row | None = row if row.fits else None
         self._bad: Row | None = None if row.fits else row
         self._last: Row | None = None
@@ -156,7 +156,7 @@ class _Search:
         return min(target, low * 16)
 
 
-def _most(settings: Settings, what: str) -> int:
+def most_of(settings: Settings, what: str) -> int:
     """Return how much is worth trying: for a context, at most what the model was made for."""
     if what != "context":
         return _LIMITS[what]

@@ -209,9 +209,14 @@ class Attachment:
         """
         if self._session is None:
             return None
-        from memprof.watch.rehearsal import rehearse
+        from memprof.watch.rehearsal import Rehearsed, rehearse
 
-        return rehearse(self, step, batch, *self._given)
+        call = functools.partial(step, *batch)
+        try:
+            peak = rehearse(self._session, call, *self._given, self._enter, self._inner, self._failed)
+        finally:
+            self._session.set_step(self._step)
+        return Rehearsed(peak, self.dump("a step was rehearsed"))
 
     def dump(self, reason: str = "asked for") -> Path | None:
         """Write what the ring holds now: the snapshot's path, or None where that could not be done."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.errors import UsageError
 from memprof.units import format_bytes
-
-if TYPE_CHECKING:
-    from memprof.watch.attach import Attachment
 
 __all__ = ["Rehearsed", "rehearse"]
 
@@ -28,16 +25,29 @@ class Rehearsed:
 
 
 def rehearse(
-    watch: Attachment, step: Callable[..., Any], batch: tuple[Any, ...], model: Any, optimizer: Any
-) -> Rehearsed:
-    """Call ``step(*batch)`` once as later steps will find the device, write a snapshot, and restore what it changed.
+    session: Any,
+    call: Callable[[], Any],
+    model: Any,
+    optimizer: Any,
+    enter: Callable[[str], Any],
+    leave: Callable[[Any], None],
+    failed: Callable[[BaseException], None],
+) -> int:
+    """Make one update as later steps will find the device, restore what it changed, and return its peak in bytes.
 
-    Parameters, buffers, gradients, optimizer state and random numbers are put back to the bit. What else ``step``
+    Parameters, buffers, gradients, optimizer state and random numbers are put back to the bit. What else it
     changes (counters, files, other processes) is not.
+
+    Args:
+        session: of the worker's recording.
+        call: makes the update.
+        model, optimizer: what is put back.
+        enter, leave: open and close a phase.
+        failed: is told what the update raises, before anything is put back.
 
     Raises:
         UsageError: there is no model or optimizer of torch's kind that could be put back.
-        BaseException: what ``step`` raises, after all is put back; out of memory is written first.
+        BaseException: what the update raises, after all is put back.
     """
     import torch
 
@@ -54,15 +64,14 @@ def rehearse(
             "torch optimizer (DeepSpeed and Megatron keep theirs elsewhere)."
         )
     kept = Kept(model, inner)
-    session = watch._session
     session.set_step(0)
     mark = session.enter_phase(Phase.OTHER.value, detail=REHEARSAL)
     try:
         _make_state(inner)
-        with TrainingPhases(model, watch._enter, watch._inner):
-            step(*batch)
+        with TrainingPhases(model, enter, leave):
+            call()
     except BaseException as error:
-        watch._failed(error)
+        failed(error)
         raise
     finally:
         if mark is not None:
@@ -71,8 +80,7 @@ def rehearse(
         kept.restore()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        session.set_step(watch._step)
-    return Rehearsed(peak, watch.dump("a step was rehearsed"))
+    return peak
 
 
 def _make_state(optimizer: Any) -> None:

@@ -208,4 +208,4 @@ def test_without_the_package_a_sentence_says_what_to_install(monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     result = call("mcp", runs)
-    assert (result.exit_code, "pip install 'grpo-memprof[mcp]'" in result.stderr) == (2, True), result.stderr
+    assert (result.exit_code, "pip install '.[mcp]'" in result.stderr) == (2, True), result.stderr

@@ -38,7 +38,7 @@ def device(
     return environment(card, devices=devices, event_delay_us=event_delay_us, context=CONTEXT, base=base, **more)
 
 
-def run(program: str, asked: Any, *, env: dict[str, str] | None = None, timeout: float = 240) -> Any:
+def run(program: str, asked: Any, *, env: dict[str, str] | None = None, timeout: float = 600) -> Any:
     """Run ``tests/cuda/programs/<program>.py`` and return what it answered."""
     command = [sys.executable, "-m", f"tests.cuda.programs.{program}", json.dumps(asked)]
     done = command_line(command, env=env, timeout=timeout)
@@ -47,7 +47,7 @@ def run(program: str, asked: Any, *, env: dict[str, str] | None = None, timeout:
 
 
 def command_line(
-    command: list[str], *, env: dict[str, str] | None = None, cwd: Path = ROOT, timeout: float = 240
+    command: list[str], *, env: dict[str, str] | None = None, cwd: Path = ROOT, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on the emulated card, whatever its exit code."""
     return subprocess.run(

@@ -122,6 +122,7 @@ def test_a_context_is_not_longer_than_the_model_was_made_for(
     plan = make_plan(_base(), "80GB")
     assert plan.best is not None
     assert plan.best.settings.sequence_length == 4096
+    assert any("the search ended at 4096 tokens" in note for note in plan.notes)
     # Several methods reach it: the first of them trains the most.
     assert plan.best.method == next(
         r.method for r in plan.rows if r.largest and r.largest.settings.sequence_length == 4096

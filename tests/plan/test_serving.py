@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from memprof.reports.json import validate
 
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import find_gpu
@@ -97,6 +98,7 @@ def test_the_command_answers_in_every_format() -> None:
     assert "| `max_num_seqs` | 64 |" in call(*asked, "--max-num-seqs", "64", "--format", "markdown").stdout
     data = json.loads(call(*asked, "--max-num-seqs", "64", "--json", "-").stdout)
     assert (data["schema"], data["basis"]) == ("memprof.serving/1", "modelled")
+    validate(data)
     assert data["fits"] is True
     assert call(*asked, "--max-num-seqs", "100000").exit_code == 4
 

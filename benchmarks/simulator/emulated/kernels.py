@@ -2,9 +2,9 @@
 
     python -m benchmarks.simulator emulated-kernels
 
-Writes ``tests/simulate/kernels/recorded.json``, which the tests hold the simulator against: for each card the sizes in
-bytes that each operation of ``tests/simulate/kernels/operations.py`` asked for and (negative) gave back, in order, and for each compute
-capability what ``torch._fused_sdp_choice`` answered.
+Writes ``tests/simulate/kernels/recorded.json``, which the tests hold the simulator against: for each card the bytes
+that each operation of ``tests/simulate/kernels/operations.py`` asked for and (negative) gave back, in order, and what
+``torch._fused_sdp_choice`` answered.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _BACKENDS = {0: "math", 1: "flash", 2: "efficient"}
 @click.command(help=__doc__)
 def main() -> None:
     from benchmarks.simulator.emulated.device import ask
-    from memprof.config.gpus import find_gpu
-
-    found = {card: ask("benchmarks.simulator.emulated.kernels", {}, find_gpu(card)) for card in _CARDS}
+    found = {card: ask("benchmarks.simulator.emulated.kernels", {}, card) for card in _CARDS}
     names = list(next(iter(found.values()))["operations"])
     plain = {
         "torch": found["H100"]["torch"],

@@ -29,12 +29,10 @@ _CHILD = "benchmarks.simulator.emulated.device_run"
 
 def measured(case: Case, history: Path | None = None) -> dict[str, Any]:
     """Train on the emulated card; what the real allocator counted at its highest, in bytes."""
-    from memprof.config.gpus import find_gpu
-
     question = {"settings": case.settings.to_dict(), "loaded": case.loaded}
     if history is not None:
         question["history"] = str(history)
-    return ask(_CHILD, question, find_gpu(case.card), alloc_conf=case.settings.alloc_conf)
+    return ask(_CHILD, question, case.card, alloc_conf=case.settings.alloc_conf)
 
 
 def simulated(case: Case) -> dict[str, Any]:

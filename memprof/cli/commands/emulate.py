@@ -17,6 +17,8 @@ from memprof.errors import UsageError
 __all__ = ["command"]
 
 _FOLDER = "_memprof_emulated"
+# Launchers by the modules behind them: a script of that name may be another environment's, with another torch.
+_LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
 
 
 @click.command(name="emulate", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -58,6 +60,8 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
         return None
     if not arguments:
         raise UsageError("memprof emulate wants a command: memprof emulate --gpu 24GB -- python train.py.")
+    if arguments[0] in _LAUNCHERS:
+        arguments = (sys.executable, "-m", _LAUNCHERS[arguments[0]], *arguments[1:])
     env = _environment(given)
     if (program := shutil.which(arguments[0], path=env["PATH"])) is None:
         raise UsageError(f"{arguments[0]}: there is no such command.")
@@ -76,7 +80,8 @@ def _environment(given: dict[str, Any]) -> dict[str, str]:
         values_max=given["values_max"],
         copy_max=given["copy_max"],
     )
-    options = {"output_dir": str(given["out"].absolute())}
+    # One step is recorded as such: the callback would wait for the second, where the optimizer's state is there.
+    options = {"output_dir": str(given["out"].absolute()), "steps": (1,) if given["steps"] == 1 else None}
     env[RECORD] = json.dumps({"options": options, "steps": given["steps"]})
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     return env

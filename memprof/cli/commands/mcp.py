@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from memprof.errors import UsageError
+from memprof.errors import UsageError, how_to_install
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
         from memprof.assistants.server import make_server
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("mcp", "anyio"):
-            raise UsageError("memprof mcp needs the mcp package: pip install 'grpo-memprof[mcp]'.") from None
+            raise UsageError(f"memprof mcp needs the mcp package: {how_to_install('mcp')}.") from None
         raise
     try:
         make_server(list(folders) or [Path()], Limits(limit, seconds, characters)).run("stdio")

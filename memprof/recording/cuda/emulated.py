@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 
-__all__ = ["emulation_notes"]
+__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_note"]
+
+#: Launches of Triton kernels whose results were left as they were, by the kernel's name.
+UNCOMPUTED: Counter[str] = Counter()
 
 
 def emulation_notes(env: Mapping[str, str] | None = None) -> list[str]:
@@ -31,3 +35,11 @@ def emulation_notes(env: Mapping[str, str] | None = None) -> list[str]:
     if float(env.get("MEMPROF_EMULATE_CAPABILITY", "9.0")) in (9.0, 10.0):
         notes.append("on this card torch would take cuDNN's attention; the emulated one takes flash attention")
     return notes
+
+
+def uncomputed_note() -> list[str]:
+    """Return a note on the Triton kernels that were not computed so far; [] where all were."""
+    if not UNCOMPUTED:
+        return []
+    names = ", ".join(f"{name} ({count})" for name, count in UNCOMPUTED.most_common(5))
+    return [f"Triton kernels that were not computed on the emulated device, with their launches: {names}"]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memprof.recording.cuda.backend import CudaBackend, TorchCuda
-from memprof.recording.cuda.emulated import emulation_notes
+from memprof.recording.cuda.emulated import emulation_notes, uncomputed_note
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
@@ -68,6 +68,7 @@ class CudaHistory:
         backend: CudaBackend | None = None,
     ) -> None:
         self.notes: list[str] = emulation_notes()
+        self._uncomputed: list[str] = []
         self.on_oom: Callable[[], None] | None = None
         self.index = device.index or 0
         self._backend: CudaBackend = backend if backend is not None else TorchCuda()
@@ -241,6 +242,8 @@ class CudaHistory:
         if self._final is None:
             self._resume()
         raw = self._final if self._final is not None else self._snapshot()
+        self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_note())]
+        self._uncomputed = now
         traces = raw.get("device_traces") or []
         trace = traces[self.index] if self.index < len(traces) else []
         stop_us = self._stop_us or self.now_us()

@@ -19,7 +19,8 @@ __all__ = ["early_bytes", "hidden_bytes"]
 _ATEN = torch.ops.aten
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_ROOMY = 2048  # threads of a multiprocessor whose shared memory holds the larger tiles, too
+# Threads of a multiprocessor whose shared memory holds the larger tiles, and of one that has a kernel that splits them.
+_ROOMY, _CRAMPED = 2048, 1536
 _FEW_IDS = 3072  # up to which nothing is sorted by cub's large kernels
 _CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel works on
 
@@ -48,7 +49,7 @@ def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], car
 
 def _flash_splits(blocks: int, keys: int, width: int, card: Processors) -> int:
     """Follow ``num_splits_heuristic``: the fewest splits that use 85 % of what the best number of them uses."""
-    slots = 2 * card.count
+    slots = 2 * card.number
     parts = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
     if blocks >= 0.8 * slots:
         return 1
@@ -80,8 +81,9 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any]
     sums, half = batch * heads * tokens * 4, query.element_size() < 4
     wide = half and 64 < width <= 128
     block = 128 if wide and card.threads == _ROOMY else 64
-    locks = -(-tokens // block) * -(-width // block if wide else 1) * 16
-    more = 3 * 2**16 if wide and block == 64 else 0  # tiles of dK and dV that do not fit into shared memory
+    cramped = wide and card.threads == _CRAMPED
+    locks = -(-tokens // block) * (-(-width // block) if cramped else 1) * 16
+    more = 3 * 2**16 if cramped else 0  # tiles of dK and dV that do not fit into shared memory
     work = batch * heads * (_up(tokens, block) * _up(width, 32) * 4 + locks + more)
     if half:
         return [[sums, work]]

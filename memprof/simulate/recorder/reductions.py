@@ -20,7 +20,7 @@ _FEWEST, _MOST = 16, 256  # values a thread sums
 class Processors(NamedTuple):
     """Hold a card's number of streaming multiprocessors, and the threads that one of them can hold."""
 
-    count: int
+    number: int
     threads: int
 
 
@@ -96,7 +96,7 @@ def _divided(
     if not across_warps:
         return []
     step_input *= height
-    target = processors.count * (processors.threads // (width * height))
+    target = processors.number * (processors.threads // (width * height))
     grid = _up(outputs // per_load, step_output)
     values = _up(inputs, step_input)
     if values < _MOST or grid > target:

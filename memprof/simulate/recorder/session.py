@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.allocator.model import CachingAllocator
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.session import Session
 from memprof.simulate.recorder.host_memory import PROCESS_BYTES
@@ -51,7 +52,7 @@ class FakeSession(Session):
             "rss_bytes": self._rss() if self.fake_recorder.cuda else None,
         }
         heap = self.fake_recorder.allocator
-        if self.fake_recorder.cuda:
+        if isinstance(heap, CachingAllocator):
             raw["memprof"]["highest"] = {"allocated_bytes": heap.max_allocated, "reserved_bytes": heap.max_reserved}
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}

@@ -142,6 +142,6 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
 def use_cuda_attention(
     wanted: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY
 ) -> Iterator[None]:
-    """Run attention as CUDA would choose on a card of this compute capability, while open; ``wanted`` as in ``--attn``."""
+    """Run attention as CUDA would choose it on such a card, while open; ``wanted`` as in ``--attn``."""
     with patching((torch_names.ATTENTION, _attention(wanted, capability))):
         yield

@@ -19,12 +19,16 @@ Work = Callable[[], Any]
 #: dtype, width of a head, a mask, fewer heads for keys, told of it, gradients wanted
 ATTENTION = [
     (*case, grouped, told)
-    for case in itertools.product(("bfloat16", "float16", "float32"), (64, 96, 128, 192, 256, 512), (False, True), (False, True))
+    for case in itertools.product(
+        ("bfloat16", "float16", "float32"), (64, 96, 128, 192, 256, 512), (False, True), (False, True)
+    )
     for grouped, told in ((False, False), (True, True))
 ]
 
 
-def attention_arguments(dtype: str, width: int, masked: bool, grad: bool, grouped: bool, device: str) -> tuple[Any, ...]:
+def attention_arguments(
+    dtype: str, width: int, masked: bool, grad: bool, grouped: bool, device: str
+) -> tuple[Any, ...]:
     """Make queries, keys, values ``[1, heads, 128, width]`` and a mask or None."""
     kind = getattr(torch, dtype)
     query = torch.empty(1, 4, 128, width, dtype=kind, device=device, requires_grad=grad)
@@ -33,10 +37,10 @@ def attention_arguments(dtype: str, width: int, masked: bool, grad: bool, groupe
     return query, key, key.clone(), mask
 
 
-def _sum(shape: tuple[int, ...], over: Any, dtype: str = "bfloat16", how: str = "sum", **more: Any) -> Callable[[str], Work]:
+def _sum(shape: tuple[int, ...], over: Any, dtype: str = "bfloat16", how: str = "sum") -> Callable[[str], Work]:
     def make(device: str) -> Work:
         x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        return lambda: getattr(x, how)(**({} if over is None else {"dim": over}), **more)
+        return lambda: getattr(x, how)(**({} if over is None else {"dim": over}))
 
     return make
 
@@ -100,8 +104,9 @@ def _attention(dtype: str, tokens: int, heads: int, kv_heads: int, width: int, k
 
         def efficient() -> Any:
             out = aten._scaled_dot_product_efficient_attention(q, k, k, None, True, 0.0, True, scale=0.1)
+            wanted = [True, True, True, False]
             grads = aten._scaled_dot_product_efficient_attention_backward(
-                out[0], q, k, k, None, out[0], out[1], out[2], out[3], 0.0, [True, True, True, False], True, scale=0.1
+                out[0], q, k, k, None, out[0], out[1], out[2], out[3], 0.0, wanted, True, scale=0.1
             )
             return out, grads
 
@@ -122,10 +127,13 @@ def _product(rows: int, width: int) -> Callable[[str], Work]:
 OPERATIONS: dict[str, Callable[[str], Work]] = {
     **{f"sum {shape} over {over} {dtype}": _sum(shape, over, dtype) for shape, over, dtype in [
         ((2048, 896), 0, "bfloat16"), ((8, 256, 896), (0, 1), "bfloat16"), ((8, 256, 128), (0, 1), "bfloat16"),
-        ((2, 1000, 2048), (0, 1), "float32"), ((8, 2048, 4096), (0, 1), "float32"), ((1, 20480, 4096), (0, 1), "bfloat16"),
-        ((20480, 14336), 0, "bfloat16"), ((300, 50), 0, "float32"), ((512, 63), 0, "float32"), ((64, 8192), 1, "float32"),
+        ((2, 1000, 2048), (0, 1), "float32"), ((8, 2048, 4096), (0, 1), "float32"),
+        ((1, 20480, 4096), (0, 1), "bfloat16"), ((20480, 14336), 0, "bfloat16"), ((300, 50), 0, "float32"),
+        ((512, 63), 0, "float32"),
+        ((64, 8192), 1, "float32"),
         ((3, 100000), 1, "bfloat16"), ((2, 2, 500000), -1, "float32"), ((8, 20480), None, "float32"),
-        ((8, 20480), None, "bool"), ((8, 255), None, "bool"), ((8, 255), 1, "int32"), ((5_000_000,), None, "bfloat16"),
+        ((8, 20480), None, "bool"), ((8, 255), None, "bool"), ((8, 255), 1, "int32"),
+        ((5_000_000,), None, "bfloat16"),
         ((4, 14, 300, 64), (0, 2), "bfloat16"), ((16, 7, 1000), 1, "float32"),
     ]},
     "mean (8, 4096, 1024) over -1": _sum((8, 4096, 1024), -1, "float32", "mean"),
@@ -139,10 +147,14 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
     **{f"masked_scatter {shape}": _masked_scatter(shape) for shape in [(8, 255), (8, 2047), (2, 20479)]},
     **{f"embedding backward of {ids}": _embedding_backward(ids) for ids in (2048, 4096, 40960)},
     **{f"index_put of {n}, accumulate {add}": _index_put(n, add) for n in (1536, 40_000) for add in (False, True)},
-    **{f"{kind} {dtype} {tokens} tokens, {heads}/{kv} heads of {width}": _attention(dtype, tokens, heads, kv, width, kind)
+    **{f"{kind} {dtype} {tokens} tokens, {heads}/{kv} heads of {width}":
+           _attention(dtype, tokens, heads, kv, width, kind)
        for kind, dtype, tokens, heads, kv, width in [
-           ("flash", "bfloat16", 256, 14, 2, 64), ("flash", "bfloat16", 2048, 32, 8, 128), ("flash", "float16", 300, 4, 4, 96),
-           ("flash", "bfloat16", 4096, 4, 4, 128), ("flash", "bfloat16", 1, 32, 8, 128), ("efficient", "bfloat16", 300, 4, 4, 64),
+           ("flash", "bfloat16", 256, 14, 2, 64), ("flash", "bfloat16", 2048, 32, 8, 128),
+           ("flash", "float16", 300, 4, 4, 96),
+           ("flash", "bfloat16", 4096, 4, 4, 128),
+           ("flash", "bfloat16", 1, 32, 8, 128),
+           ("efficient", "bfloat16", 300, 4, 4, 64),
            ("efficient", "float32", 256, 14, 14, 64), ("efficient", "float16", 2048, 32, 32, 128),
        ]},
     "a product, with its workspace": _product(2048, 896),

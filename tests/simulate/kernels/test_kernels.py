@@ -27,7 +27,7 @@ def _peak(events: list[int]) -> int:
     return highest
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _simulated(card: str) -> dict[str, list[int]]:
     """Run every operation on fake tensors, as on this card; what each asked for and gave back."""
     from memprof.config.gpus import find_gpu
