@@ -140,11 +140,9 @@ FOREACH_DEVICES_IN_OPTIMIZERS = Target(
 )  # fmt: skip
 FOREACH_TYPES = Target("torch.optim.optimizer", "_foreach_supported_types", how=READ, needed_by=_SIMULATED)
 FOREACH_TYPES_OF_NORMS = Target(
-    "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED,
-)  # fmt: skip
-CONTIGUOUS_STRIDES = Target(
-    "torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED
+    "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED
 )
+CONTIGUOUS_STRIDES = Target("torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED)
 LOADER_ITERATOR = Target(
     "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip
@@ -154,6 +152,8 @@ KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
 AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
 ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
+SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
+FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)
 LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
 
 # -- attention's kernels ---------------------------------------------------------------------------------------------

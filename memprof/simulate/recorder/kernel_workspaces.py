@@ -17,6 +17,7 @@ from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 __all__ = ["early_bytes", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
+_FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
 _FLASH_BACKWARD: Any = torch_names.FLASH_BACKWARD.get()
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 # Threads of a multiprocessor whose shared memory holds the larger tiles, and of one that has a kernel that splits them.
@@ -182,7 +183,7 @@ def early_bytes(func: Any, args: tuple[Any, ...]) -> list[int]:
     if func is _ATEN.embedding_dense_backward.default:
         ids = args[1].numel()
         return [ids * 8] * 2 if ids > _FEW_IDS else []
-    if func is not _ATEN._foreach_norm.Scalar or not args[0]:
+    if func is not _FOREACH_NORM or not args[0]:
         return []
     # ForeachReduceOp.cu: a partial norm of every chunk, as many for each tensor as for the largest.
     tensors = args[0]

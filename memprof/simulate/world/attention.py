@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_CAPABILITY", "sdpa_choice", "use_cuda_attention"]
 
 _FLASH: Any = torch_names.FLASH.get()
 _EFFICIENT: Any = torch_names.EFFICIENT.get()
-_SAFE_SOFTMAX: Any = torch.ops.aten._safe_softmax
+_SAFE_SOFTMAX: Any = torch_names.SAFE_SOFTMAX.get()
 _HALF = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)
 # Cards whose multiprocessors have too little shared memory for flash's backward over heads of 193 to 224.
