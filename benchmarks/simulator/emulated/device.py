@@ -12,11 +12,11 @@ from benchmarks.tabling import ROOT
 
 __all__ = ["ask"]
 
-# Values of small tensors only, and no large copies: a model may be larger than this machine's memory.
+# Values of small tensors only (masks of all tokens among them: the lean trainer trims by them), and no large copies: a model may be larger than this machine's memory.
 _ENVIRONMENT = """
 import json, sys
 from memprof.emulate.launch import environment
-print(json.dumps(environment(sys.argv[1], values_max=8192, copy_max=65536)))
+print(json.dumps(environment(sys.argv[1], values_max=65536, copy_max=65536)))
 """
 
 
