@@ -12,7 +12,8 @@ from benchmarks.tabling import ROOT
 
 __all__ = ["ask"]
 
-# Values of small tensors only (masks of all tokens among them: the lean trainer trims by them), and no large copies: a model may be larger than this machine's memory.
+# Values of small tensors only (masks of all tokens among them: the lean trainer trims by them), and no large copies:
+# a model may be larger than this machine's memory.
 _ENVIRONMENT = """
 import json, sys
 from memprof.emulate.launch import environment
