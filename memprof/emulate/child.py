@@ -23,13 +23,22 @@ __all__ = ["RECORD", "attach"]
 #: The environment variable that asks for a recording: the callback's options, and after how many steps to end.
 RECORD = "MEMPROF_EMULATE_RECORD"
 
+_attached = False
+
 
 def attach(values: bool) -> None:
-    """Wait for torch, Triton and transformers to be imported, and do what the environment asks for.
+    """Wait for torch, Triton and transformers to be imported, and do what the environment asks for, once a process.
+
+    A process that calls ``enter`` and whose parent had called it comes here twice; twice attached, every Triton kernel
+    would be computed twice.
 
     Args:
         values: compute what Triton's kernels would have written.
     """
+    global _attached
+    if _attached:
+        return
+    _attached = True
     if values:
         when_imported("triton.runtime.jit", compute_launches)
     if RECORD in os.environ:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ pytest.importorskip("trl")
 triton = pytest.importorskip("triton")
 
 from memprof import MemProfCallback  # noqa: E402
+from memprof.emulate.launch import environment  # noqa: E402
 from memprof.recording.cuda.emulated import UNCOMPUTED, uncomputed_note  # noqa: E402
 from tests.cuda.emulator.a_kernel import shifted_softmax, shifted_softmax_in_torch  # noqa: E402
 from tests.integrations import runs  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_any_kernel_with_a_small_grid_is_interpreted() -> None:
@@ -33,6 +38,23 @@ def test_a_kernel_with_a_large_grid_is_left_and_counted() -> None:
     assert not out.any()
     assert UNCOMPUTED["tests.cuda.emulator.a_kernel.shifted_softmax"] == before + 1
     assert "a_kernel.shifted_softmax (1)" in uncomputed_note()[0]
+
+
+def test_a_kernel_is_computed_once_where_a_parent_and_the_process_entered() -> None:
+    """As in a worker of pytest-xdist: what works in place would be off by a second pass."""
+    program = (
+        "from memprof.emulate.launch import enter; enter('H100')\n"
+        "import torch\n"
+        "from memprof.recording.cuda.emulated import UNCOMPUTED\n"
+        "from tests.cuda.emulator.a_kernel import shifted_softmax\n"
+        "x = torch.zeros(2000, 8, device='cuda')\n"
+        "shifted_softmax[(2000,)](x, x, 8, 1.5, BLOCK=8)\n"
+        "print(list(UNCOMPUTED.values()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment("24GB"), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines() == ["[1]"], done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
