@@ -20,13 +20,16 @@ from memprof.compat import trl
 from memprof.compat.transformers import ATTENTION_KIND
 from memprof.errors import UsageError
 from memprof.grpo.loss.head import add_lean_head
-from memprof.grpo.rows import Row, row_inputs
+from memprof.grpo.rows import Row, is_fake, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, pieces_of
-from memprof.grpo.step.scoring import blank, score_piece, write
-from memprof.grpo.techniques.layers import decoder_layers
+from memprof.grpo.step.scoring import blank, score_piece, score_without_graph, write
+from memprof.grpo.techniques.layers import decoder_layers, replace_forward
 
 __all__ = ["HostReference", "load_reference", "reference_place"]
+
+#: How far two ways through the same layers may differ, relative and absolute: their operators are the same.
+_SAME = 1e-2
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -96,12 +99,20 @@ class HostReference(torch.nn.Module):
     """Take the place of ``trainer.ref_model``. ``module``: the model in host memory; ``device``: where it computes.
 
     Its parameters are in host memory unless a pass is running. It has no ``forward``: :meth:`logps` is what it is for.
+
+    Before its first pass one sequence is run both ways, as layers one by one and by the model's own forward. Where the
+    two differ, or layers cannot be run so, all of it moves to the device for good, and the log says why.
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
         super().__init__()
         self.module, self.device = module, device
-        self.layers = decoder_layers(module)
+        self._looked, self._on_device = False, False
+        self._fault: str | None = None
+        try:
+            self.layers = decoder_layers(module)
+        except UsageError:
+            self.layers, self._fault = [], "its layers are not all decoder layers with attention"
         inside = {id(tensor) for layer in self.layers for tensor in _tensors(layer)}
         self._around = [tensor for tensor in _tensors(module) if id(tensor) not in inside]
 
@@ -113,6 +124,48 @@ class HostReference(torch.nn.Module):
     @torch.no_grad()
     def logps(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
         """Return log-probabilities ``[B, T]`` of the rows' completions, 0 where there is no token."""
+        live = [row for row in rows if row.completion]
+        if live and not self._looked:
+            self._look(step, inputs, min(live, key=lambda row: row.length))
+        if self._on_device:
+            return score_without_graph(step, self.module, inputs, rows, want_entropy=False)[0]
+        return self._by_layers(step, inputs, rows)
+
+    def _look(self, step: StepContext, inputs: Mapping[str, Any], row: Row) -> None:
+        """Find out with one ``row`` whether layers can be run one by one; else move to the device, and say why."""
+        self._looked = True
+        if self._fault is None and not is_fake(inputs["prompt_ids"]):
+            try:
+                self._fault = self._difference(step, inputs, row)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever the model's own code makes of being called so
+                said = " ".join(str(error).split())
+                self._fault = f"its layers cannot be run one by one ({type(error).__name__}: {said})"
+        if self._fault is not None:
+            step.log.warn(f"the reference is held on the device: {self._fault}")
+            self.module.to(self.device)
+            self._on_device = True
+
+    def _difference(self, step: StepContext, inputs: Mapping[str, Any], row: Row) -> str | None:
+        """Compare a row's log-probabilities with those of the model's own forward, also with a layer at a time here."""
+        mine = self._by_layers(step, inputs, [row])
+        undo = [replace_forward(layer, self._brought) for layer in self.layers]
+        try:
+            with self._here(self._around):
+                scored = score_piece(step, self.module, inputs, Piece([row]), want_entropy=False, may_pack=False)
+        finally:
+            for take_off in undo:
+                take_off()
+        theirs = scored.logps[0]
+        same = torch.allclose(mine[row.index, : row.completion], theirs, rtol=_SAME, atol=_SAME)
+        return None if same else "its layers give other values when they are run one by one"
+
+    def _brought(self, layer: torch.nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._here(_tensors(layer)):
+            return inner(*args, **kwargs)
+
+    def _by_layers(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
         found, unused = blank(inputs), blank(inputs)
         pieces = pieces_of([row for row in rows if row.completion], step.settings.max_tokens_per_piece)
         if not pieces:
@@ -135,6 +188,9 @@ class HostReference(torch.nn.Module):
     @contextmanager
     def whole(self) -> Iterator[Any]:
         """Hold all of the model on the device, for inputs that cannot be cut into pieces."""
+        if self._on_device:
+            yield self.module
+            return
         with self._here(list(_tensors(self.module))):
             yield self.module
 

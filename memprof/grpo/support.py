@@ -11,7 +11,7 @@ from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 
-__all__ = ["check_supported", "whole_batch_reason"]
+__all__ = ["check_supported", "refuse_other_trainers", "whole_batch_reason"]
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -42,6 +42,25 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
 
 
+def refuse_other_trainers(kind: type, trained_as: type) -> None:
+    """Refuse a class that mixes the lean trainer into another of TRL's trainers.
+
+    Args:
+        kind: the class of the trainer.
+        trained_as: ``trl.GRPOTrainer``.
+
+    Raises:
+        UsageError: the other trainer is named. Its loss and arguments are not GRPO's.
+    """
+    for base in kind.__mro__:
+        theirs = base.__module__.startswith("trl.") and base.__name__.endswith("Trainer") and base.__name__[0] != "_"
+        if theirs and not issubclass(base, trained_as):
+            raise UsageError(
+                f"LeanGRPOTrainer trains with GRPO's loss and cannot be combined with {base.__name__}: use "
+                f"{base.__name__} itself, or GRPOTrainer's settings."
+            )
+
+
 def whole_batch_reason(trainer: Any) -> str | None:
     """Say why every step of this run goes through TRL's own path, or return None."""
     if not trainer.args.micro_splitting:
@@ -49,7 +68,10 @@ def whole_batch_reason(trainer: Any) -> str | None:
     if trainer.args.torch_compile:
         return "torch_compile compiles a forward without pieces"
     if trl.AUX_LOSS.of(trainer):
-        return "the router's auxiliary loss needs the tokens of all sequences in one graph"
+        return (
+            "the router's auxiliary loss needs the tokens of all sequences in one graph "
+            "(router_aux_loss_coef=0 leaves that loss out, and the step is cut into pieces)"
+        )
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:

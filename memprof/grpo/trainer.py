@@ -14,7 +14,7 @@ from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
-from memprof.grpo.generation import sequences_together
+from memprof.grpo.generation import PassSize
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.reference import HostReference, load_reference, reference_place
@@ -25,7 +25,7 @@ from memprof.grpo.step.objective import Handover, Objective
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
-from memprof.grpo.support import check_supported, whole_batch_reason
+from memprof.grpo.support import check_supported, refuse_other_trainers, whole_batch_reason
 from memprof.grpo.techniques.apply import Techniques
 from memprof.grpo.techniques.layers import counts_padding
 from memprof.grpo.techniques.rounding import rounded_optimizer
@@ -50,6 +50,7 @@ class LeanGRPOTrainer(GRPOTrainer):
     """
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
+        refuse_other_trainers(type(self), GRPOTrainer)
         require("lean")
         name = model if isinstance(model, str) else transformers.MODEL_NAME.of(model.config, "") or "model"
         lean = LeanGRPOConfig.of(args, f"{name.rstrip('/').split('/')[-1]}-GRPO")
@@ -57,6 +58,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
         self._handover = Handover()
         self._once_log = OnceLog()
+        self._pass_size = PassSize()
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
         choose_weights(lean, chosen)
@@ -192,13 +194,11 @@ class LeanGRPOTrainer(GRPOTrainer):
         size = len(prompt_ids)
         engine = trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self)
         if not (engine or images or multimodal_fields):
-            step = self.step_context()
-            size = step.ranks.least(sequences_together(step, prompt_ids))
+            size = self._pass_size.of(self.step_context(), prompt_ids)
         generate = super()._generate_single_turn
         if size >= len(prompt_ids):
             found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
-            self._once_log.say(f"{size} of {len(prompt_ids)} sequences generate at a time")
             parts = [
                 generate(prompt_ids[start : start + size], images, multimodal_fields, *more, **options)
                 for start in range(0, len(prompt_ids), size)

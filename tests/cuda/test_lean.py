@@ -25,7 +25,6 @@ CASES: dict[str, dict[str, Any]] = {
     "generation": {"lora": True, "settings": {
         "generation_batch": 2, "generation_cache": "offloaded", "checkpointing": "mlp"}},
     "shared-prefix": {"lora": True, "settings": {"beta": 0.04, "prefix_sharing": True, "packing": True}},
-    "selective-shared-prefix": {"lora": True, "settings": {"checkpointing": "selective", "prefix_sharing": True}},
 }  # fmt: skip
 LATE_US = 2000
 

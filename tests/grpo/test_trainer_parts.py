@@ -120,11 +120,35 @@ def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.Mo
     prompt, _ = generation.prompt_bytes(model.config, 10, 4, adapters=False, tile=None)
     each = max(decode, prompt)
     assert min(decode - cache_bytes(model.config, 30, 4), prompt - cache_bytes(model.config, 10, 4)) > 0
-    for free, expected in ((100 * each, 8), (4.8 * each, 4), (0.1 * each, 1)):
+    for free, expected in ((100 * each, 8), (9 * each, 4), (4.8 * each, 4), (0.1 * each, 1)):
         monkeypatch.setattr(device, "free_bytes", lambda device, free=free: free)
         assert generation.sequences_together(step, prompts) == expected
-    step.settings.generation_batch = 3
-    assert generation.sequences_together(step, prompts) == 3
+    for asked, expected in ((3, 3), (7, 4), (8, 8)):
+        step.settings.generation_batch = asked
+        assert generation.sequences_together(step, prompts) == expected
+
+
+def test_the_size_of_passes_is_kept_until_it_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from memprof.grpo import generation
+    from memprof.grpo.once_log import OnceLog
+
+    log = OnceLog()
+    step: Any = SimpleNamespace(
+        settings=SimpleNamespace(generation_batch=None), ranks=SimpleNamespace(least=lambda n: n), log=log
+    )
+    size, room = generation.PassSize(), [0]
+    monkeypatch.setattr(generation, "_most_together", lambda step, prompts: min(room[0], len(prompts)))
+    found = []
+    # Room for so many, and prompts: 7 of 8 is kept, 3 is less than that.
+    for room[0], count in ((9, 8), (7, 8), (99, 8), (99, 6), (99, 2), (3, 8), (99, 8), (99, 3)):
+        found.append(size.of(step, [[1]] * count))
+    assert found == [8, 4, 4, 6, 2, 3, 3, 3]
+    assert "8 sequences generate in 2 passes of at most 4: about 2 times the decode steps of one pass over all" in (
+        log.said
+    )
+    assert any(line.startswith("the free memory holds 3 sequences") for line in log.said)
 
 
 @pytest.mark.parametrize("adapters", [False, True])
@@ -272,6 +296,8 @@ def test_dtype_of_a_model_given_as_a_string(
 
 @pytest.mark.trl
 def test_what_is_refused(tmp_path: Path) -> None:
+    from trl import RLOOTrainer
+
     model = tiny_llama()
     for settings_given, words in [
         ({"optim": "lomo"}, "inside the backward"),
@@ -289,6 +315,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return super()._compute_loss(model, inputs)
 
+    class Mixed(LeanGRPOTrainer, RLOOTrainer):  # type: ignore[misc, unused-ignore]
+        pass
+
+    with pytest.raises(UsageError, match="cannot be combined with RLOOTrainer"):
+        Mixed(model, length_reward, LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False))
     with pytest.raises(UsageError, match="overridden _compute_loss"):
         Other(model, length_reward, LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, exact_two_pass="never"))
 
@@ -315,6 +346,8 @@ def test_moe_takes_trls_own_step(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     )
     trainer = build("lean", MixtralForCausalLM(config), tmp_path, max_steps=1)
     assert "router's auxiliary loss" in caplog.text
+    assert "router_aux_loss_coef=0" in caplog.text
+    assert build("lean", MixtralForCausalLM(config), tmp_path, router_aux_loss_coef=0)._whole_batch_reason is None
     trainer.train()
     assert trainer.state.global_step == 1
     assert "aux_loss" in trainer.state.log_history[0]
