@@ -65,13 +65,17 @@ class Reader:
         except (OSError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"{text!r:.200} cannot be read ({reason}).") from None
-        if not any(path == root or root in path.parents for root in self.roots):
+        # A folder's _memprof is read too, and may be a link.
+        if not all(self._allowed(place) for place in (path, (path / "_memprof").resolve())):
             named = ", ".join(map(str, self.roots))
             raise InputError(f"{text!r:.200} is outside the folders this server may read: {named}.")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise InputError(f"{text!r:.200} is neither a file nor a folder.")
         self._check_size(path)
         return str(path)
+
+    def _allowed(self, path: Path) -> bool:
+        return any(path == root or root in path.parents for root in self.roots)
 
     def _check_size(self, path: Path) -> None:
         files = [path] if path.is_file() else [Path(at, name) for at, _, names in os.walk(path) for name in names]

@@ -75,16 +75,15 @@ def sort_dumps(
 
 def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
     """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
-    from memprof.analysis.ranks.files import unrecognised
+    from memprof.analysis.ranks.files import linked_snapshots, unrecognised
 
     shown = {recording.path for recording in group.shown}
-    strangers = unrecognised(folder, found)
-    if strangers:
-        more = f" and {len(strangers) - _MOST_STRANGERS} more" if len(strangers) > _MOST_STRANGERS else ""
+    if strangers := unrecognised(folder, found):
         group.notes.append(
-            f"Not read, for nothing in the name says that it is a memory snapshot: "
-            f"{', '.join(map(str, strangers[:_MOST_STRANGERS]))}{more}."
+            f"Not read, for nothing in the name says that it is a memory snapshot: {_first_of(strangers)}."
         )
+    if links := linked_snapshots(folder):
+        group.notes.append(f"Not read, for links are not followed: {_first_of(links)}.")
     steps = {recording.step for recording in group.shown}
     rows = []
     for recording in found:
@@ -106,6 +105,11 @@ def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> lis
             }
         )
     return rows
+
+
+def _first_of(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - _MOST_STRANGERS} more" if len(paths) > _MOST_STRANGERS else ""
+    return f"{', '.join(map(str, paths[:_MOST_STRANGERS]))}{more}"
 
 
 def _peak(report: Mapping[str, Any] | None) -> int | None:

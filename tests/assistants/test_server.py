@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memprof.errors import InputError
 from tests.cli.test_cli import call
 from tests.cli.test_report_ranks import record
 from tests.oom.wordings import WORDINGS
@@ -150,6 +151,23 @@ def test_a_hostile_path_is_refused_in_a_sentence(runs: Path, path: str, says: st
         assert good, text  # the server goes on
 
     with_client(talk, runs, cwd=runs)
+
+
+def test_a_folder_whose_recordings_are_a_link_to_elsewhere_is_refused(runs: Path) -> None:
+    """``report`` looks into ``_memprof`` below a folder, which can be a link."""
+    outside = runs.parent / "outside"
+    record(outside / "step-000001.rank-0.pickle", 2)
+    (runs / "linked").mkdir()
+    (runs / "linked" / "_memprof").symlink_to(outside)
+    (runs / "inside").mkdir()
+    (runs / "inside" / "_memprof").symlink_to(runs / "ranks")
+
+    commands = pytest.importorskip("memprof.assistants.commands")
+    reader = commands.Reader([runs], commands.Limits())
+    with pytest.raises(InputError, match="outside the folders"):
+        reader.path("linked")
+    assert reader.path("inside") == str(runs / "inside")
+    assert reader.path("a.pickle") == str(runs / "a.pickle")
 
 
 def test_a_huge_file_and_a_long_answer_are_bounded(runs: Path) -> None:

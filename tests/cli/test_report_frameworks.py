@@ -215,6 +215,15 @@ def test_a_damaged_dump_and_a_stranger_are_named(tmp_path: Path) -> None:
     assert any("dataset.pickle" in note for note in report["notes"])
 
 
+def test_a_link_is_not_followed_and_is_named(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        record(tmp_path / "step3" / f"torch_memory_rank{rank}_pid1.pickle", 2)
+    (tmp_path / "step3" / "torch_memory_rank7_pid9.pickle").symlink_to("torch_memory_rank0_pid1.pickle")
+    report = report_of(tmp_path)
+    assert "recordings" not in report  # both are shown, so no table says which is not
+    assert any("links are not followed: step3/torch_memory_rank7_pid9.pickle." in note for note in report["notes"])
+
+
 def test_two_files_of_one_rank_are_refused_by_name(tmp_path: Path) -> None:
     files = [record(tmp_path / f"torch_memory_rank0_pid{pid}.pickle", pid) for pid in (1, 2)]
     result = call("report", *files)

@@ -11,7 +11,7 @@ from pathlib import Path
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
 from memprof.errors import InputError, UsageError
 
-__all__ = ["Recording", "choose", "find_recordings", "recording_of", "unrecognised"]
+__all__ = ["Recording", "choose", "find_recordings", "linked_snapshots", "recording_of", "unrecognised"]
 
 # File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
@@ -80,15 +80,22 @@ def unrecognised(place: Path, found: Iterable[Recording]) -> list[Path]:
     ]
 
 
+def linked_snapshots(place: Path) -> list[Path]:
+    """List the links below ``place`` whose names are those of snapshots, relative to it: they are not followed."""
+    links = (path for path in _entries_below(place) if path.is_symlink())
+    return [path.relative_to(place) for path in links if path.name.endswith((".pickle", ".pickle.gz"))]
+
+
 def _files_below(place: Path) -> Iterator[Path]:
     """Yield the files below ``place`` in order, without hidden folders and links."""
+    return (path for path in _entries_below(place) if not path.is_symlink())
+
+
+def _entries_below(place: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(place):
         deep = len(Path(folder).relative_to(place).parts)
         folders[:] = sorted(f for f in folders if not f.startswith(".") and deep < _DEEPEST)
-        for name in sorted(names):
-            path = Path(folder, name)
-            if not path.is_symlink():
-                yield path
+        yield from (Path(folder, name) for name in sorted(names))
 
 
 def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
