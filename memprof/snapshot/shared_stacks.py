@@ -19,7 +19,8 @@ _NAME = b"\x8c\x06frames\x94"
 _FARTHEST = 1 << 16  # the name stands near the beginning: segments come first
 _LIST, _END, _STOP = b"]\x94(", b"e", b"."
 # References to objects seen before, by short and long number, and the list's end.
-_REFERENCES = re.compile(rb"(?:(?:j...\0){4}|j...\0|h.)+e", re.DOTALL)
+# Each byte string matches in one way only, so a list that goes on otherwise is given up in linear time.
+_REFERENCES = re.compile(rb"(?:j...\0|h.)+e", re.DOTALL)
 _LONGEST = 4096  # bytes of a list that is looked for by its end alone
 
 

@@ -52,6 +52,18 @@ def test_shared_lists_give_the_same_snapshot(tmp_path: Path, protocol: int) -> N
     assert len(lists) == (0 if protocol == 2 else 4)  # an older protocol is read as it is
 
 
+def test_a_list_that_ends_with_a_new_frame_stays_where_it_is(tmp_path: Path) -> None:
+    raw = raw_snapshot(40)
+    events = raw["device_traces"][0]
+    known = next(e["frames"] for e in events if len(e["frames"]) > 200)
+    events.append({**events[-1], "frames": [*known, {"filename": "new.py", "line": 1, "name": "new"}]})
+    file = tmp_path / "run.pickle"
+    file.write_bytes(pickle.dumps(raw, protocol=4))
+    snapshot = load_snapshot(file)
+    assert same(snapshot, snapshot_from_raw(read_plain(file), path=str(file)))
+    assert snapshot.stacks.of(int(snapshot.traces[0].stack[-1]))[-1].file == "new.py"
+
+
 def test_a_global_behind_the_lists_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.pickle"
     good = pickle.dumps(raw_snapshot(40), protocol=4)
