@@ -52,9 +52,13 @@ def replay(raw: dict[str, Any], events: int) -> dict[str, Any]:
 
 
 def _shifted(trace: list[Event], offset: int) -> Iterator[Event]:
+    lists: dict[int, list[Any]] = {}
     for index, event in enumerate(trace):
         copy = {**event, "time_us": event.get("time_us", index) + offset}
         # torch makes these anew for every event; shared, they would make the file smaller than a real one.
+        # A list of frames is one capture's: an event shares it with its twin, never with another round's.
+        if "frames" in copy:
+            copy["frames"] = lists.setdefault(id(copy["frames"]), list(copy["frames"]))
         if "pool_id" in copy:
             copy["pool_id"] = (copy["pool_id"][0], copy["pool_id"][1])
         if copy.get("compile_context"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -34,9 +34,13 @@ class Interner:
 
     torch shares frames, and sometimes whole ``frames`` lists, between events. So a list is looked up
     by its own identity, then by its frames' identities, and only then by content.
+
+    Args:
+        shared: the lists that stand in the data as their positions here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Sequence[Any] = ()) -> None:
+        self._shared = shared
         self.pools: list[tuple[int, int]] = [(0, 0)]
         self.metadata: list[str] = [""]
         self._pool_ids: dict[tuple[int, int], int] = {(0, 0): 0}
@@ -50,7 +54,9 @@ class Interner:
         self._alive: list[Any] = []
 
     def stack(self, frames: Any) -> int:
-        """Return the id of a list of frames; 0 where there are none."""
+        """Return the id of a list of frames, or of the position of a shared one; 0 where there are none."""
+        if type(frames) is int:
+            frames = self._shared[frames] if 0 <= frames < len(self._shared) else None
         if not frames or not isinstance(frames, (list, tuple)):
             return 0
         known = self._stack_by_identity.get(id(frames))
@@ -101,6 +107,7 @@ class Interner:
         self._stack_by_frames.clear()
         self._frame_by_identity.clear()
         self._alive.clear()
+        self._shared = ()
         return StackTable(frames=list(self._frames), stacks=list(self._stacks))
 
 
@@ -158,13 +165,11 @@ def _by_value(values: list[Any], intern: Callable[[Any], int]) -> I32:
         return np.fromiter(map(intern, values), np.int32, len(values))
 
 
-def _by_identity(objects: list[Any], intern: Callable[[Any], int]) -> I32:
-    """Return the ids of objects, calling ``intern`` once for each distinct object, in order of appearance."""
-    _, first, inverse = np.unique(_ints(map(id, objects), len(objects)), return_index=True, return_inverse=True)
-    ids = np.empty(len(first), np.int32)
-    for position in np.argsort(first, kind="stable").tolist():
-        ids[position] = intern(objects[first[position]])
-    return ids[inverse.reshape(-1)]
+def _stack_ids(lists: list[Any], interner: Interner) -> I32:
+    """Return the ids of lists of frames, interning each object and each position once, in order of appearance."""
+    keys = [v if type(v) is int else -id(v) for v in lists]
+    ids = {key: interner.stack(v) for key, v in dict(zip(keys, lists, strict=True)).items()}
+    return np.fromiter(map(ids.__getitem__, keys), np.int32, len(keys))
 
 
 def read_trace(events: list[Any], interner: Interner, device: int, notes: list[str]) -> Trace:
@@ -193,7 +198,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
         time_us=_times(events) if has_times else np.arange(count, dtype=np.int64),
         stream=_column(events, "stream"),
         pool=_optional(events, "pool_id", interner.pool),
-        stack=_by_identity(_values(events, "frames"), interner.stack),
+        stack=_stack_ids(_values(events, "frames"), interner),
         metadata=_optional(events, "user_metadata", interner.text),
         has_times=has_times,
     )

@@ -7,6 +7,7 @@ data is converted one device at a time, so that millions of dicts do not stay in
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
 from memprof.snapshot.extra import check_extra, clean, clean_text
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
-from memprof.snapshot.unpickle import collector_paused, read_plain
+from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.vocabulary import Kind
 
 __all__ = ["load_snapshot", "snapshot_from_raw"]
@@ -31,13 +32,17 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """
     file = Path(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
-        return snapshot_from_raw(read_plain(file), path=str(file), consume=True)
+        raw, stacks = read_shared(file)
+        return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)
 
 
-def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = False) -> Snapshot:
+def snapshot_from_raw(
+    raw: Any, path: str | None = None, *, consume: bool = False, stacks: Sequence[Any] = ()
+) -> Snapshot:
     """Convert the result of ``torch.cuda.memory._snapshot()`` to columns.
 
-    ``consume`` empties ``raw`` while it is read, which halves the memory needed.
+    ``consume`` empties ``raw`` while it is read, which halves the memory needed. ``stacks`` are the lists of frames
+    that stand in ``raw`` as their positions.
 
     Raises:
         InputError: ``raw`` is not a memory snapshot.
@@ -45,7 +50,7 @@ def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = Fals
     name = path or "the snapshot"
     try:
         with collector_paused():
-            return _from_raw(raw, path, name, consume)
+            return _from_raw(raw, path, name, consume, stacks)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -56,7 +61,7 @@ def snapshot_from_raw(raw: Any, path: str | None = None, *, consume: bool = Fals
         ) from None
 
 
-def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
+def _from_raw(raw: Any, path: str | None, name: str, consume: bool, stacks: Sequence[Any]) -> Snapshot:
     if isinstance(raw, list):
         raw = {"segments": raw, "device_traces": []}
     if not isinstance(raw, dict) or not ("segments" in raw or "device_traces" in raw):
@@ -71,7 +76,7 @@ def _from_raw(raw: Any, path: str | None, name: str, consume: bool) -> Snapshot:
     extra = check_extra(raw.get("memprof"), notes)
     settings, annotations = clean(raw.get("allocator_settings")), clean(raw.get("external_annotations"))
     version = _guess_version(raw, raw_segments, raw_traces)
-    interner = Interner()
+    interner = Interner(stacks)
     segments: dict[int, Segments] = {}
     blocks: dict[int, Blocks] = {}
     for device, part in _by_device(raw_segments, name).items():

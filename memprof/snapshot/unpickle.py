@@ -20,9 +20,10 @@ from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
 from memprof.snapshot.scan import check_opcodes, without_frames
+from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
-__all__ = ["collector_paused", "plain_from_bytes", "read_plain"]
+__all__ = ["collector_paused", "plain_from_bytes", "read_plain", "read_shared", "shared_from_bytes"]
 
 # Snapshots compress 5 to 30 times; a gzip file that grows by more than this was made to fill memory.
 _MAX_INFLATION = 200
@@ -63,18 +64,37 @@ def read_plain(path: Path) -> Any:
     return plain_from_bytes(_read_bytes(path), str(path))
 
 
+def read_shared(path: Path) -> tuple[Any, list[Any]]:
+    """Do :func:`read_plain`, with each distinct list of frames once.
+
+    Returns the data, in which ``"frames"`` may be a position, and the lists at these positions.
+    """
+    shared = shared_from_bytes(_read_bytes(path), str(path))
+    # What cannot be shared is read again as it is; held until now, its bytes would stand beside all the objects.
+    return (read_plain(path), []) if shared is None else shared
+
+
+def shared_from_bytes(data: bytes, name: str) -> tuple[Any, list[Any]] | None:
+    """Do :func:`read_shared` on a file's bytes; None where it has to be read as it is, errors told."""
+    try:
+        with collector_paused():
+            found = share_stacks(without_frames(_whole(data, name), name))
+            del data
+            if found is None:
+                return None
+            written, count = found
+            check_opcodes(written, name)
+            both = _PlainUnpickler(io.BufferedReader(io.BytesIO(written), 1 << 16)).load()
+    except Exception:  # anything, for damaged data: reading it as it is tells what is wrong
+        return None
+    if type(both) is not tuple or len(both) != 2 or type(both[1]) is not list or len(both[1]) != count:
+        return None
+    return both
+
+
 def plain_from_bytes(data: bytes, name: str) -> Any:
     """Do :func:`read_plain` on a file's bytes; error messages call the file ``name``."""
-    if not data:
-        raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
-    if data[:2] == b"\x1f\x8b":
-        data = _inflate(data, name)
-    needed, total = _BYTES_PER_BYTE * len(data), _physical_memory()
-    if needed > total:
-        raise InputError(
-            f"{name}: reading it would take about {format_bytes(needed)} of memory and this machine has "
-            f"{format_bytes(total)}; read it on a larger one, or record with a smaller max_entries."
-        )
+    data = _whole(data, name)
     with collector_paused():
         try:
             data = without_frames(data, name)
@@ -88,6 +108,25 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
                 f"{name}: not a memory snapshot, or damaged ({type(error).__name__} while reading); "
                 "expected what torch.cuda.memory._dump_snapshot writes."
             ) from None
+
+
+def _whole(data: bytes, name: str) -> bytes:
+    """Return a file's bytes, unpacked where they are gzip.
+
+    Raises:
+        InputError: there are none, or more than this machine can read.
+    """
+    if not data:
+        raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
+    if data[:2] == b"\x1f\x8b":
+        data = _inflate(data, name)
+    needed, total = _BYTES_PER_BYTE * len(data), _physical_memory()
+    if needed > total:
+        raise InputError(
+            f"{name}: reading it would take about {format_bytes(needed)} of memory and this machine has "
+            f"{format_bytes(total)}; read it on a larger one, or record with a smaller max_entries."
+        )
+    return data
 
 
 def _parse(data: bytes, name: str) -> Any:

@@ -337,7 +337,7 @@ def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
     recorder = (source.get("versions") or {}).get("memprof")
     if recorder and recorder != __version__:
         facts.append(Fact("recorded with memprof", plain(recorder)))
-    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes", "values below 0.005 GiB print as <0.01"))
+    facts.append(Fact("Units", "1 GiB = 2³⁰ bytes", "below 1 GiB in MiB; in GiB columns below 0.005 as <0.01"))
     if source.get("phases_known_by"):
         words = {"marks": "marks in the recording", "stacks": "stacks (inferred)", "none": "nothing"}
         facts.append(Fact("Phases known by", plain(words.get(source["phases_known_by"], source["phases_known_by"]))))

@@ -241,7 +241,7 @@ def _reproduce(data: Mapping[str, Any]) -> tuple[Fact, ...]:
     return (
         Fact("Command", f"memprof compare {' '.join(shown)} -o compare.html"),
         Fact("memprof", __version__),
-        Fact("Units", "1 GiB = 2³⁰ bytes", "values below 0.005 GiB print as <0.01"),
+        Fact("Units", "1 GiB = 2³⁰ bytes", "below 1 GiB in MiB; in GiB columns below 0.005 as <0.01"),
     )
 
 

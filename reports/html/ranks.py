@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Cell, RankRow, Ranks, RecordingRow
-from memprof.reports.document.text import gib, thousands
+from memprof.reports.document.text import amount, thousands
 from memprof.reports.html.elements import Child, Markup, column, el, section, swatch
 from memprof.reports.palette import slug
 
@@ -24,7 +24,7 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
     if ranks is None:
         return None
     worlds = f"{ranks.count} of {ranks.world_size} ranks" if ranks.count != ranks.world_size else f"{ranks.count} ranks"
-    note = f"{worlds}; GiB, each rank at its own peak; a stronger colour is more; ▲ is clearly above the median"
+    note = f"{worlds}; each rank at its own peak; a stronger colour is more; ▲ is clearly above the median"
     return section(
         "ranks",
         "Ranks",
@@ -57,14 +57,14 @@ def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
         badges.append(el("span", {"class": "badge peak"}, "out of memory"))
     if row.shown:
         badges.append(el("span", {"class": "badge"}, "shown"))
-    held = "–" if row.held_bytes is None else gib(row.held_bytes)
+    held = "–" if row.held_bytes is None else amount(row.held_bytes)
     return el(
         "tr",
         {},
         el("th", {"scope": "row"}, f"{row.rank} ", *badges),
         el("td", {"class": "wide"}, row.node) if nodes else None,
         el("td", {"class": "wide"}, row.where),
-        el("td", {"class": "num"}, el("b", {}, gib(row.peak_bytes))),
+        el("td", {"class": "num"}, el("b", {}, amount(row.peak_bytes))),
         el("td", {"class": "num"}, held) if devices else None,
         *[_cell(cell) for cell in row.cells],
     )
@@ -72,7 +72,7 @@ def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
 
 def _cell(cell: Cell) -> Markup:
     mark = "▲ " if cell.above else ""
-    return el("td", {"class": f"num heat-{cell.heat}"}, f"{mark}{gib(cell.bytes)}")
+    return el("td", {"class": f"num heat-{cell.heat}"}, f"{mark}{amount(cell.bytes)}")
 
 
 def _others(ranks: Ranks) -> Markup | None:
@@ -137,9 +137,9 @@ def _phases(ranks: Ranks) -> Markup:
             "tr",
             {},
             el("th", {"scope": "row"}, el("i", {"class": f"swatch p-{slug(p.phase)}", "aria-hidden": "true"}), p.label),
-            el("td", {"class": "num"}, gib(p.highest_bytes), el("small", {}, f" rank {p.highest_rank}")),
-            el("td", {"class": "num"}, gib(p.median_bytes)),
-            el("td", {"class": "num"}, gib(p.lowest_bytes), el("small", {}, f" rank {p.lowest_rank}")),
+            el("td", {"class": "num"}, amount(p.highest_bytes), el("small", {}, f" rank {p.highest_rank}")),
+            el("td", {"class": "num"}, amount(p.median_bytes)),
+            el("td", {"class": "num"}, amount(p.lowest_bytes), el("small", {}, f" rank {p.lowest_rank}")),
             el("td", {"class": "num"}, f"{100 * p.imbalance:.1f} %"),
         )
         for p in ranks.phases
@@ -155,9 +155,9 @@ def _nodes(ranks: Ranks) -> Markup:
             {},
             el("th", {"scope": "row"}, n.node),
             el("td", {}, n.ranks),
-            el("td", {"class": "num"}, gib(n.highest_bytes), el("small", {}, f" rank {n.highest_rank}")),
-            el("td", {"class": "num"}, gib(n.mean_bytes)),
-            el("td", {"class": "num"}, gib(n.total_bytes)),
+            el("td", {"class": "num"}, amount(n.highest_bytes), el("small", {}, f" rank {n.highest_rank}")),
+            el("td", {"class": "num"}, amount(n.mean_bytes)),
+            el("td", {"class": "num"}, amount(n.total_bytes)),
         )
         for n in ranks.nodes
     ]
@@ -194,7 +194,7 @@ def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
             el("td", {}, row.rank),
             el("td", {}, row.who),
             el("td", {"class": "wide"}, row.when),
-            el("td", {"class": "num"}, "–" if row.peak_bytes is None else gib(row.peak_bytes)),
+            el("td", {"class": "num"}, "–" if row.peak_bytes is None else amount(row.peak_bytes)),
             el("td", {}, el("b", {}, row.because) if row.shown else row.because),
         )
         for row in rows
@@ -202,5 +202,5 @@ def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
     table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
     label: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "Dumps"}
     shown = sum(row.shown for row in rows)
-    note = f"{len(rows)} in the folder, {shown} shown on this page; peaks in GiB of those that were read"
+    note = f"{len(rows)} in the folder, {shown} shown on this page; the peaks of those that were read"
     return section("recordings", "Dumps in the folder", note, el("div", label, table))
