@@ -80,6 +80,8 @@ def run_of(report: Mapping[str, Any]) -> Run:
         made=_made(peak),
         names=_names(report),
         engine=_engine(report),
+        lasting=_lasting(peak),
+        failed=bool(report.get("oom")),
     )
     try:
         likeness = settings_like(source)
@@ -107,6 +109,17 @@ def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
         category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
         for category, of in sums.items()
     }
+
+
+def _lasting(peak: Mapping[str, Any]) -> dict[str, float]:
+    """Return by category the share of the largest allocations' bytes that is alive when the recording ends."""
+    held: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    for group in _groups(peak):
+        category, n = group["category"], int(group["bytes"])
+        held[category] = held.get(category, 0) + n
+        kept[category] = kept.get(category, 0) + (n if group["born_us"] is not None and group["died_us"] is None else 0)
+    return {category: kept[category] / n for category, n in held.items() if n}
 
 
 def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
