@@ -238,7 +238,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], Names], ...] = (
     (re.compile(r"/flexgen/"), _FLEXGEN),
     (re.compile(r"text_generation_(?:launcher|server)|router/src/main\.rs"), _TGI),
 )
-_OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED}
+_OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED, "TGI": _TGI}
 
 
 def names_for(failure: Failure) -> Names:
