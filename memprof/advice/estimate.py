@@ -70,7 +70,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
     """Read a run from its report; settings and shape where they can be known."""
     source, peak = report["source"], report["peak"]
     rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in report["phases"]]
-    whole = Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"])
+    whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
     run = Run(
         peaks=highest([*rows, whole]),
         own_peaks=report["own_peaks"],
@@ -96,6 +96,16 @@ def run_of(report: Mapping[str, Any]) -> Run:
     reckoned = shape.embeddings + shape.matrices + (2 * shape.layers + 1) * shape.hidden
     shape = replace(shape, counted=parameters or reckoned)
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
+
+
+def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
+    """Add what an optimizer's failed step had still to make: a smaller state saves of that too."""
+    oom = report.get("oom") or {}
+    still = (oom.get("ahead") or {}).get("still") or {}
+    if oom.get("phase") != "optimizer_step" or peak.phase != "optimizer_step" or not still:
+        return peak
+    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
+    return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
 
 
 def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
