@@ -70,7 +70,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
     """Read a run from its report; settings and shape where they can be known."""
     source, peak = report["source"], report["peak"]
     rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in report["phases"]]
-    whole = Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"])
+    whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
     run = Run(
         peaks=highest([*rows, whole]),
         own_peaks=report["own_peaks"],
@@ -80,6 +80,8 @@ def run_of(report: Mapping[str, Any]) -> Run:
         made=_made(peak),
         names=_names(report),
         engine=_engine(report),
+        lasting=_lasting(peak),
+        failed=bool(report.get("oom")),
     )
     try:
         likeness = settings_like(source)
@@ -96,6 +98,16 @@ def run_of(report: Mapping[str, Any]) -> Run:
     return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
 
 
+def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
+    """Add what an optimizer's failed step had still to make: a smaller state saves of that too."""
+    oom = report.get("oom") or {}
+    still = (oom.get("ahead") or {}).get("still") or {}
+    if oom.get("phase") != "optimizer_step" or peak.phase != "optimizer_step" or not still:
+        return peak
+    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
+    return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
+
+
 def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
     """Add up by category and line what the largest allocations hold, the largest sums first."""
     sums: dict[str, dict[str, int]] = {}
@@ -107,6 +119,17 @@ def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
         category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
         for category, of in sums.items()
     }
+
+
+def _lasting(peak: Mapping[str, Any]) -> dict[str, float]:
+    """Return by category the share of the largest allocations' bytes that is alive when the recording ends."""
+    held: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    for group in _groups(peak):
+        category, n = group["category"], int(group["bytes"])
+        held[category] = held.get(category, 0) + n
+        kept[category] = kept.get(category, 0) + (n if group["born_us"] is not None and group["died_us"] is None else 0)
+    return {category: kept[category] / n for category, n in held.items() if n}
 
 
 def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

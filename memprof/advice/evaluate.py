@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
-from memprof.advice.estimate import MOST, Estimate, entry, estimate, estimated_advice, idle_estimates, run_of, worth
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
 from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import Peak, Run, highest
 from memprof.config.settings import Settings
@@ -62,12 +62,13 @@ def evaluate_advice(
     start = clock()
     base = machine.run([settings])[0]
     run = run_of(report)
-    waiting = _first_first(_promising(run), report)
+    waiting = _promising(run)
     longest = clock() - start
     found: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     # One round takes about as long as the longest so far: one that would end too late is not begun.
     while waiting and (began := clock()) - start + longest <= seconds:
+        waiting = _first_first(waiting, _ranked_so_far(run, report, found))
         now, waiting = waiting[:batch], waiting[batch:]
         rows = _simulated(machine, settings, [e.candidate for e in now], refused)
         for e in now:
@@ -75,12 +76,9 @@ def evaluate_advice(
             if row:
                 found[e.candidate.id] = _entry(e.candidate, base, row, report)
         longest = max(longest, clock() - began)
-    left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
-    idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
-    estimates = [entry(e, run) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
-    simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
-    entries = ranked([*simulated, *estimates], report)
-    return Evaluated(entries[:MOST], base, settings, len(found), len(estimates), refused)
+    entries = _ranked_so_far(run, report, found)
+    left = sum(row["basis"] == "estimated" for row in entries)
+    return Evaluated(entries[:MOST], base, settings, len(found), left, refused)
 
 
 def run_of_row(row: Mapping[str, Any], like: Run, settings: Settings) -> Run:
@@ -101,10 +99,18 @@ def _promising(run: Run) -> list[Estimate]:
     return sorted(known, key=lambda e: (e.candidate.effect is None, e.candidate.device, -int(e.saves or 0)))
 
 
-def _first_first(waiting: list[Estimate], report: Mapping[str, Any]) -> list[Estimate]:
-    """Put what the estimates call the first thing to change first: it is simulated if anything is."""
-    estimated = estimated_advice(report)
-    first = estimated[0]["id"] if estimated else ""
+def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rank what was simulated together with the estimates of what was not."""
+    left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
+    idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
+    estimates = [entry(e, run) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
+    simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
+    return ranked([*simulated, *estimates], report)
+
+
+def _first_first(waiting: list[Estimate], entries: list[dict[str, Any]]) -> list[Estimate]:
+    """Put what is now called the first thing to change first, so that its saving is simulated before any other."""
+    first = entries[0]["id"] if entries else ""
     return sorted(waiting, key=lambda e: e.candidate.id != first)
 
 

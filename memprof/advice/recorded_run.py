@@ -41,7 +41,8 @@ class Run:
     peak of every phase; ``own_peaks`` each category's highest bytes at any time; ``idle_bytes`` are reserved and not
     active at the allocated peak. ``made`` has for each category the lines that made most of it, largest first;
     ``names`` are the settings in the words of the framework whose frames were seen; ``engine`` tells
-    that vLLM or SGLang is in the process.
+    that vLLM or SGLang is in the process. ``lasting`` has for a category the share of its largest blocks that the
+    recording does not see freed; ``failed`` tells that memory ran out.
     """
 
     peaks: tuple[Peak, ...]
@@ -54,6 +55,8 @@ class Run:
     made: Mapping[str, tuple[Made, ...]] = field(default_factory=dict)
     names: Names = PLAIN
     engine: bool = False
+    lasting: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = False
 
     @property
     def peak(self) -> Peak:

@@ -29,6 +29,7 @@ class Names:
         optimizer: optimizer state somewhere smaller or elsewhere.
         offload: what to switch off where the host's memory ran out.
         shard: spread weights and gradients over ranks.
+        weights: hold weights that are only read in fewer bits, or some of them on the host.
     """
 
     framework: str
@@ -45,6 +46,7 @@ class Names:
     optimizer: str = ""
     offload: str = ""
     shard: str = ""
+    weights: str = ""
 
 
 _TRL = Names(
@@ -151,6 +153,7 @@ _VLLM = Names(
     model_len="max_model_len",
     max_seqs="max_num_seqs",
     shard="tensor_parallel_size=2",
+    weights="quantization='fp8', or a checkpoint in 4 bits (AWQ, GPTQ)",
 )
 _SGLANG = Names(
     "SGLang",
@@ -163,6 +166,7 @@ _SGLANG = Names(
     model_len="--context-length",
     max_seqs="--max-running-requests",
     shard="--tp 2",
+    weights="--quantization fp8, or a checkpoint in 4 bits (AWQ, GPTQ)",
 )
 _TGI = Names(
     "TGI",
@@ -174,6 +178,15 @@ _TGI = Names(
     model_len="--max-total-tokens",
     max_seqs="--max-concurrent-requests",
     shard="--num-shard 2",
+    weights="--quantize fp8, bitsandbytes-nf4, awq or gptq",
+)
+_FLEXGEN = Names(
+    "FlexGen",
+    micro_batch="lower --gpu-batch-size",
+    checkpointing="--compress-weight",
+    rollout="lower --gpu-batch-size",
+    length="lower --gen-len",
+    weights="--compress-weight, or a lower first number of --percent (the share of the weights on the GPU)",
 )
 _NEMO_RL = Names(
     "NeMo-RL",
@@ -206,6 +219,7 @@ PLAIN = Names(
     optimizer="an 8-bit or paged optimizer (bitsandbytes AdamW8bit, PagedAdamW8bit)",
     offload="CPU offload of parameters or optimizer state",
     shard="shard with FSDP or ZeRO",
+    weights="model.to(torch.bfloat16), or quantization_config=BitsAndBytesConfig(load_in_8bit=True) with transformers",
 )
 
 # The first that the text around a failure shows is taken: frameworks before the libraries they are built on.
@@ -221,6 +235,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], Names], ...] = (
     (re.compile(r"/transformers/trainer\.py|/accelerate/"), _TRANSFORMERS),
     (re.compile(r"/sglang/|\bsglang\b", re.I), _SGLANG),
     (re.compile(r"/vllm/|\bvllm\b|VllmWorker|EngineCore", re.I), _VLLM),
+    (re.compile(r"/flexgen/"), _FLEXGEN),
     (re.compile(r"text_generation_(?:launcher|server)|router/src/main\.rs"), _TGI),
 )
 _OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED, "TGI": _TGI}

@@ -64,7 +64,8 @@ def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
         return room
     chosen = changes[0]
     how = "simulated" if chosen.basis == "simulated" else "an estimate"
-    same = "; gradients stay the same" if chosen.exact else ""
+    stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
+    same = f"; {stays} the same" if chosen.exact else ""
     return f"First thing to change: {_lower(chosen.action)}. It saves {gib(chosen.saves_bytes)} GiB ({how}{same})."
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from memprof.advice import estimated_advice
 from memprof.advice.ahead import look_ahead
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
@@ -100,3 +103,14 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
     assert look_ahead(ran_out(None, "forward", held)) is None
     assert look_ahead(ran_out(FULL, "reward", held)) is None
     assert look_ahead(ran_out(FULL, "backward", held, categories=None)) is None
+
+
+def test_a_smaller_state_saves_of_what_was_still_to_be_made_too() -> None:
+    held = {"weights": 4 * GIB, "gradients": 4 * GIB, "optimizer_state": 4 * GIB}
+    failed = report({"optimizer_step": held}, Settings(model="m", dtype="bfloat16"), "cuda")
+    failed["oom"] = {"phase": "optimizer_step", "requested_bytes": GIB, "device_free_bytes": 0}
+    now = {e["id"]: e["saves_bytes"] for e in estimated_advice(failed)}
+    failed["oom"]["ahead"] = {"still": {"optimizer_state": 4 * GIB}, "short_bytes": 3 * GIB}
+    whole = {e["id"]: e["saves_bytes"] for e in estimated_advice(failed)}
+    assert whole["paged_adamw_8bit"] == now["paged_adamw_8bit"] + 4 * GIB
+    assert whole["adamw_8bit"] == pytest.approx(2 * now["adamw_8bit"], rel=1e-6)

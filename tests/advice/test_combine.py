@@ -142,6 +142,28 @@ def test_simulated_savings_replace_estimates_while_time_lasts() -> None:
     assert (idle["basis"], idle["saves_bytes"]) == ("estimated", 25 * GIB)
 
 
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_what_is_read_first_is_simulated_though_the_simulations_change_the_order(rounds: int) -> None:
+    class Dear(Reckoned):
+        """Simulations that find nearly nothing saved by what the estimates put first."""
+
+        def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+            rows = super().run(wanted)
+            for settings, row in zip(wanted, rows, strict=True):
+                if settings != FULL and settings.per_device_train_batch_size < FULL.per_device_train_batch_size:
+                    row["peak_bytes"] = full - GIB
+            return rows
+
+    before = Reckoned().run([FULL])[0]
+    full = before["peak_bytes"]
+    measured = report(before["phase_categories"], FULL)
+    ticks = iter([0.0, *[0.0] * (2 * rounds + 1), *[1e9] * 9])
+    found = evaluate_advice(measured, FULL, Dear(), seconds=10, batch=1, clock=lambda: next(ticks))  # type: ignore[arg-type]
+    assert found.simulated == rounds
+    assert found.estimated
+    assert found.entries[0]["basis"] == "simulated"
+
+
 def test_a_refused_change_is_named_and_costs_no_other() -> None:
     class Choosy(Reckoned):
         def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:

@@ -68,6 +68,18 @@ def test_two_lines_that_make_nearly_everything_are_named() -> None:
     assert found["saves_bytes"] == 39 * GIB
 
 
+def test_a_forward_whose_activations_stay_without_a_backward_is_asked_whether_it_needs_gradients() -> None:
+    held = {"activations": 30 * GIB, "weights": 12 * GIB}
+    stays = made("activations", 30 * GIB, "/home/me/model.py:31 forward") | {"born_us": 5}
+    first = estimated_advice(foreign({"forward": held}, stays))[0]
+    assert (first["id"], first["saves_bytes"]) == ("no_grad", 27 * GIB)
+    freed = estimated_advice(foreign({"forward": held}, stays | {"died_us": 9}))
+    trained = estimated_advice(foreign({"forward": held, "backward": {"gradients": GIB}}, stays))
+    oom = {"requested_bytes": 1, "device_free_bytes": 0}
+    failed = estimated_advice(foreign({"forward": held}, stays) | {"oom": oom})
+    assert "no_grad" not in {e["id"] for e in [*freed, *trained, *failed]}
+
+
 def test_segments_that_grow_have_their_caveat_beside_a_sleeping_engine() -> None:
     def costs(*stack: str) -> str:
         held = {"weights": 8 * GIB}

@@ -1,0 +1,64 @@
+"""The first thing to change on real recordings of other people, as an expert would have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from memprof.reports.document.build import build_document
+
+from memprof import analyze
+
+SHARED = Path(__file__).parents[3] / "shared"
+# The kind of advice for each file, and words of the line that a reader sees; None where nothing is worth changing.
+FIRST = {
+    "SYNTHETIC-mosaic-output": (None, ""),  # fabricated: one kind of block, from a hundred lines alike
+    "cs336-2.7b-fullstep-ctx128-t26": ("adamw_8bit", "saves 18.66 GiB (an estimate)"),
+    "cs336-2.7b-fullstep-ctx512-t26": ("adamw_8bit", "saves 9.88 GiB (an estimate)"),
+    "cs336-2.7b-fwd-ctx256-amp-t26": ("no_grad", "the recording shows no backward"),
+    "cs336-2.7b-fwd-ctx512-t26": ("no_grad", "saves 25.06 GiB (an estimate; results stay the same)"),
+    "cs336-compile-fwd-ctx256-t26": ("no_grad", "the recording shows no backward"),
+    "cs336-medium-infer-ctx512-t211": ("smaller_weights", "in bfloat16 if they are float32"),
+    "cs336-medium-train-ctx1024-t211": ("checkpointing", "gradients stay the same"),
+    "cs336-medium-train-ctx256-t211": ("checkpointing", "gradients stay the same"),
+    "cs336-state-only-51g-t26": ("adamw_8bit", "8 bits"),
+    "flexgen-opt-oom-t20": ("smaller_weights", "saves 5.51 GiB"),
+    "flexgen-opt1.3b-a-t20": ("smaller_weights", "saves 2.65 GiB"),
+    "linear-grad-t24": ("made_here", "profile_grad.py:11"),
+    "linear-nograd-t24": ("made_here", "profile_no_grad.py:13"),
+    "resnet50-pytorchblog-t22": ("micro_batch_half", "half as many samples"),
+    "sd-guidance-legacy-list-t22": ("smaller_weights", "in bfloat16 if they are float32"),
+    "select_n-llama-infer-offload-t21": ("smaller_weights", "saves 6.91 GiB"),
+    "sketchkv-llama-kvcache-t24": ("smaller_weights", "saves 6.28 GiB"),  # half of the model alone, not of its cache
+    "tomi-opt-toy-t23": (None, ""),  # 17 MiB, nearly all cuBLAS's workspace
+}
+TRAINED = {
+    "r2_full_bf16_tied.after_load": ("checkpointing", "gradients stay the same"),
+    "r2_full_bf16_tied.normal": ("checkpointing", "gradients stay the same"),
+    "r7_nano_loop.normal": ("checkpointing", "gradients stay the same"),
+}
+SETTINGS = {"flexgen-opt-oom-t20": "--compress-weight", "cs336-2.7b-fwd-ctx512-t26": "torch.inference_mode()"}
+
+
+def _listed() -> list[tuple[str, str | None, str]]:
+    folders = (("snapshots", FIRST), ("truth", TRAINED))
+    return [(f"{folder}/{name}", *expected) for folder, rows in folders for name, expected in rows.items()]
+
+
+@pytest.mark.parametrize(("name", "kind", "words"), _listed())
+def test_the_first_thing_to_change_is_an_experts(name: str, kind: str | None, words: str) -> None:
+    path = SHARED / f"{name}.pickle"
+    if not path.exists():
+        pytest.skip("other people's recordings are not here")
+    report = analyze(path).to_dict()
+    advice = report["advice"]
+    assert (advice[0]["id"] if advice else None) == kind
+    assert words in build_document(report).advice.first
+    assert SETTINGS.get(path.stem, "") in (advice[0]["setting"] if advice else "")
+
+
+def test_every_recording_is_listed() -> None:
+    found = {p.stem for folder in ("snapshots", "truth") for p in (SHARED / folder).glob("*.pickle")}
+    if not found:
+        pytest.skip("other people's recordings are not here")
+    assert found <= FIRST.keys() | TRAINED.keys()
