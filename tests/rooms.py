@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("config", "compat", "allocator", "snapshot", "analysis", "recording", "grpo"),
     ),
     "demo": ("train a small model, profiled", ("integrations", "advice", "analysis", "reports", "snapshot")),
-    "emulate": ("run CUDA torch on a card that is not there", ("config", "recording", "watch")),
+    "emulate": ("run CUDA torch on a card that is not there", ("config", "compat", "recording", "watch")),
     "cli": (
         "parse commands and connect the rooms",
         (

@@ -71,6 +71,12 @@ STORAGE_KEY = Target("torch", "UntypedStorage._cdata", how=READ, needed_by=("rec
 STORAGE_RESIZE = Target("torch", "UntypedStorage.resize_", "(self, size)", how=REPLACED, needed_by=_TRACED)
 OPERATOR_SCHEMA = Target("torch", "ops.aten.add.Tensor._schema", how=READ, needed_by=_TRACED)
 
+COMPILED_LAUNCH = Target(
+    "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.run", "(self, *args, **kwargs)", how=REPLACED,
+    optional_for=("record.cuda",),
+    consequence="kernels of torch.compile that an emulated device leaves uncomputed are not named",
+)  # fmt: skip
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 BEFORE_FORWARD = Target(

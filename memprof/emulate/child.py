@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from memprof.emulate.triton_values import compute_launches
+from memprof.emulate.triton_values import compute_launches, count_compiled
 from memprof.watch.import_hook import when_imported
 from memprof.watch.run import Attachment
 
@@ -41,6 +41,7 @@ def attach(values: bool) -> None:
     _attached = True
     if values:
         when_imported("triton.runtime.jit", compute_launches)
+        when_imported("torch._inductor.runtime.triton_heuristics", count_compiled)
     if RECORD in os.environ:
         _record(json.loads(os.environ[RECORD]))
 
@@ -53,7 +54,7 @@ def _record(asked: dict[str, Any]) -> None:
         return
     attachment = Attachment(asked["options"])
     # Before torch's own: exit handlers run backwards, and the report needs torch.
-    when_imported("torch", lambda _: _at_exit(attachment))
+    when_imported("torch", lambda torch: _at_exit(attachment, torch))
     attachment.begin()
     if asked["steps"]:
         ending = _Ending(asked["steps"])
@@ -61,8 +62,20 @@ def _record(asked: dict[str, Any]) -> None:
         when_imported("transformers.trainer", ending.watch_trainers)
 
 
-def _at_exit(attachment: Attachment) -> None:
-    atexit.register(attachment.end, None)
+def _at_exit(attachment: Attachment, torch: Any) -> None:
+    atexit.register(_finish, attachment, torch)
+    if torch.version.cuda is None:
+        print(
+            f"memprof emulate: {sys.executable} has torch {torch.__version__}, which is built without CUDA: it sees no "
+            "emulated card.", file=sys.stderr,
+        )  # fmt: skip
+
+
+def _finish(attachment: Attachment, torch: Any) -> None:
+    """Report, or say why there is nothing to report: a script that used the card must not end without a word."""
+    attachment.end(None)
+    if torch.cuda.is_initialized() and not attachment.recorded and os.environ.get("RANK", "0") == "0":
+        print("memprof emulate: nothing was recorded: no model's forward ran on the card.", file=sys.stderr, flush=True)
 
 
 class _Ending:

@@ -18,19 +18,23 @@ int nccl_failed(int status, const char *why);
 """
 # Hints to NCCL are taken; whatever else is not written by hand is refused by name, or ranks would go on with zeros.
 _NCCL = re.compile(r"nccl(?!CommRegister|CommDeregister|CommWindow)")
+# What torch does not ask for and bitsandbytes links: a hint to move managed memory, which is where it is.
+_HINTS = frozenset({"cudaMemPrefetchAsync"})
 _MAKES_A_HANDLE = re.compile(r"Create|CommInit")
 # The runtime's and the driver's own: to succeed without doing it would be a lie that torch believes.
 _MUST_BE_TRUE = re.compile(r"cuda|__cuda|cu[A-Z][a-z]+[A-Z]")
 
 
 def stub_source(functions: Iterable[str]) -> str:
-    """Return the C source of a stub for each function."""
-    return _HEAD + "".join(f"{_kind(name)}({name})\n" for name in sorted(functions))
+    """Return the C source of a stub for each function, and for the hints that other libraries link."""
+    return _HEAD + "".join(f"{_kind(name)}({name})\n" for name in sorted({*functions, *_HINTS}))
 
 
 def _kind(name: str) -> str:
     if _NCCL.match(name):
         return "NO_NCCL"
+    if name in _HINTS:
+        return "NOTHING"
     if _MAKES_A_HANDLE.search(name):
         return "HANDLE"
     return "UNSUPPORTED" if _MUST_BE_TRUE.match(name) else "NOTHING"

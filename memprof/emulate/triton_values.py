@@ -2,7 +2,8 @@
 
 A kernel ``_x_kernel`` whose module has its equal in torch operations beside it, as ``_x_tile`` with the same
 parameters, is computed by that: TRL's and memprof's own kernels have one. Any other runs in Triton's interpreter, where
-its grid is small. What remains uncomputed is counted by name, and noted in recordings.
+its grid is small. What remains uncomputed is counted by name, and noted in recordings: kernels that ``torch.compile``
+made among them, which are not computed at all.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from memprof.compat.targets import ABSENT, look_up
+from memprof.compat.torch import COMPILED_LAUNCH
 from memprof.recording.cuda.emulated import UNCOMPUTED
 
-__all__ = ["compute_launches"]
+__all__ = ["compute_launches", "count_compiled"]
 
 # The interpreter takes about 10 ms a program.
 _MOST_PROGRAMS = 1024
@@ -39,6 +42,27 @@ def compute_launches(module: ModuleType) -> None:
         return launched
 
     module.JITFunction.run = run
+
+
+def count_compiled(_: ModuleType) -> None:
+    """Count every launch of a kernel that ``torch.compile`` made; a torch where that has another name is left alone.
+
+    Args:
+        _: the module of the launcher, which is imported now.
+    """
+    launch = COMPILED_LAUNCH.find()
+    if launch is ABSENT:
+        return
+    owner, name = look_up(COMPILED_LAUNCH.module, COMPILED_LAUNCH.path.rpartition(".")[0]), COMPILED_LAUNCH.name
+
+    @functools.wraps(launch)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched = launch(self, *args, **kwargs)
+        if not kwargs.get("benchmark_run"):
+            UNCOMPUTED[f"{self.fn.__name__} of torch.compile"] += 1
+        return launched
+
+    setattr(owner, name, run)
 
 
 def _compute(kernel: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> None:

@@ -102,6 +102,11 @@ class PlainLoop:
                 self._report()
         self._terminations.stop()
 
+    @property
+    def recorded(self) -> bool:
+        """Whether anything was recorded: a model's forward ran in a step that was wanted."""
+        return self._first > 0
+
     def _finish(self) -> None:
         self._over = True
         self._unhook()

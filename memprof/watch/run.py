@@ -31,6 +31,7 @@ class Attachment:
         self._options = dict(options)
         self._loop: PlainLoop | None = None
         self._trained = False
+        self._looped = False
 
     def begin(self) -> None:
         """Wait for imports; nothing heavy is imported here."""
@@ -45,9 +46,15 @@ class Attachment:
         """Report when the script is over; ``error`` ended it, or None."""
         if self._loop is not None:
             self._loop.end()
+            self._looped = self._loop.recorded
         from memprof.integrations.callback.output import say_later
 
         say_later()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a trainer trained, or a loop's steps were written."""
+        return self._trained or self._looped
 
     def _torch(self, torch: ModuleType) -> None:
         from memprof.watch.loop import PlainLoop

@@ -50,8 +50,8 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
     out-of-memory errors are the real ones. Kernels do not run: small tensors' values are computed on the CPU, and no
     time is a GPU's. The script is unchanged; torchrun works as COMMAND too. The exit code is COMMAND's.
 
-    Needs a CUDA build of torch in the environment (a checkout's `make cuda` makes one) and a C compiler. --setup says
-    what is missing. `memprof simulate` is faster and needs neither.
+    Needs a CUDA build of torch in the environment (a checkout's `make cuda` makes one), a C and a C++ compiler. --setup
+    says what is missing. `memprof simulate` is faster and needs neither.
     """
     if setup:
         from memprof.emulate.build import build

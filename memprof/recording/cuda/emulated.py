@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 
-__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_note"]
+__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_notes"]
 
-#: Launches of Triton kernels whose results were left as they were, by the kernel's name.
+#: Launches of Triton kernels whose results were left as they were, by the kernel's name; torch.compile's among them.
 UNCOMPUTED: Counter[str] = Counter()
 
 
@@ -37,9 +38,17 @@ def emulation_notes(env: Mapping[str, str] | None = None) -> list[str]:
     return notes
 
 
-def uncomputed_note() -> list[str]:
-    """Return a note on the Triton kernels that were not computed so far; [] where all were."""
-    if not UNCOMPUTED:
-        return []
-    names = ", ".join(f"{name} ({count})" for name, count in UNCOMPUTED.most_common(5))
-    return [f"Triton kernels that were not computed on the emulated device, with their launches: {names}"]
+def uncomputed_notes() -> list[str]:
+    """Return notes on Triton's and bitsandbytes' kernels that were not computed so far; [] where all were."""
+    notes = []
+    if UNCOMPUTED:
+        names = ", ".join(f"{name} ({count})" for name, count in UNCOMPUTED.most_common(5))
+        more = f" and {len(UNCOMPUTED) - 5} more" if len(UNCOMPUTED) > 5 else ""
+        which = f"{names}{more}"
+        notes.append(f"Triton kernels that were not computed on the emulated device, with their launches: {which}")
+    if os.environ.get("MEMPROF_EMULATE_HOME") and "bitsandbytes" in sys.modules:
+        notes.append(
+            "bitsandbytes' own kernels were not computed on the emulated device: what they would have written (4-bit "
+            "weights, 8-bit optimizer states and the parameters they step) is whatever lay in that memory"
+        )
+    return notes

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memprof.recording.cuda.backend import CudaBackend, TorchCuda
-from memprof.recording.cuda.emulated import emulation_notes, uncomputed_note
+from memprof.recording.cuda.emulated import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
@@ -242,7 +242,7 @@ class CudaHistory:
         if self._final is None:
             self._resume()
         raw = self._final if self._final is not None else self._snapshot()
-        self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_note())]
+        self.notes[:] = [*(n for n in self.notes if n not in self._uncomputed), *(now := uncomputed_notes())]
         self._uncomputed = now
         traces = raw.get("device_traces") or []
         trace = traces[self.index] if self.index < len(traces) else []

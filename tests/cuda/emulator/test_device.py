@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import subprocess
 import sys
 
@@ -92,3 +94,8 @@ def test_an_event_is_finished_late() -> None:
         "print(json.dumps([late, torch.cuda.memory_stats()['active_bytes.all.current']]))"
     )
     assert on_card("24GiB", code, event_delay_us=200_000) == [2**25, 512]
+
+
+def test_what_bitsandbytes_links_beside_torch_s_own_is_there() -> None:
+    core = ctypes.CDLL(os.path.join(os.environ["MEMPROF_EMULATE_HOME"], "libmemprof_emulator.so"))
+    assert core.cudaMemPrefetchAsync(None, 0, 0, 0, None) == 0

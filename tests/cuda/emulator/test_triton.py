@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 from memprof import MemProfCallback  # noqa: E402
 from memprof.emulate.launch import environment  # noqa: E402
-from memprof.recording.cuda.emulated import UNCOMPUTED, uncomputed_note  # noqa: E402
+from memprof.recording.cuda.emulated import UNCOMPUTED, uncomputed_notes  # noqa: E402
 from tests.cuda.emulator.a_kernel import shifted_softmax, shifted_softmax_in_torch  # noqa: E402
 from tests.integrations import runs  # noqa: E402
 
@@ -37,7 +37,7 @@ def test_a_kernel_with_a_large_grid_is_left_and_counted() -> None:
     shifted_softmax[(2000,)](x, out, 8, 1.5, BLOCK=8)
     assert not out.any()
     assert UNCOMPUTED["tests.cuda.emulator.a_kernel.shifted_softmax"] == before + 1
-    assert "a_kernel.shifted_softmax (1)" in uncomputed_note()[0]
+    assert "a_kernel.shifted_softmax (1)" in uncomputed_notes()[0]
 
 
 def test_a_kernel_is_computed_once_where_a_parent_and_the_process_entered() -> None:

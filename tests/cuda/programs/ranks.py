@@ -2,9 +2,8 @@
 
     torchrun --nproc_per_node 2 -m tests.cuda.programs.ranks FOLDER
 
-gloo moves the values of DDP, which it first copies to the host. FSDP2 has NCCL, as on cards: the emulated one takes no
-memory for itself, and what it moves is not looked at. Each rank writes ``<kind>.rank-N.pickle`` and
-``told.rank-N.json``.
+All three have NCCL, as on cards: the emulated one moves values through shared memory and takes no memory for itself.
+Each rank writes ``<kind>.rank-N.pickle`` and ``told.rank-N.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def main(folder: Path) -> None:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     ledger = Ledger(rank)
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     told = {"ddp": plain(folder, "ddp", ledger), "fsdp2": plain(folder, "fsdp2", ledger), "trl": trl(folder, ledger)}
     (folder / f"told.rank-{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
@@ -53,7 +52,7 @@ def sharded(model: torch.nn.Module) -> torch.nn.Module:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cuda")
     for block in model.children():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -68,7 +67,7 @@ def trl(folder: Path, ledger: Ledger) -> dict[str, Any]:
     if dist.get_rank() == 0:
         tiny.checkpoint(folder)
     dist.barrier()
-    built = tiny.trainer(folder, {"name": "trl", "settings": {"ddp_backend": "gloo"}}, [callback])
+    built = tiny.trainer(folder, {"name": "trl"}, [callback])
     built.train()
     return {"counters": ledger.read(), "world": built.accelerator.num_processes, "facts": tiny.facts(built, {})}
 

@@ -1,0 +1,45 @@
+"""What a run on the emulated device is told: kernels that were not computed, and that nothing was recorded."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memprof.recording.cuda.emulated import uncomputed_notes  # noqa: E402
+from tests.cuda.emulated import command_line, device  # noqa: E402
+from tests.cuda.emulator.test_command import emulate  # noqa: E402
+
+_COMPILED = """
+import torch
+from memprof.recording.cuda.emulated import uncomputed_notes
+squares = torch.compile(lambda x: (x * x + 1).sin())
+squares(torch.ones(64, device="cuda"))
+print(uncomputed_notes())
+"""
+
+
+def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(_COMPILED)
+    done = command_line([sys.executable, str(script)], env=device())
+    assert done.returncode == 0, done.stderr
+    assert "were not computed on the emulated device" in done.stdout
+    assert "of torch.compile (1)" in done.stdout
+
+
+def test_bitsandbytes_is_noted_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("bitsandbytes" in note for note in uncomputed_notes())
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
+    assert any("bitsandbytes' own kernels were not computed" in note for note in uncomputed_notes())
+
+
+def test_a_script_without_a_model_is_told_that_nothing_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("import torch\ntorch.ones(8, device='cuda')\n")
+    done = emulate("--", "python", "x.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "memprof emulate: nothing was recorded: no model's forward ran on the card.\n"
