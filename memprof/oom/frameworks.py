@@ -223,7 +223,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], Names], ...] = (
     (re.compile(r"/vllm/|\bvllm\b|VllmWorker|EngineCore", re.I), _VLLM),
     (re.compile(r"text_generation_(?:launcher|server)|router/src/main\.rs"), _TGI),
 )
-_OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED}
+_OF_PROGRAM = {"vLLM": _VLLM, "SGLang": _SGLANG, "DeepSpeed": _DEEPSPEED, "TGI": _TGI}
 
 
 def names_for(failure: Failure) -> Names:

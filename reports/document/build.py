@@ -152,9 +152,11 @@ def _openable(rows: Sequence[Allocation], whole: int) -> tuple[Allocation, ...]:
 
 
 def _sentence(note: str) -> str:
-    """Write a note as a sentence: a capital first, a full stop last."""
+    """Write a note as a sentence: a capital first, but for the name of a file or a setting, and a full stop last."""
     words = plain(note).strip()
-    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
+    first = words.partition(" ")[0].rstrip(",.:;")
+    begin = words[:1].upper() if first.isalpha() else words[:1]
+    return begin + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
 
 
 def _config(config: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:

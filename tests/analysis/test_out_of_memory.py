@@ -16,16 +16,19 @@ MIB = 1 << 20
 
 
 def failed(
-    asked: int, device_free: int, limit: int | None, held: int = 60 * MIB, idle: int = 30 * MIB
+    asked: int, device_free: int, limit: int | None, held: int = 60 * MIB, idle: int = 30 * MIB, told: bool = True
 ) -> dict[str, Any]:
-    """The report of a run that held some memory, kept some idle in its cache, and failed to get more."""
+    """The report of a run that held some memory, kept some idle in its cache, and failed to get more.
+
+    ``told``: the recording says what the limit was, or with None that there was none; older ones do not.
+    """
     builder = SnapshotBuilder()
     builder.alloc(held, "forward")
     builder.free(builder.alloc(idle, "forward"))
     builder._event("oom", 0, asked, [])
     builder.events[-1]["device_free"] = device_free
     oom = {"requested_bytes": asked, "device_free_bytes": device_free, "time_us": builder.time_us, "phase": "forward",
-           "step": 1, "stack": [], "device": 0, "limit_bytes": limit}  # fmt: skip
+           "step": 1, "stack": [], "device": 0, **({"limit_bytes": limit} if told else {})}  # fmt: skip
     extra = {"schema": "memprof.snapshot/1", "kind": "cuda", "oom": oom,
              "device": {"index": 0, "type": "cuda", "name": "Pretend", "total_bytes": 1 << 34}}  # fmt: skip
     return analyze(snapshot_from_raw(builder.raw(extra))).to_dict()
@@ -56,11 +59,16 @@ def test_the_allocators_piece_decides_not_the_request() -> None:
 
 @pytest.mark.parametrize(("free", "limited"), [(1 << 33, True), (60 * MIB, True), (49 * MIB, False), (0, False)])
 def test_a_limit_nobody_recorded_shows_by_a_device_with_room(free: int, limited: bool) -> None:
-    report = failed(asked=50 * MIB, device_free=free, limit=None)
+    report = failed(asked=50 * MIB, device_free=free, limit=None, told=False)
     assert report["oom"]["limited"] is limited
     document = build_document(report)
     assert document.oom is not None
     assert ("a limit of this process refused it" in document.oom.sentence) is limited
+
+
+def test_a_recording_that_knows_of_no_limit_names_none() -> None:
+    """With expandable segments a card refuses a piece of 20 MiB where the driver has more free than was asked for."""
+    assert failed(asked=50 * MIB, device_free=60 * MIB, limit=None)["oom"]["limited"] is False
 
 
 def test_a_full_card_is_no_limit() -> None:

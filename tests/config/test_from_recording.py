@@ -96,8 +96,8 @@ def test_the_lean_trainers_settings_are_its_own() -> None:
 def test_the_card_that_ran_is_known_where_it_matters() -> None:
     source = {**_source(recipe="lean"), "device_total_bytes": 24 * 2**30}
     lean = settings_like(source).settings
-    assert ran_on(source, lean) == str(24 * 2**30)
-    assert ran_on(source, lean.with_(generation="vllm")) == str(24 * 2**30)
+    assert ran_on(source, lean) == f"{24 * 2**30}B"
+    assert ran_on(source, lean.with_(generation="vllm")) == f"{24 * 2**30}B"
     for known in (lean.with_(generation_batch=2), lean.with_(device="cpu"), lean.with_(recipe="trl")):
         assert ran_on(source, known) is None
     assert ran_on({**source, "device_total_bytes": None}, lean) is None

@@ -24,8 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": {"lora": True, "settings": {"checkpointing": "selective"}},
     "generation": {"lora": True, "settings": {
         "generation_batch": 2, "generation_cache": "offloaded", "checkpointing": "mlp"}},
-    # Last: see test_a_run_that_is_over_leaves_nothing.
     "shared-prefix": {"lora": True, "settings": {"beta": 0.04, "prefix_sharing": True, "packing": True}},
+    "selective-shared-prefix": {"lora": True, "settings": {"checkpointing": "selective", "prefix_sharing": True}},
 }  # fmt: skip
 LATE_US = 2000
 
@@ -98,11 +98,6 @@ def test_a_reference_in_host_memory_is_on_the_device_by_layers_only(told: dict[s
     assert found["peak"]["categories"]["reference_model"] == 0
 
 
-_LEAVES = pytest.mark.xfail(strict=True, reason="adapters and their state outlive a run with shared prefixes")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[_LEAVES] if name == "shared-prefix" else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_over_leaves_nothing(told: dict[str, Any], name: str) -> None:
     assert told[name]["left"] < 2**16

@@ -129,6 +129,24 @@ EXAMPLES: dict[str, Example] = {
         {"wanted_tokens": 64, "available_tokens": 12},
         "schedule_batch.py, mem_cache/common.py",
     ),
+    "sglang.tokens": Example(
+        "RuntimeError: Out of memory. Try to lower your batch size.\nTry to allocate 8192 tokens.\nAvailable tokens: "
+        "3391 (full_available_size=3391 + full_evictable_size=0)",
+        {"wanted_tokens": 8192, "available_tokens": 3391},
+        "mem_cache/common.py, alloc_token_slots",
+    ),
+    "sglang.retracted": Example(
+        "[2025-01-01 12:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: "
+        "0.5 -> 0.7",
+        {},
+        "managers/scheduler.py, older: Decode out of memory happened.",
+    ),
+    "tgi.warmup": Example(
+        "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease "
+        "`--max-batch-prefill-tokens`",
+        {"prefill_tokens": 4096},
+        "text_generation_server/models/flash_causal_lm.py",
+    ),
     "sglang.request_rows": Example(
         "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`.",
         {},
@@ -468,6 +486,12 @@ EXAMPLES: dict[str, Example] = {
         {},
         "torch",
     ),
+    "shm.mappings": Example(
+        "RuntimeError: unable to mmap 29764 bytes from file </torch_10182_3020184674_63991>: Cannot allocate memory "
+        "(12)",
+        {"requested": 29764},
+        "aten/src/ATen/MapAllocator.cpp",
+    ),
     "shm.file": Example("RuntimeError: unable to write to file </torch_5190_3821>", {}, "torch MapAllocator"),
     "shm.sigbus": Example("traceback : Signal 7 (SIGBUS) received by PID 4711", {}, "torch elastic"),
     "shm.full": Example("OSError: [Errno 28] No space left on device: '/dev/shm/torch_12_34'", {}, "Linux"),
@@ -512,6 +536,8 @@ NOT_MEMORY_EXAMPLES: dict[str, str] = {
     "device_assert": "RuntimeError: CUDA error: device-side assert triggered",
     "disk_full": "OSError: [Errno 28] No space left on device: 'checkpoint-500/model.safetensors'",
     "open_files": "RuntimeError: received 0 items of ancdata",
+    "process_limit": "RuntimeError: can't start new thread",
+    "invalid_argument": "[torch_memory_saver.cpp] CUresult error  result=1 file=csrc/torch_memory_saver.cpp",
     "segfault": "Fatal Python error: Segmentation fault",
     "context_length": "openai.BadRequestError: This model's maximum context length is 4096 tokens.",
     "nccl_timeout": "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)",

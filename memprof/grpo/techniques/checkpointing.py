@@ -101,8 +101,23 @@ def apply_checkpointing(model: nn.Module, kind: str, *, device: torch.device | N
 def _recomputed(module: nn.Module, inner: Any, *args: Any, _context: Any = None, **kwargs: Any) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return inner(*args, **kwargs)
-    extra = {} if _context is None else {"context_fn": _context}
-    return checkpoint(inner, *args, use_reentrant=False, **extra, **kwargs)
+    if _context is None:
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+    return checkpoint(partial(_cast_anew, inner), *args, use_reentrant=False, context_fn=_context, **kwargs)
+
+
+def _cast_anew(inner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run ``inner`` without autocast's cache of weights.
+
+    Where an earlier forward has filled the cache (a prompt's, before its completions'), a layer would cast less now
+    than when it is recomputed, and torch pairs the operators of the two one by one.
+    """
+    kept = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        return inner(*args, **kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(kept)
 
 
 def _offloaded(module: nn.Module, inner: Any, *args: Any, _offloader: Offloader, _index: int, **kwargs: Any) -> Any:

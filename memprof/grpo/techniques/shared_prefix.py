@@ -56,17 +56,32 @@ class _Shared:
     def __init__(self, graph: torch.Tensor, fp32: bool) -> None:
         self.graph = graph
         self.leaf = graph.detach().requires_grad_(graph.requires_grad)
-        self._sum: torch.Tensor | None = None
+        self._sum: _Sum | None = None
         if graph.requires_grad and fp32 and graph.dtype != torch.float32:
-            self.leaf.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
-
-    def _add(self, leaf: torch.Tensor) -> None:
-        assert leaf.grad is not None
-        if self._sum is None:
-            self._sum = leaf.grad.float()
-        else:
-            self._sum += leaf.grad
-        leaf.grad = None
+            self._sum = _Sum()
+            self.leaf.register_post_accumulate_grad_hook(self._sum.add)  # type: ignore[no-untyped-call]
 
     def gradient(self) -> torch.Tensor | None:
-        return self._sum.to(self.graph.dtype) if self._sum is not None else self.leaf.grad
+        if self._sum is None:
+            return self.leaf.grad
+        return None if self._sum.value is None else self._sum.value.to(self.graph.dtype)
+
+
+class _Sum:
+    """Add up a leaf's gradients in fp32.
+
+    Must not refer to the leaf: the collector does not see hooks of this kind, so leaf, graph and the parameters behind
+    it would never be freed.
+    """
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
+
+    def add(self, leaf: torch.Tensor) -> None:
+        """Take a gradient off the leaf, in the backward that has just left it there."""
+        assert leaf.grad is not None
+        if self.value is None:
+            self.value = leaf.grad.float()
+        else:
+            self.value += leaf.grad
+        leaf.grad = None

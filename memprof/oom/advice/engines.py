@@ -281,6 +281,33 @@ def _sglang_pool(failure: Failure, names: Names) -> Answer:
     ]
 
 
+def _sglang_retracted(failure: Failure, names: Names) -> Answer:
+    return (
+        "SGLang's KV pool was full, so it put running requests back into its queue: a warning, not a failure. The "
+        "requests start again later, and what was generated for them is computed twice.",
+        [
+            (
+                f"lower {names.max_seqs or '--max-running-requests'}, raise --schedule-conservativeness (1.3)",
+                "fewer sequences then grow in the pool at once",
+            ),
+            (f"raise {names.share or '--mem-fraction-static'}, if the device has room", "the pool becomes larger"),
+        ],
+    )
+
+
+def _tgi_warmup(failure: Failure, names: Names) -> Answer:
+    tokens = _number(failure, "prefill_tokens")
+    many = f"{tokens:,.0f} tokens" if tokens else "the longest prefill"
+    return f"TGI's trial at its start did not fit: a prefill of {many} beside the weights.", [
+        (
+            "lower --max-batch-prefill-tokens" + (f" (now {tokens:.0f})" if tokens else ""),
+            "the trial is as large as the largest prefill; it has to hold --max-input-tokens at least",
+        ),
+        ("--num-shard 2, or --quantize", "smaller weights on each card leave room for the prefill"),
+        ("nvidia-smi: is something else on the device?", "what others hold is missing here"),
+    ]
+
+
 def _sglang_graphs(failure: Failure, names: Names) -> Answer:
     return "SGLang ran out while it captured CUDA graphs: its static share left too little beside it.", [
         (
@@ -346,6 +373,9 @@ ENGINES: dict[str, Callable[[Failure, Names], Answer]] = {
     "sglang.no_pool": _sglang_no_pool,
     "sglang.prefill": _sglang_pool,
     "sglang.decode": _sglang_pool,
+    "sglang.tokens": _sglang_pool,
+    "sglang.retracted": _sglang_retracted,
+    "tgi.warmup": _tgi_warmup,
     "sglang.request_rows": _sglang_pool,
     "sglang.graph_capture": _sglang_graphs,
     "sglang.unbalanced": _sglang_unbalanced,

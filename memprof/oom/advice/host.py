@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from memprof.oom.failure import Failure
@@ -14,6 +15,8 @@ Remedy = tuple[str, str]
 Answer = tuple[str, list[Remedy]]
 
 _HOST_IS_NOT_THE_GPU = "host memory, not the device's"
+# A container's state that names another reason than its memory limit.
+_NOT_OOMKILLED = re.compile(r"oomkilled\"?\s*[:=]\s*\"?false|\breason\"?:\s*\"?error\b", re.I)
 
 
 def _size(failure: Failure, name: str) -> str | None:
@@ -135,7 +138,22 @@ def _kernel(failure: Failure, names: Names) -> Answer:
     return because, [first, *_less(names)]
 
 
+def _not_flagged(failure: Failure, names: Names) -> Answer:
+    return (
+        "exit code 137 is 128 + 9: the process got SIGKILL, and the container's state does not say that it went over "
+        "its own memory limit. The node's memory may have run out, a probe or a timeout may have ended it, or "
+        "someone did.",
+        [
+            ("`kubectl get events`, or `dmesg -T | grep -i kill` on the node: who sent it", "it is said there only"),
+            ("the liveness probe's and the job's timeouts", "a container that does not answer or stop gets SIGKILL"),
+            *_less(names),
+        ],
+    )
+
+
 def _container(failure: Failure, names: Names) -> Answer:
+    if failure.form.id == "container.137" and _NOT_OOMKILLED.search(failure.around):
+        return _not_flagged(failure, names)
     sure = failure.form.id != "container.137"
     because = (
         "the container was ended for going over its memory limit: "
@@ -247,6 +265,25 @@ def _shm(failure: Failure, names: Names) -> Answer:
                 "no tensors in /dev/shm, or as files elsewhere",
             ),
             ("`df -h /dev/shm`, and remove what dead runs left there", "segments of killed processes stay"),
+        ],
+    )
+
+
+def _mappings(failure: Failure, names: Names) -> Answer:
+    return (
+        "the operating system refused to map a small piece of shared memory: mostly the process has as many mappings "
+        "as it may have (one for each shared tensor), else an address space limit or host memory. /dev/shm itself "
+        "has room.",
+        [
+            ("sysctl -w vm.max_map_count=1048576", "the default is 65,530 mappings for a process"),
+            (
+                "share fewer, larger tensors; del those that came from workers once they are copied",
+                "each one that is alive keeps its mapping",
+            ),
+            (
+                "torch.multiprocessing.set_sharing_strategy('file_system'), ulimit -v unlimited",
+                "other limits to rule out",
+            ),
         ],
     )
 
@@ -364,6 +401,7 @@ HOST: dict[str, Callable[[Failure, Names], Answer]] = {
     "pool.died": _dataloader,
     "colab.ram": _colab,
     "jupyter.died": _colab,
+    "shm.mappings": _mappings,
     "shm": _shm,
     "nccl.shared_memory": _shm,
     "windows": _windows,

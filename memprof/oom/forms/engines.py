@@ -13,6 +13,10 @@ from memprof.oom.form import Form, form
 __all__ = ["FORMS"]
 
 _GB = r"(?:gib|gb)?"
+_SGLANG_TOKENS = (
+    r"(?:\.try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens"
+    r"(?:\.available (?:full )?tokens:? ?{int:available_tokens})?)?"
+)
 
 FORMS: tuple[Form, ...] = (
     form(
@@ -112,7 +116,8 @@ FORMS: tuple[Form, ...] = (
         "torch_memory_saver.check",
         "engine",
         "torch_memory_saver",
-        r"(?:cudaerror|curesult) error: ?2? ?\(?out of memory\)?.{0,20}?file=csrc/(?:core|utils|cpu_backup)",
+        r"(?:cudaerror|curesult) error: ?2? ?\(?out of memory\)?.{0,20}?file=csrc/(?:core|utils|cpu_backup)"
+        r"|curesult error:? ?result=2 file=csrc/",
         backend="CUDA",
         event="torch_memory_saver",
     ),
@@ -120,22 +125,24 @@ FORMS: tuple[Form, ...] = (
         "sglang.no_pool",
         "engine",
         "SGLang",
-        r"not enough memory\.please try to increase --mem-fraction-static"
+        r"not enough memory\.please try (?:to increase|increasing) --mem-fraction-static"
         r"(?:\.?current value: ?(?:mem_fraction_static=)?{num:share})?",
     ),
     form(
-        "sglang.prefill",
+        "sglang.retracted",
         "engine",
         "SGLang",
-        r"prefill out of memory(?:\.try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens\."
-        r"available (?:full )?tokens:? ?{int:available_tokens})?",
+        r"decode out of memory happened|kv cache pool is full\. ?retract requests",
+        weak=True,
     ),
+    form("sglang.prefill", "engine", "SGLang", r"prefill out of memory" + _SGLANG_TOKENS),
+    form("sglang.decode", "engine", "SGLang", r"decode out of memory" + _SGLANG_TOKENS),
     form(
-        "sglang.decode",
+        "sglang.tokens",
         "engine",
         "SGLang",
-        r"decode out of memory(?:\.try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens\."
-        r"available (?:full )?tokens:? ?{int:available_tokens})?",
+        r"(?<![a-z])out of memory\. ?try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens"
+        r"(?:\.available (?:full )?tokens:? ?{int:available_tokens})?",
     ),
     form(
         "sglang.request_rows",
@@ -153,6 +160,13 @@ FORMS: tuple[Form, ...] = (
         absorbs=("device",),
     ),
     form("sglang.unbalanced", "engine", "SGLang", r"the memory capacity is unbalanced\.some gpus may be occupied"),
+    form(
+        "tgi.warmup",
+        "engine",
+        "TGI",
+        r"not enough memory to handle (?:{int:wanted_tokens} total tokens with )?{int:prefill_tokens} prefill tokens",
+        absorbs=("device",),
+    ),
     form("lmdeploy.no_memory", "engine", "LMDeploy", r"no enough gpu memory for runtime"),
     form(
         "flashinfer.workspace",

@@ -18,8 +18,8 @@ FORMS: tuple[Form, ...] = (
         "killed",
         "Ray",
         r"memory on the node \((?:ip: ?(?P<node>[\w.:-]{1,60}?),)?[^()]{0,200}?\) where the (?:task|actor|lease) "
-        r"\(.{0,400}?"
-        r"(?:memory used={size:task_used}\))? ?was running was {size:used}/{size:total} \({num:share}\),which "
+        r"(?:\(.{0,400}?"
+        r"(?:memory used={size:task_used}\))? ?)?was running was {size:used}/{size:total} \({num:share}\),which "
         r"exceeds the "
         r"memory usage threshold of {num:threshold}",
         event="ray.monitor",
@@ -58,7 +58,13 @@ FORMS: tuple[Form, ...] = (
         event="ray.worker",
     ),
     form("ray.maybe", "killed", "Ray", r"the process is killed by sigkill by oom killer", event="ray.worker"),
-    form("ray.raylet", "killed", "Ray", r"raylet crashes unexpectedly \(oom", event="ray.worker"),
+    form(
+        "ray.raylet",
+        "killed",
+        "Ray",
+        r"raylet crashes unexpectedly \(oom|raylet is terminated\. ?termination is unexpected",
+        event="ray.worker",
+    ),
     form(
         "ray.object_store",
         "host",
@@ -151,7 +157,13 @@ FORMS: tuple[Form, ...] = (
         r"systemd-oomd[^\n]{0,80}?killed|killed by the oom killer|result ?[:=] ?'?oom-kill",
     ),
     # -- containers ----------------------------------------------------------------------------------------------
-    form("kubernetes.oomkilled", "killed", "Kubernetes", r"oomkilled|oomkilling", event="container"),
+    form(
+        "kubernetes.oomkilled",
+        "killed",
+        "Kubernetes",
+        r"oomkilled(?!\"?[:=]\"?false)|oomkilling",
+        event="container",
+    ),
     form(
         "kubernetes.evicted",
         "killed",
@@ -173,7 +185,7 @@ FORMS: tuple[Form, ...] = (
         "the container",
         r"(?:exit (?:code|status)(?: is)?:? ?\(?|exited \(|exitcode\"? ?:? ?|exited with (?:code )?|status code:? "
         r"?|error "
-        r"exit status \(|status=)137(?!\d)",
+        r"exit status \(|status=|error executing in docker container: ?)137(?!\d)",
         event="container",
     ),
     # -- launchers -----------------------------------------------------------------------------------------------
@@ -248,6 +260,13 @@ FORMS: tuple[Form, ...] = (
         event="shm",
     ),
     form(
+        "shm.mappings",
+        "host",
+        "torch",
+        r"unable to mmap {int:requested} bytes from file ?<[^<>]{1,120}>:? ?(?:cannot allocate memory )?\(12\)",
+        event="shm",
+    ),
+    form(
         "shm.file",
         "host",
         "torch",
@@ -256,7 +275,13 @@ FORMS: tuple[Form, ...] = (
         r"?<?/?torch_",
         event="shm",
     ),
-    form("shm.sigbus", "host", "the launcher", r"signal 7 \(sigbus\)|exitcode: ?-7(?!\d)", event="shm"),
+    form(
+        "shm.sigbus",
+        "host",
+        "the launcher",
+        r"signal 7 \(sigbus\)|exitcode: ?-7(?!\d)\)?(?: ?local_rank: ?{int:rank})?",
+        event="shm",
+    ),
     form(
         "shm.full",
         "host",

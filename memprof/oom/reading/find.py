@@ -12,6 +12,7 @@ from memprof.oom.reading.events import events_of
 from memprof.oom.reading.frames import frames_around
 from memprof.oom.reading.hits import Hit, hits_in
 from memprof.oom.reading.regions import regions
+from memprof.oom.reading.retold import retold
 from memprof.oom.reading.unbend import Stream, streams_of
 
 __all__ = ["Reading", "find_failures", "read_log"]
@@ -42,8 +43,10 @@ def read_log(log: str) -> Reading:
     found: list[Failure] = []
     elsewhere: dict[str, Form] = {}
     for first_line, region in regions(text, notes):
-        for stream in streams_of(region, first_line):
-            found += _of_stream(stream, notes)
+        streams = streams_of(region, first_line)
+        actors = " ".join(sorted({line.actor for stream in streams for line in stream.lines if line.actor}))
+        for stream in streams:
+            found += [retold(replace(f, around=f"{f.around}\n{actors}")) for f in _of_stream(stream, notes)]
             for form_ in NOT_MEMORY:
                 if form_.pattern.search(stream.squeezed):
                     elsewhere.setdefault(form_.id, form_)

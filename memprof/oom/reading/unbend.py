@@ -46,18 +46,23 @@ _PREFIX = re.compile(
 _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]*$")
 _BOX_END = re.compile(r"[ \t]*[│┃║]+[ \t]*$")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
+_REPEATED = re.compile(r"[ \t]*\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]*$")
 _MOST_ATOMS = 8
 _LONGEST_LINE = 2_000
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line with its number in the log (from 1), who wrote it, and its text without prefixes."""
+    """One line with its number in the log (from 1), who wrote it, and its text without prefixes.
+
+    ``actor`` is the name that Ray or an engine gives the process: ``WorkerDict``.
+    """
 
     number: int
     who: str
     rank: int | None
     text: str
+    actor: str = ""
 
 
 @dataclass
@@ -145,7 +150,7 @@ def _lines_of(raw: str, number: int) -> list[Line]:
 
 
 def _line(raw: str, number: int) -> Line:
-    who, rank, at = "", None, 0
+    who, rank, actor, at = "", None, "", 0
     for _ in range(_MOST_ATOMS):
         match = _PREFIX.match(raw, at)
         if match is None or match.end() == at:
@@ -153,12 +158,15 @@ def _line(raw: str, number: int) -> Line:
         at = match.end()
         tag, of_rank = _tag(match)
         who, rank = tag or who, of_rank if of_rank is not None else rank
+        actor = match["actor"] or actor
     text = raw[at:]
     if text[-1:] in "│┃║" or "│" in text[-3:]:
         text = _BOX_END.sub("", text)
     if text[:1] in "╭╮╰╯─━═┌┐└┘├┤╔╗╚╝+-=" and _RULE.match(text):
         text = ""
-    return Line(number, who, rank, text.rstrip())
+    if "x across cluster]" in text:
+        text = _REPEATED.sub("", text)
+    return Line(number, who, rank, text.rstrip(), actor)
 
 
 def _tag(match: re.Match[str]) -> tuple[str, int | None]:

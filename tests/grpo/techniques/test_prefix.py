@@ -69,6 +69,24 @@ def test_with_checkpointed_layers(kind: str, lora: bool) -> None:
     assert_same(mine, true, 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["full", "selective", "mlp", "offloaded"])
+def test_with_checkpointed_layers_where_autocast_ends_before_the_backward(kind: str) -> None:
+    """As a training step has it: fp32 adapters are cast once for prompt and completions, and again in the backward."""
+
+    def step() -> dict[str, Any]:
+        with torch.autocast("cpu", torch.bfloat16):
+            prefix = forward_prompt(body_of(model), PROMPT)
+            hidden = forward_completions(body_of(model), prefix, COMPLETIONS)
+        sum(weighted(h, i) for i, h in enumerate(hidden)).backward()
+        prefix.backward()
+        return gradients(model)
+
+    model = build(lora=True, num_hidden_layers=3)
+    true = step()
+    apply_checkpointing(model, kind)
+    assert_same(step(), true, 1e-6)
+
+
 def test_bf16_error_is_no_larger_than_unshared() -> None:
     """Both against float64: gradients of all parameters, sums over completions in fp32."""
     reference = build().double()
@@ -110,11 +128,12 @@ def test_the_prompt_is_computed_once() -> None:
     assert seen[0] == len(PROMPT)
 
 
-def test_prompt_graph_is_gone_after_its_backward() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompt_graph_is_gone_after_its_backward(dtype: Any) -> None:
     import gc
     import weakref
 
-    model = build()
+    model = build().to(dtype)
     apply_checkpointing(model, "full")
     prefix = forward_prompt(body_of(model), PROMPT)
     kept = weakref.ref(prefix._layers[0][0].graph)

@@ -301,3 +301,13 @@ def test_a_brief_stack_has_what_a_person_looks_for_and_says_what_is_left_out() -
     )
     assert brief_stack(stack[3:5]) == ("trl/trainer/grpo_trainer.py:1790 _compute_loss", "/home/ada/train.py:31 main")
     assert brief_stack(stack[:1]) == shown_stack(stack[:1])
+
+
+def test_notes_are_sentences_that_spell_names_as_they_are() -> None:
+    report, series = sample()[:2]
+    report["notes"] = ["stacks were not recorded", "flexgen-oom.pickle has no rank", "steps=2 was not reached."]
+    assert build_document(report, series).notes == (
+        "Stacks were not recorded.",
+        "flexgen-oom.pickle has no rank.",
+        "steps=2 was not reached.",
+    )
