@@ -149,6 +149,9 @@ FOREACH_TYPES_OF_NORMS = Target(
     "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED
 )
 CONTIGUOUS_STRIDES = Target("torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED)
+ADAM_STATE = Target(
+    "torch.optim.adam", "Adam._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
+)  # fmt: skip
 LOADER_ITERATOR = Target(
     "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip

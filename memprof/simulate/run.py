@@ -125,7 +125,12 @@ def _all_of(shape: tuple[int, ...]) -> int:
 
 
 def simulate_settings(
-    settings: Settings, *, capacity: int | None = None, gpu: Gpu | None = None, stacks: bool = True
+    settings: Settings,
+    *,
+    capacity: int | None = None,
+    gpu: Gpu | None = None,
+    stacks: bool = True,
+    by_name: bool = False,
 ) -> dict[str, Any]:
     """Run TRL's training step on fake (shape-only) tensors and return a raw snapshot.
 
@@ -134,6 +139,7 @@ def simulate_settings(
         capacity: bytes the device has for this process.
         gpu: whose workspaces and context are assumed.
         stacks: keep Python stacks.
+        by_name: the trainer is given the model's name and loads it onto one GPU; else a model that was moved there.
 
     Raises:
         InputError: the model cannot be found, or its code needs real values.
@@ -160,7 +166,7 @@ def simulate_settings(
         def run(session: FakeSession) -> None:
             notes = [note for feature in features for note in missing(feature)]
             session.notes += [note for note in dict.fromkeys(notes) if note not in session.notes]
-            run_trl(settings, config, session, mesh)
+            run_trl(settings, config, session, mesh, by_name=by_name)
 
         return simulate(
             run,

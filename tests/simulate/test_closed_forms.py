@@ -47,10 +47,15 @@ def _requested(analysis: Any, category: str) -> int:
 def test_full_training_holds_what_arithmetic_says(settings_for: Callable[..., Any]) -> None:
     found = _analysis(settings_for(generation="none", gradient_checkpointing=False))
     assert _requested(found, "weights") == 4 * PARAMETERS + ROPE
-    steps = 4 * (9 * L + 3)  # one fp32 step counter a parameter
-    assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS + steps
+    assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS  # counts of steps are the host's
     owned = [r for r in found.explain("phase:optimizer_step", category="gradients") if r["evidence"] == "owner"]
     assert sum(r["requested_bytes"] for r in owned) == 4 * PARAMETERS
+
+
+def test_fused_adam_counts_its_steps_on_the_device(settings_for: Callable[..., Any]) -> None:
+    found = _analysis(settings_for(generation="none", optim="adamw_torch_fused", gradient_checkpointing=False))
+    steps = 4 * (9 * L + 3)  # one fp32 number a parameter
+    assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS + steps
 
 
 def test_a_reference_is_a_second_set_of_weights(settings_for: Callable[..., Any]) -> None:
@@ -62,7 +67,7 @@ def test_lora_trains_what_arithmetic_says(settings_for: Callable[..., Any]) -> N
     found = _analysis(settings_for(generation="none", lora_r=R, dtype="bfloat16"))
     assert _requested(found, "weights") == 2 * PARAMETERS + ROPE
     assert _requested(found, "adapters") == 4 * LORA
-    assert _requested(found, "optimizer_state") == 8 * LORA + 4 * 14 * L
+    assert _requested(found, "optimizer_state") == 8 * LORA
 
 
 def test_the_cache_holds_what_arithmetic_says(settings_for: Callable[..., Any]) -> None:

@@ -17,7 +17,7 @@ __all__ = ["ask"]
 _ENVIRONMENT = """
 import json, sys
 from memprof.emulate.launch import environment
-print(json.dumps(environment(sys.argv[1], values_max=65536, copy_max=65536)))
+print(json.dumps(environment(sys.argv[1], values=sys.argv[2] == "1", values_max=65536, copy_max=65536)))
 """
 
 
@@ -27,8 +27,9 @@ def python() -> str:
 
 
 @functools.cache
-def _environment(card: str) -> dict[str, str]:
-    done = subprocess.run([python(), "-c", _ENVIRONMENT, card], capture_output=True, text=True, cwd=ROOT, check=False)
+def _environment(card: str, values: bool) -> dict[str, str]:
+    asked = [python(), "-c", _ENVIRONMENT, card, str(int(values))]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     found: dict[str, str] = json.loads(done.stdout)
@@ -36,14 +37,22 @@ def _environment(card: str) -> dict[str, str]:
 
 
 def ask(
-    module: str, question: dict[str, Any], card: str, *, alloc_conf: str = "", timeout: float = 3600
+    module: str,
+    question: dict[str, Any],
+    card: str,
+    *,
+    alloc_conf: str = "",
+    values: bool = True,
+    timeout: float = 3600,
 ) -> dict[str, Any]:
     """Run ``python -m MODULE`` on the emulated card and return the JSON of its last line.
+
+    ``values``: operators on small tensors are computed; else none is.
 
     Raises:
         RuntimeError: the process failed; the message is the end of what it said.
     """
-    found = _environment(card)
+    found = _environment(card, values)
     if alloc_conf:
         found = {**found, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
     done = subprocess.run(

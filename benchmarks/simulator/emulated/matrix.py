@@ -1,6 +1,7 @@
 """Run TRL on emulated cards and simulate the same runs: allocated and reserved memory, signed, in bytes.
 
     python -m benchmarks.simulator emulated [--only NAME]... [--again] [--history FOLDER]
+    python -m benchmarks.simulator emulated --table
 
 Each run is a child process of its own, on torch's CUDA build: the allocator is the real one, the device is not. What is
 done is kept in ``benchmarks/results/emulated-cuda/matrix.json`` at once; a second call goes on where the first left
@@ -21,7 +22,7 @@ from benchmarks.simulator.emulated.cases import CASES, Case
 from benchmarks.simulator.emulated.device import ask
 from benchmarks.tabling import ROOT
 
-__all__ = ["RESULTS", "main"]
+__all__ = ["RESULTS", "main", "read", "table"]
 
 RESULTS = ROOT / "benchmarks" / "results" / "emulated-cuda"
 _CHILD = "benchmarks.simulator.emulated.device_run"
@@ -40,7 +41,7 @@ def simulated(case: Case) -> dict[str, Any]:
     from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate_settings
 
-    raw = simulate_settings(case.settings, gpu=find_gpu(case.card), stacks=False)
+    raw = simulate_settings(case.settings, gpu=find_gpu(case.card), stacks=False, by_name=case.loaded)
     highest: dict[str, Any] = raw["memprof"]["highest"]
     return highest
 
@@ -55,8 +56,12 @@ def settings_of(case: Case) -> dict[str, Any]:
 @click.option("--only", multiple=True, help="A case's name; may be given more than once.")
 @click.option("--again", is_flag=True, help="Measure again what has been measured.")
 @click.option("--measure", is_flag=True, help="Measure what has not been measured, and simulate nothing.")
+@click.option("--table", "show", is_flag=True, help="Print the table of docs/accuracy.md from what is kept, and stop.")
 @click.option("--history", type=click.Path(path_type=Path), help="Keep each run's memory history in this folder.")
-def main(only: tuple[str, ...], again: bool, measure: bool, history: Path | None) -> None:
+def main(only: tuple[str, ...], again: bool, measure: bool, history: Path | None, show: bool) -> None:
+    if show:
+        print(table(read()))
+        return
     for case in CASES:
         if only and case.name not in only:
             continue
@@ -88,6 +93,12 @@ def keep(name: str, row: dict[str, Any]) -> None:
     ordered = {case.name: rows[case.name] for case in CASES if case.name in rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "matrix.json").write_text(json.dumps({"environment": environment(), "rows": ordered}, indent=1) + "\n")
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Write the table of docs/accuracy.md: every row that was measured and simulated."""
+    head = ["| run | card | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
+    return "\n".join([*head, *(line(name, row) for name, row in rows.items() if "simulated" in row)])
 
 
 def line(name: str, row: dict[str, Any]) -> str:

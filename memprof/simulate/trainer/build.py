@@ -11,11 +11,13 @@ from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import grpo_arguments, lora_arguments
+from memprof.errors import UsageError
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
+from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
@@ -30,8 +32,12 @@ __all__ = ["MEASURED", "WARM_UP", "adapter_of", "build_trainer", "dataset_of", "
 WARM_UP, MEASURED = 1, 1  # generation cycles
 
 
-def build_trainer(settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any) -> Any:
+def build_trainer(
+    settings: Settings, config: Any, folder: str, session: FakeSession, mesh: Any, *, by_name: bool = False
+) -> Any:
     """Build the trainer of these settings on fake tensors, sharded over ``mesh`` where there is one.
+
+    ``by_name``: the policy lies in memory as if TRL had loaded it by its name, not as a model that was moved there.
 
     Raises:
         InputError: the model cannot be built.
@@ -39,7 +45,12 @@ def build_trainer(settings: Settings, config: Any, folder: str, session: FakeSes
     """
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
-    model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
+    if by_name:
+        if settings.load_in_4bit or settings.gpus > 1:
+            raise UsageError("Loading by name is simulated for one GPU and unquantised weights.")
+        model = load_model(config, settings.weights_dtype, session)
+    else:
+        model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
     session.add_model(model, "policy")
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)

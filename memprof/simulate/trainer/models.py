@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,7 +39,15 @@ def load_config(model: str) -> Any:
     return config
 
 
-def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool = False, scores: bool = False) -> Any:
+def build_model(
+    config: Any,
+    dtype: str,
+    *,
+    attention: str = "sdpa",
+    nf4: bool = False,
+    scores: bool = False,
+    before: Callable[[Any], Iterable[Any]] | None = None,
+) -> Any:
     """Build a causal language model of fake tensors; call it inside the fake world, where its tensors are counted.
 
     Args:
@@ -47,6 +56,7 @@ def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool =
         attention: transformers' name for the attention code.
         nf4: keep linear layers in 4 bits.
         scores: a model that gives each sequence one number instead (a reward model).
+        before: is called with the model on ``meta``, and returns the tensors that get their memory first, in order.
 
     Raises:
         InputError: the architecture is not one of these, or its code needs real values.
@@ -59,7 +69,7 @@ def build_model(config: Any, dtype: str, *, attention: str = "sdpa", nf4: bool =
             model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
             if nf4:
                 quantize_nf4(model)
-        materialize(model)
+        materialize(model, first=before(model) if before is not None else ())
         model.tie_weights()
     except (ValueError, RuntimeError, NotImplementedError) as error:
         name = transformers_names.MODEL_NAME.of(config, config.model_type)

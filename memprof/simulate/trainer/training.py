@@ -41,8 +41,12 @@ def selected_of(settings: Settings) -> Any:
     return selected
 
 
-def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None) -> None:
+def run_trl(
+    settings: Settings, config: Any, session: FakeSession, mesh: Any = None, *, by_name: bool = False
+) -> None:
     """Train a warm-up step, then the measured one; call it inside the fake world with tracking on.
+
+    ``by_name``: as in :func:`memprof.simulate.trainer.build.build_trainer`.
 
     Raises:
         InputError: the model, or an option, cannot be simulated.
@@ -62,7 +66,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
             stack.enter_context(shards_planned_unseen(session.fake_recorder))
             if settings.sharding == "fsdp2":
                 stack.enter_context(gathered_owned(session))
-        trainer = build_trainer(settings, config, folder, session, mesh)
+        trainer = build_trainer(settings, config, folder, session, mesh, by_name=by_name)
         stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
         if settings.gpus > 1 and settings.sharding == "ddp":
             hold_buckets(trainer.model, session)

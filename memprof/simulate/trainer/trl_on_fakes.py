@@ -18,6 +18,7 @@ from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
 from memprof.config.settings import Settings
 from memprof.simulate.trainer.lean import lean_world
+from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.rollout import counted, unfinished
 
@@ -32,6 +33,8 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
     """Let the trainer of these settings be built and run, while open; its reference is a model of ``config``."""
 
     def reference(*_: Any, **__: Any) -> Any:
+        if session is not None and settings.device == "cuda" and settings.gpus == 1:
+            return load_model(config, settings.weights_dtype, session)
         return build_model(config, settings.weights_dtype, attention="sdpa")
 
     with contextlib.ExitStack() as stack:
@@ -41,6 +44,7 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
             stack.enter_context(_foreach_as_on_cuda())
             if session is not None:
                 stack.enter_context(_seeds_on_host(session))
+                stack.enter_context(_step_counts_on_host(session))
         if settings.recipe == "lean":
             stack.enter_context(lean_world(reference, session, settings.device))
         yield
@@ -118,6 +122,23 @@ def _seeds_on_host(session: FakeSession) -> Iterator[None]:
             session.fake_recorder.paused -= 1
 
     with patching((torch_names.LOADER_ITERATOR, unseen)):
+        yield
+
+
+@contextlib.contextmanager
+def _step_counts_on_host(session: FakeSession) -> Iterator[None]:
+    """Keep each parameter's count of steps off the device, where Adam does: unless it is fused or capturable."""
+    initialise: Any = torch_names.ADAM_STATE.get()
+
+    def initialised(self: Any, group: Any, *lists: Any) -> Any:
+        new = [p for p in group["params"] if p.grad is not None and not self.state[p]]
+        answer = initialise(self, group, *lists)
+        if not (group["fused"] or group["capturable"]):
+            for parameter in new:
+                session.fake_recorder.disown(self.state[parameter]["step"])
+        return answer
+
+    with patching((torch_names.ADAM_STATE, initialised)):
         yield
 
 

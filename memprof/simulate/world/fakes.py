@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -102,9 +102,12 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return key(one.untyped_storage()) == key(other.untyped_storage()) and one.dtype == other.dtype
 
 
-def materialize(model: nn.Module, device: torch.device | None = None) -> None:
-    """Give every parameter and buffer that is on ``meta`` a fake tensor of its own, tied ones the same."""
-    _replace_tensors(model, lambda tensor: tensor.device.type == "meta", device or torch.device("cpu"))
+def materialize(model: nn.Module, device: torch.device | None = None, *, first: Iterable[torch.Tensor] = ()) -> None:
+    """Give every parameter and buffer that is on ``meta`` a fake tensor of its own, tied ones the same.
+
+    ``first``: those of them that get theirs before the others, in this order.
+    """
+    _replace_tensors(model, lambda tensor: tensor.device.type == "meta", device or torch.device("cpu"), first)
 
 
 def as_fakes(model: nn.Module) -> None:
@@ -112,16 +115,23 @@ def as_fakes(model: nn.Module) -> None:
     _replace_tensors(model, lambda tensor: not isinstance(tensor, _FakeTensor), None)
 
 
-def _replace_tensors(model: nn.Module, wanted: Callable[[Any], bool], device: torch.device | None) -> None:
-    seen: dict[int, Any] = {}
+def _replace_tensors(
+    model: nn.Module,
+    wanted: Callable[[Any], bool],
+    device: torch.device | None,
+    first: Iterable[torch.Tensor] = (),
+) -> None:
+    seen: dict[int, Any] = {id(tensor): (_made_like(tensor, device), tensor) for tensor in first}
     for module in model.modules():
         for table in _tables(module):
             for name, tensor in table.items():
                 if tensor is None or not wanted(tensor):
                     continue
                 if id(tensor) not in seen:
-                    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=device)
-                    if isinstance(tensor, nn.Parameter):
-                        made = nn.Parameter(made, tensor.requires_grad)
-                    seen[id(tensor)] = (made, tensor)  # the old one too: its id stays its own
+                    seen[id(tensor)] = (_made_like(tensor, device), tensor)  # the old one too: its id stays its own
                 table[name] = seen[id(tensor)][0]
+
+
+def _made_like(tensor: Any, device: torch.device | None) -> Any:
+    made: Any = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=device)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.simulator import comparisons as simulated
 from benchmarks.simulator import decisions, rivals
+from benchmarks.simulator.emulated import matrix
 from examples import published_tables
 from memprof.config.expected_error import MARGIN, comparisons
 
@@ -34,6 +35,17 @@ def test_the_page_holds_every_table() -> None:
     components = results / "published_components.json"
     if components.is_file():
         assert published_tables.components_table(published_tables.kept(components)).strip() in PAGE
+
+
+def test_the_page_holds_the_rows_of_the_real_allocator() -> None:
+    assert matrix.table(matrix.read()) in PAGE
+
+
+def test_each_row_that_differs_from_the_real_allocator_has_a_reason() -> None:
+    explained = PAGE.split("## Beside the real allocator")[1].partition("\n- ")[2].partition("\n## ")[0]
+    for name, row in matrix.read().items():
+        same = all(row["simulated"][kind] == row["measured"][kind] for kind in ("allocated_bytes", "reserved_bytes"))
+        assert same or f"*{name}*" in " ".join(explained.split()), name
 
 
 def test_decisions_are_what_the_results_give() -> None:

@@ -1,0 +1,58 @@
+"""Build a model as transformers loads a checkpoint onto the device: room for all weights first, then each in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memprof.allocator.model import CachingAllocator
+from memprof.simulate.trainer.models import build_model
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["load_model"]
+
+_GIB = 1024**3
+
+
+def load_model(config: Any, dtype: str, session: FakeSession) -> Any:
+    """Build a model of fake tensors in the order, and with the blocks, of ``from_pretrained(device_map="auto")``.
+
+    TRL loads a policy that is given by name so, and every reference model. The weights then lie side by side in one
+    segment; weights that are moved one by one leave a rest in many segments. transformers' threads load in turns: the
+    order here is the sorted one.
+
+    Raises:
+        InputError: as :func:`memprof.simulate.trainer.models.build_model`.
+    """
+    return build_model(config, dtype, before=lambda model: _in_order(model, session))
+
+
+def _in_order(model: Any, session: FakeSession) -> list[Any]:
+    """Take and give back what transformers asks for first; return the parameters in the order of loading."""
+    recorder = session.fake_recorder
+    heap = recorder.allocator
+    if isinstance(heap, CachingAllocator):
+        recorder.scratch([8])  # accelerate touches the device before it asks how much is free
+        recorder.scratch([warm_up_bytes(sum(p.nbytes for p in model.parameters()), heap)])
+    return [p for _, p in sorted(model.named_parameters(), key=lambda item: _natural(item[0]))]
+
+
+def warm_up_bytes(weights: int, heap: CachingAllocator) -> int:
+    """Return the bytes of the block that transformers takes before it loads ``weights`` bytes; 0: it takes none."""
+    unused = heap.reserved - heap.allocated
+    if weights - unused > unused:
+        wanted = weights - unused
+    elif weights - unused > 1.5 * _GIB:
+        free = None if heap.capacity is None else heap.capacity - heap.reserved
+        wanted = 0 if free is not None and unused + 1 > free else unused + 1
+    else:
+        wanted = 0
+    if heap.capacity is not None:
+        wanted = min(wanted, int(heap.capacity - 1.2 * _GIB))
+    return max(wanted // 2 * 2, 0)
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Sort layers by their number."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
