@@ -190,6 +190,8 @@ class ScriptTrainer:
         """Tell the session of the trainer's models, settle its settings, and let it generate without values."""
         session = self._session
         self._add_models(trainer)
+        if session.fake_recorder.cuda and getattr(trainer, "reward_weights", None) is not None:
+            session.fake_recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
         session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}
         if self.settings is not None:
             if "prompt_length" not in self._changes:

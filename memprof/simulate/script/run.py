@@ -74,7 +74,7 @@ class ScriptRun:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
             stack.enter_context(own_accelerate_state())
             stack.enter_context(quiet())
-            stack.enter_context(trl_on_fakes(basis, None))
+            stack.enter_context(trl_on_fakes(basis, None, session))
             stack.enter_context(modelled_quanto())
             if self._device == "cuda":
                 stack.enter_context(offloading_to_host(session))

@@ -30,7 +30,7 @@ def test_the_lean_step_holds_what_arithmetic_says(settings_for: Callable[..., An
     found = _analysis(settings)
     assert _requested(found, "weights") == 2 * PARAMETERS + ROPE
     assert _requested(found, "adapters") == 4 * LORA
-    assert _requested(found, "optimizer_state") == 8 * LORA + 4 * 14 * LAYERS
+    assert _requested(found, "optimizer_state") == 8 * LORA
     tokens = settings.sequence_length - 1
     # Two of the four sequences at a time; the last layer's values are there twice while they grow.
     assert _requested(found, "kv_cache") == 2 * KV * 2 * (2 * LAYERS * tokens + (tokens - 1))
