@@ -59,6 +59,10 @@ class CudaBackend(Protocol):
         """Let this process reserve no more than ``nbytes`` of a device; None lifts the limit."""
         ...
 
+    def total_bytes(self, device: int) -> int:
+        """Return a device's memory."""
+        ...
+
 
 # What this process's torch tells of failed allocations: it takes observers and never gives them back.
 _observers: set[Callable[[int, int, int, int], None]] = set()
@@ -121,6 +125,8 @@ class TorchCuda:
             attach(observer)
 
     def limit(self, device: int, nbytes: int | None) -> None:
-        total = int(self._torch.cuda.get_device_properties(device).total_memory)
-        fraction = 1.0 if nbytes is None else min(1.0, nbytes / total)
+        fraction = 1.0 if nbytes is None else min(1.0, nbytes / self.total_bytes(device))
         self._torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+    def total_bytes(self, device: int) -> int:
+        return int(self._torch.cuda.get_device_properties(device).total_memory)

@@ -275,13 +275,13 @@ class CudaHistory:
             allowed: what this process may reserve where torch has a limit for it, else the device's memory.
             device_free: bytes that the driver has free.
         """
-        total = self.other_device(device).total_bytes
+        total = self._backend.total_bytes(device)
         frames = StackWriter().write([self._capture() if self._capture else None])[0]
         self._oom = {
             "requested_bytes": requested,
             "device_free_bytes": device_free,
             "device": device,
-            "limit_bytes": allowed if total and 0 < allowed < total else None,
+            "limit_bytes": allowed if 0 < allowed < total else None,
             "stack": [f"{f['filename']}:{f['line']} {f['name']}" for f in frames],
             "time_us": self.now_us(),
         }
