@@ -9,8 +9,9 @@ from memprof.reports.document.model import Advice, Advised, Combination
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.text import gib, phase_label, plain
 
-__all__ = ["advised"]
+__all__ = ["NOTHING_KNOWN", "advised"]
 
+NOTHING_KNOWN = "memprof knows no change of settings that would lower this peak."
 # With this share of the card left a run fits with room: nothing has to change.
 _ROOMY = 0.25
 
@@ -74,7 +75,7 @@ def _to_spare(report: Mapping[str, Any]) -> str:
     room = room_of(report)
     if room is None or room.capacity_bytes is None or report.get("oom") or report["peak"]["reserved_bytes"] is None:
         return ""
-    left = room.capacity_bytes - room.needed_bytes
+    left = room.capacity_bytes - max(room.needed_bytes, report["peak"]["active_bytes"])
     if left < _ROOMY * room.capacity_bytes:
         return ""
     return f"Nothing has to change: {gib(left)} of {gib(room.capacity_bytes)} GiB are left."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memprof.reports.document.advice import NOTHING_KNOWN
 from memprof.reports.document.model import Advised, Document
 from memprof.reports.document.text import gib
 from memprof.reports.markdown.elements import code, fence, table, text
@@ -10,8 +11,8 @@ __all__ = ["render_advice", "render_advised"]
 
 
 def render_advice(document: Document) -> str:
-    """Render the advice of a document and nothing else of it."""
-    return render_advised(document.advice)
+    """Render the advice of a document and nothing else of it; one sentence where there is none."""
+    return render_advised(document.advice) or f"{NOTHING_KNOWN}\n"
 
 
 def render_advised(advised: Advised) -> str:

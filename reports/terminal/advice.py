@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memprof.reports.document.advice import NOTHING_KNOWN
 from memprof.reports.document.model import Advice, Advised, Document
 from memprof.reports.document.text import gib
 from memprof.reports.terminal.report import render_terminal
@@ -50,7 +51,7 @@ def _print_advised(console: Console, advised: Advised) -> None:
             console.print(Text(f"  {setting}"))
     console.print()
     if not advised.changes:
-        console.print(Text("memprof knows no change of settings that would lower this peak."))
+        console.print(Text(NOTHING_KNOWN))
         return
     console.print(Text(f"What would lower the peak, {advised.basis}:", style="dim"))
     digits = max(len(gib(a.saves_bytes)) for a in advised.changes)
