@@ -283,15 +283,14 @@ def _taken(asked: int, piece: int) -> str:
 def _granted(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     if missing is None or missing:
         return None
+    pages = -(-asked // (20 * _MIB)) * 20 * _MIB
+    grows = f" With expandable segments torch takes 20 MiB at a time, here {format_bytes(pages)}, which is more."
     return Verdict(
         "refused",
         "refused",
-        (
-            f"{format_bytes(failure.free or 0)} were free and {format_bytes(asked)} were refused all the same: a limit "
-            "outside torch (a container, a MIG slice, the driver's address space, pinned host memory), or memory "
-            "that was "
-            "given back while the message was written."
-        ),
+        f"{format_bytes(failure.free or 0)} were free and {format_bytes(asked)} were refused all the same: a limit "
+        "outside torch (a container, a MIG slice, the driver's address space, pinned host memory), or memory that was "
+        f"given back while the message was written.{grows if pages > (failure.free or 0) else ''}",
     )
 
 

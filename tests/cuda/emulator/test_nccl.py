@@ -18,10 +18,8 @@ def test_collectives_ddp_and_fsdp_on_two_ranks() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", PROGRAMS / "collectives.py"]
     done = subprocess.run(command, env=environment("24GiB", devices=2), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(line for line in done.stdout.splitlines() if line.endswith("all")) == [
-        "rank 0 has seen all",
-        "rank 1 has seen all",
-    ]
+    for rank in (0, 1):  # both write to one pipe, at times into one line
+        assert done.stdout.count(f"rank {rank} has seen all") == 1
 
 
 def test_nccl_within_one_process_is_refused_by_name() -> None:
