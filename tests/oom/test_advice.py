@@ -88,6 +88,7 @@ PATHS = {
     "SGLang": "/site-packages/sglang/srt/managers/scheduler.py",
     "vLLM": "/site-packages/vllm/v1/worker/gpu_worker.py",
     "TGI": "/site-packages/text_generation_server/models/flash_causal_lm.py",
+    "FlexGen": "/root/flexgen/pytorch_backend.py",
     "NeMo-RL": "/opt/nemo-rl/nemo_rl/models/policy/workers/dtensor_policy_worker_v2.py",
 }
 MICRO_BATCH = {
@@ -102,6 +103,7 @@ MICRO_BATCH = {
     "SGLang": "--chunked-prefill-size",
     "vLLM": "max_num_batched_tokens",
     "TGI": "--max-batch-prefill-tokens",
+    "FlexGen": "--gpu-batch-size",
     "NeMo-RL": "policy.train_micro_batch_size",
 }
 
