@@ -63,7 +63,9 @@ def _rows_at(facts: Facts, address: Any, instant: Any) -> Any:
     last = np.searchsorted(t.address[order], keys, side="right")
     out = np.full(len(address), -1, np.int64)
     slot = np.searchsorted(keys, address)
-    exact = (slot < len(keys)) & (keys[np.minimum(slot, len(keys) - 1)] == address) if len(keys) else np.zeros(0, bool)
+    if not len(keys):  # a device of several that holds nothing
+        return out
+    exact = (slot < len(keys)) & (keys[np.minimum(slot, len(keys) - 1)] == address)
     for i in range(len(address)):
         if exact[i]:
             lives = order[first[slot[i]] : last[slot[i]]]

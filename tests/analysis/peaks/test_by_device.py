@@ -129,3 +129,19 @@ def test_a_gap_is_closed_on_every_device(tmp_path: Path, monkeypatch: pytest.Mon
     line = build_timeline(snapshot, 1)
     assert (int(line.active[0]), int(line.active[-1]), int(line.active.max())) == (0, 512 * 9, 512 * 9)
     assert [n for n in line.notes if "contradict" in n or "although" in n or "missing from" in n] == []
+
+
+def test_a_device_that_holds_nothing_beside_one_whose_tensors_have_owners() -> None:
+    """As one of two ranks leaves it, each on its own card with both in sight."""
+    builder = SnapshotBuilder(device=0, n_devices=2)
+    address = builder.alloc(64 * MIB, "forward")
+    raw = builder.raw({"schema": "memprof.snapshot/1", "kind": "cuda"})
+    # torch notes each snapshot in every device's trace.
+    raw["device_traces"][1] = [{"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": builder.time_us}]
+    raw["memprof"]["owners"] = [[address, builder.time_us, "weights", "parameter", "w"]]
+    info = {"type": "cuda", "name": "Pretend", "total_bytes": 80 * MIB}
+    raw["memprof"] |= {"device": {"index": 0, **info}, "devices": [{"index": i, **info} for i in (0, 1)]}
+    report = analyze(snapshot_from_raw(raw)).to_dict()
+    validate(report)
+    assert [d["peak"]["allocated_bytes"] for d in report["devices"]] == [64 * MIB, 0]
+    assert report["peak"]["categories"]["weights"] == 64 * MIB
