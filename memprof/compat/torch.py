@@ -152,6 +152,10 @@ CONTIGUOUS_STRIDES = Target("torch._prims_common", "make_contiguous_strides_for"
 ADAM_STATE = Target(
     "torch.optim.adam", "Adam._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip
+# AdamW inherits it, until torch._dynamo is imported, which gives every optimizer class one of its own.
+ADAMW_STATE = Target(
+    "torch.optim.adamw", "AdamW._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
+)  # fmt: skip
 LOADER_ITERATOR = Target(
     "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip

@@ -52,6 +52,15 @@ def test_full_training_holds_what_arithmetic_says(settings_for: Callable[..., An
     assert sum(r["requested_bytes"] for r in owned) == 4 * PARAMETERS
 
 
+def test_counts_of_steps_are_the_hosts_where_dynamo_was_imported(settings_for: Callable[..., Any]) -> None:
+    """torch._dynamo gives AdamW a method of its own, which it inherits otherwise; tests run in either order."""
+    import torch._dynamo.eval_frame
+
+    torch._dynamo.eval_frame.TorchPatcher.patch()
+    found = _analysis(settings_for(generation="none", gradient_checkpointing=False))
+    assert _requested(found, "optimizer_state") == 2 * 4 * PARAMETERS
+
+
 def test_fused_adam_counts_its_steps_on_the_device(settings_for: Callable[..., Any]) -> None:
     found = _analysis(settings_for(generation="none", optim="adamw_torch_fused", gradient_checkpointing=False))
     steps = 4 * (9 * L + 3)  # one fp32 number a parameter
