@@ -37,7 +37,8 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         allocations: how many of those alive at the peak are listed; None for all.
         devices: every device of the snapshot where there are several (see :mod:`memprof.analysis.peaks.by_device`).
     """
-    extra = analysis.snapshot.extra if analysis.is_recorders_own else {**analysis.snapshot.extra, **_OTHER_DEVICE}
+    snapshot, device = analysis.snapshot, analysis.timeline.device
+    extra = snapshot.extra if snapshot.recorder_asked_about(device) else {**snapshot.extra, **_OTHER_DEVICE}
     return {
         "schema": "memprof.report/1",
         "source": _source(analysis),
@@ -52,7 +53,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
         "oom": (oom := _oom(analysis)),
-        "capacity": capacity_of(analysis.snapshot.extra.get("device") or {}, oom),
+        "capacity": capacity_of(snapshot.device_facts(device), oom),
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
@@ -271,9 +272,7 @@ def _fatal_event(analysis: Views) -> int | None:
     if not len(line.oom_events):
         return None
     event = int(line.oom_events[-1])
-    failed_us = int(line.event_us[event])
-    survived = analysis.snapshot.extra.get("survived") or []
-    return None if any(failed_us <= row["went_on_us"] for row in survived) else event
+    return None if analysis.snapshot.survived(int(line.event_us[event])) else event
 
 
 def _survived_notes(survived: Iterable[Mapping[str, Any]]) -> Iterator[str]:

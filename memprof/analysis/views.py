@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -68,16 +68,10 @@ class Views:
         self.snapshot, self.timeline, self.attribution = snapshot, timeline, attribution
 
     @property
-    def is_recorders_own(self) -> bool:
-        """Tell whether this is the device that the recorder asked the driver and the counters about."""
-        index = (self.snapshot.extra.get("device") or {}).get("index", self.timeline.device)
-        return bool(index == self.timeline.device)
-
-    @property
     def non_torch_bytes(self) -> int | None:
         """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
         found: int | None = self.snapshot.extra.get("non_torch_bytes")
-        return found if self.is_recorders_own else None
+        return found if self.snapshot.recorder_asked_about(self.timeline.device) else None
 
     @cached_property
     def _split(self) -> Callable[[int], dict[str, int]]:
@@ -147,20 +141,7 @@ class Views:
             return None
         instant = int(np.argmax(reserved))
         here = self.breakdown(instant)
-        counted, phase, step = counted_reserved(self.snapshot, self.timeline)
-        if counted > int(reserved[instant]):
-            grown = ReservedGrowth(counted - int(reserved[instant]), phase, 0)
-            return DevicePeak(
-                reserved_bytes=counted,
-                active_bytes=None,
-                non_torch_bytes=self.non_torch_bytes,
-                instant=instant,
-                time_us=here.time_us,
-                phase=phase,
-                step=step,
-                grown_by=sorted([*self._growth(reserved, instant), grown], key=lambda growth: -growth.bytes),
-            )
-        return DevicePeak(
+        seen = DevicePeak(
             reserved_bytes=int(reserved[instant]),
             active_bytes=here.active_bytes,
             non_torch_bytes=self.non_torch_bytes,
@@ -170,6 +151,13 @@ class Views:
             step=here.step,
             grown_by=self._growth(reserved, instant),
         )
+        counted, phase, step = counted_reserved(self.snapshot, self.timeline)
+        if counted <= seen.reserved_bytes:
+            return seen
+        grown = sorted(
+            [*seen.grown_by, ReservedGrowth(counted - seen.reserved_bytes, phase, 0)], key=lambda growth: -growth.bytes
+        )
+        return replace(seen, reserved_bytes=counted, active_bytes=None, phase=phase, step=step, grown_by=grown)
 
     def _growth(self, reserved: I64, peak: int) -> list[ReservedGrowth]:
         """List by phase and stack who raised the running maximum of ``reserved`` up to the instant ``peak``."""

@@ -155,6 +155,14 @@ class Snapshot:
         recorded = [*(self.extra.get("devices") or []), self.extra.get("device") or {}]
         return next((dict(facts) for facts in recorded if facts.get("index", device) == device), {})
 
+    def recorder_asked_about(self, device: int) -> bool:
+        """Tell whether what the recorder asked the driver and the counters is about this device: they are of one."""
+        return bool((self.extra.get("device") or {}).get("index", device) == device)
+
+    def survived(self, failed_us: int) -> bool:
+        """Tell whether the run went on after an allocation that failed then: the error was caught."""
+        return any(failed_us <= row["went_on_us"] for row in self.extra.get("survived") or [])
+
     @property
     def devices(self) -> list[int]:
         """Return the devices that have at least one event or segment, in ascending order."""

@@ -128,12 +128,11 @@ def _failed_device(snapshot: Snapshot) -> int | None:
     """Return the one device on which an allocation failed for good; None where none did, or several."""
     if len(snapshot.devices) < 2:
         return None
-    survived = max((row["went_on_us"] for row in snapshot.extra.get("survived") or []), default=None)
     failed = []
     for device in snapshot.devices:
         trace = snapshot.traces.get(device) or _no_events()
         times = trace.time_us[trace.action == Action.OOM]
-        if len(times) and (survived is None or int(times.max()) > survived):
+        if len(times) and not snapshot.survived(int(times.max())):
             failed.append(device)
     return failed[0] if len(failed) == 1 else None
 

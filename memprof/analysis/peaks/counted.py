@@ -93,11 +93,10 @@ def unseen_note(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
 
 
 def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
-    recorded = snapshot.extra.get("recorded") or {}
-    if any(a <= unseen.span.end_us and unseen.span.start_us <= b for a, b in recorded.get("thinned") or []):
+    if _thinned(snapshot, unseen.span.start_us, unseen.span.end_us):
         return ": they came and went between decoded tokens that were left out."
-    if timeline.history is History.TRUNCATED or recorded.get("dropped_events"):
-        most = recorded.get("max_entries")
+    if _overflowed(snapshot, timeline):
+        most = (snapshot.extra.get("recorded") or {}).get("max_entries")
         kept = f" (it keeps {most:,})" if most else ""
         return f": the ring of events overwrote them{kept}. A larger max_entries, or a shorter recording, keeps them."
     return "."
@@ -105,7 +104,7 @@ def _reason(unseen: Unseen, snapshot: Snapshot, timeline: Timeline) -> str:
 
 def _counted(snapshot: Snapshot, timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the counters that are about the timeline's device and hold a peak."""
-    if (snapshot.extra.get("device") or {}).get("index", timeline.device) != timeline.device:
+    if not snapshot.recorder_asked_about(timeline.device):
         return
     for row in snapshot.extra.get("counters") or []:
         if row["allocated_peak"] is not None:
@@ -137,9 +136,19 @@ def _unseen(row: dict[str, Any], timeline: Timeline, spans: Sequence[PhaseSpan])
 
 
 def _lacks_some(snapshot: Snapshot, timeline: Timeline, row: dict[str, Any]) -> bool:
-    recorded = snapshot.extra.get("recorded") or {}
-    start = recorded.get("start_us")
-    lost = timeline.history is History.TRUNCATED or bool(recorded.get("dropped_events"))
-    if lost and (start is None or row["start_us"] < start):
+    start = (snapshot.extra.get("recorded") or {}).get("start_us")
+    if _overflowed(snapshot, timeline) and (start is None or row["start_us"] < start):
         return True
-    return any(a <= row["end_us"] and row["start_us"] <= b for a, b in recorded.get("thinned") or [])
+    return _thinned(snapshot, row["start_us"], row["end_us"])
+
+
+def _overflowed(snapshot: Snapshot, timeline: Timeline) -> bool:
+    """Tell whether the ring of events lost its oldest."""
+    recorded = snapshot.extra.get("recorded") or {}
+    return timeline.history is History.TRUNCATED or bool(recorded.get("dropped_events"))
+
+
+def _thinned(snapshot: Snapshot, start_us: int, end_us: int) -> bool:
+    """Tell whether decoded tokens were left out of the history in that time."""
+    recorded = snapshot.extra.get("recorded") or {}
+    return any(begin <= end_us and start_us <= end for begin, end in recorded.get("thinned") or [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
@@ -142,7 +142,7 @@ def recording_of(path: Path) -> Recording:
         json = path if match.group(3) == "json" else None
         return Recording(int(match.group(2)), int(match.group(1)), None if json else path, json)
     named = dump_name(Path(path.name)) or DumpName()
-    return _named(path, DumpName(named.rank, None, named.role, named.pid, named.time, named.label))
+    return _named(path, replace(named, step=None, out_of_memory=False))
 
 
 def choose(recordings: Iterable[Recording], step: int | None = None) -> list[Recording]:

@@ -61,6 +61,7 @@ def test_every_device_is_reported_and_the_page_says_so() -> None:
     assert report["peak"]["non_torch_bytes"] is None
     assert [d["device_total_bytes"] for d in report["devices"]] == [80 * MIB, 120 * MIB]
     assert report["source"]["device_total_bytes"] == 120 * MIB
+    assert report["capacity"] == {"bytes": 120 * MIB, "from": "device"}
     document = document_of(analysis)
     for text in (render_terminal(document, 120), render_html(document)):
         assert "Device 0" in text
