@@ -158,7 +158,7 @@ def real(cache: Path, first: int, wanted: Sequence[str], rows: Rows, keep: Calla
 
 def _changes(report: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.estimate import run_of
+    from memprof.advice.recorded_run import run_of
 
     return {c.id: c.changes for c in candidates_for(run_of(report))}
 

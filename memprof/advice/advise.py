@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memprof.advice.estimate import run_of
+from memprof.advice.recorded_run import run_of
 from memprof.config.from_recording import Likeness, place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
 

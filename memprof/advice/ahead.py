@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.advice.estimate import run_of
-from memprof.advice.recorded_run import Run
+from memprof.advice.recorded_run import Run, run_of
 from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings

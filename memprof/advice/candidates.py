@@ -8,10 +8,11 @@ By subject: training (the lean trainer has its own), generation, the allocator. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
-from memprof.advice.foreign import candidates_by_category
+from memprof.advice.foreign import RANK, an_adapter, candidates_by_category
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
@@ -20,7 +21,6 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 __all__ = ["candidates_for"]
 
-_RANK = 16
 # Tokens of the lean trainer's pieces where it is not told (memprof.grpo.step.pieces, which needs torch).
 _PIECE = 2048
 _EIGHT_BITS = {
@@ -149,30 +149,25 @@ def _precision(s: Settings) -> Iterator[Candidate]:
 def _adapters(s: Settings) -> Iterator[Candidate]:
     if s.lora_r is None:
         also = "; the adapter switched off is the reference model" if s.beta else ""
-        yield Candidate(
-            id="lora",
-            action=f"Train a LoRA adapter of rank {_RANK} instead of all weights{also}",
-            setting=adapter_text(_RANK),
-            costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
-            "higher.",
-            exact=False,
-            toll=Toll.TRAINED,
-            changes={"lora_r": _RANK, "lora_target_modules": ("all-linear",)},
-            effect=effects.low_rank(_RANK),
+        adapter = an_adapter()
+        yield replace(
+            adapter,
+            action=adapter.action + also,
+            changes={"lora_r": RANK, "lora_target_modules": ("all-linear",)},
         )
     if s.load_in_4bit or s.device == "cpu":
         return
     setting = f'model_init_kwargs={{"quantization_config": {NF4}}}'
     yield Candidate(
         id="qlora",
-        action="Keep the frozen weights in 4 bits (QLoRA)" + ("" if s.lora_r else f", with an adapter of rank {_RANK}"),
-        setting=setting + ("" if s.lora_r else f", {adapter_text(_RANK)}"),
+        action="Keep the frozen weights in 4 bits (QLoRA)" + ("" if s.lora_r else f", with an adapter of rank {RANK}"),
+        setting=setting + ("" if s.lora_r else f", {adapter_text(RANK)}"),
         costs="Each layer is unpacked whenever it is used: slower in training and more so in generation. The frozen "
         "weights are rounded to 16 values.",
         exact=False,
         toll=Toll.TRAINED,
-        changes={"lora_r": s.lora_r or _RANK, "load_in_4bit": True, "dtype": "bfloat16"},
-        effect=effects.low_rank(s.lora_r or _RANK, nf4=True),
+        changes={"lora_r": s.lora_r or RANK, "load_in_4bit": True, "dtype": "bfloat16"},
+        effect=effects.low_rank(s.lora_r or RANK, nf4=True),
     )
 
 

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.growing_segments import saved_by_growing
 from memprof.advice.ranking import ranked
-from memprof.advice.recorded_run import Effect, Made, Peak, Run, bounded, highest
+from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
-from memprof.config.from_recording import settings_like
-from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
-from memprof.errors import InputError, UsageError
-from memprof.frame_paths import text_path
-from memprof.oom.frameworks import PLAIN, Names, names_in
+from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "run_of", "worth"]
+__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "worth"]
 
-_PYTHON = re.compile(r"\.py:\d+")
-_ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # How many changes a page lists.
 MOST = 8
 # A change that saves less than this share of the peak is not worth a line.
 _WORTH = 0.005
-# Idle memory at the device's peak, of what is reserved, from which on a change of the allocator is looked at.
-_FRAGMENTED = 0.05
 
 
 # Settings that these formulas follow.
@@ -64,103 +55,6 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
     return ranked([entry(e, run) for e in found], report)[:MOST]
-
-
-def run_of(report: Mapping[str, Any]) -> Run:
-    """Read a run from its report; settings and shape where they can be known."""
-    source, peak = report["source"], report["peak"]
-    rows = [Peak(p["phase"], p["peak_bytes"], p["categories"]) for p in report["phases"]]
-    whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
-    run = Run(
-        peaks=highest([*rows, whole]),
-        own_peaks=report["own_peaks"],
-        details=peak["details"],
-        idle_bytes=_idle(report),
-        alloc_conf=str(source.get("alloc_conf") or ""),
-        made=_made(peak),
-        names=_names(report),
-        engine=_engine(report),
-        lasting=_lasting(peak),
-        failed=bool(report.get("oom")),
-    )
-    try:
-        likeness = settings_like(source)
-        counted = (source.get("config") or {}).get("parameters")
-        # A quantised layer's packed weight counts half its parameters.
-        parameters = counted if isinstance(counted, int) and not likeness.settings.load_in_4bit else None
-        shape = ModelShape.of(likeness.model)
-    except (InputError, TypeError, ValueError):
-        return run
-    settings = likeness.settings
-    # Norms beyond two a layer, biases and routers are below a thousandth of a model: estimates leave them out.
-    reckoned = shape.embeddings + shape.matrices + (2 * shape.layers + 1) * shape.hidden
-    shape = replace(shape, counted=parameters or reckoned)
-    return replace(run, settings=settings, shape=shape, alloc_conf=settings.alloc_conf or run.alloc_conf)
-
-
-def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
-    """Add what an optimizer's failed step had still to make: a smaller state saves of that too."""
-    oom = report.get("oom") or {}
-    still = (oom.get("ahead") or {}).get("still") or {}
-    if oom.get("phase") != "optimizer_step" or peak.phase != "optimizer_step" or not still:
-        return peak
-    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
-    return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
-
-
-def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
-    """Add up by category and line what the largest allocations hold, the largest sums first."""
-    sums: dict[str, dict[str, int]] = {}
-    for group in _groups(peak):
-        if site := _site(group.get("stack") or []):
-            of = sums.setdefault(group["category"], {})
-            of[site] = of.get(site, 0) + int(group["bytes"])
-    return {
-        category: tuple(Made(n, site) for site, n in sorted(of.items(), key=lambda row: -row[1]))
-        for category, of in sums.items()
-    }
-
-
-def _lasting(peak: Mapping[str, Any]) -> dict[str, float]:
-    """Return by category the share of the largest allocations' bytes that is alive when the recording ends."""
-    held: dict[str, int] = {}
-    kept: dict[str, int] = {}
-    for group in _groups(peak):
-        category, n = group["category"], int(group["bytes"])
-        held[category] = held.get(category, 0) + n
-        kept[category] = kept.get(category, 0) + (n if group["born_us"] is not None and group["died_us"] is None else 0)
-    return {category: kept[category] / n for category, n in held.items() if n}
-
-
-def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the largest groups of alike blocks; the largest blocks of a report that was written without groups."""
-    groups: Sequence[Mapping[str, Any]] | None = peak.get("largest")
-    return peak["allocations"] if groups is None else groups
-
-
-def _engine(report: Mapping[str, Any]) -> bool:
-    """Tell whether an inference engine holds memory: its category, or its files where keys and values were made."""
-    if report["own_peaks"].get("inference_engine"):
-        return True
-    caches = [group.get("stack") or [] for group in _groups(report["peak"]) if group["category"] == "kv_cache"]
-    return any(_ENGINE.search(frame) for stack in caches for frame in stack)
-
-
-def _site(stack: Sequence[str]) -> str:
-    """Name the innermost line of Python outside torch and the standard library."""
-    for frame in stack:
-        file = text_path(frame)
-        library = (file.rooted and file.path.startswith(("torch/", "memprof/"))) or "/lib/python3" in frame
-        if not _PYTHON.search(frame) or (library and "-packages/" not in frame) or (file.rooted and library):
-            continue
-        return re.split(r"[/\\]", frame)[-1]
-    return ""
-
-
-def _names(report: Mapping[str, Any]) -> Names:
-    """Return the settings' names of the framework whose files the largest allocations' stacks show."""
-    frames = [frame for group in _groups(report["peak"]) for frame in group.get("stack") or []]
-    return names_in("\n".join([*frames, *((report.get("oom") or {}).get("stack") or [])])) or PLAIN
 
 
 def estimate(run: Run) -> list[Estimate]:
@@ -212,17 +106,6 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         if found.left.phase != run.peak.phase:
             data["moves_to"] = found.left.phase
     return data
-
-
-def _idle(report: Mapping[str, Any]) -> int:
-    """Return what the device's peak holds beyond the highest sum of blocks, where it is enough to speak of.
-
-    Free parts between blocks and whole free segments that no request fitted.
-    """
-    places = (report["peak"], report.get("device_peak") or {})
-    reserved = max(int(place.get("reserved_bytes") or 0) for place in places)
-    idle = reserved - int(report["peak"]["active_bytes"])
-    return idle if idle > _FRAGMENTED * reserved else 0
 
 
 def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None = None) -> list[Estimate]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
-from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, run_of, worth
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, worth
 from memprof.advice.ranking import ranked
-from memprof.advice.recorded_run import Peak, Run, highest
+from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 

@@ -16,9 +16,10 @@ from memprof.oom.frameworks import PLAIN
 from memprof.units import format_gib
 from memprof.vocabulary import CATEGORY_LABELS
 
-__all__ = ["candidates_by_category"]
+__all__ = ["RANK", "an_adapter", "candidates_by_category"]
 
-_RANK = 16
+#: Of adapters that are proposed.
+RANK = 16
 # A category is worth a change of its own from this share of the peak on.
 _LARGE = 0.1
 # So much of the activations is never freed where autograd keeps them; a forward without gradients keeps one layer's.
@@ -36,6 +37,20 @@ def candidates_by_category(run: Run) -> Iterator[Candidate]:
     yield from _less_kept(run)
     yield from _less_state(run)
     yield from _smaller_weights(run)
+
+
+def an_adapter() -> Candidate:
+    """Return the change from training all weights to training an adapter, without settings to simulate it."""
+    return Candidate(
+        id="lora",
+        action=f"Train a LoRA adapter of rank {RANK} instead of all weights",
+        setting=adapter_text(RANK),
+        costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
+        "higher.",
+        exact=False,
+        toll=Toll.TRAINED,
+        effect=effects.low_rank(RANK),
+    )
 
 
 def _trains(run: Run) -> bool:
@@ -172,16 +187,7 @@ def _less_state(run: Run) -> Iterator[Candidate]:
             effect=effects.coarser_state("adamw_8bit"),
         )
     if trained > 0.5 * peak.of("weights") > 0 and not peak.of("adapters"):
-        yield Candidate(
-            id="lora",
-            action=f"Train a LoRA adapter of rank {_RANK} instead of all weights",
-            setting=adapter_text(_RANK),
-            costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
-            "higher.",
-            exact=False,
-            toll=Toll.TRAINED,
-            effect=effects.low_rank(_RANK),
-        )
+        yield an_adapter()
 
 
 def _smaller_weights(run: Run) -> Iterator[Candidate]:

@@ -9,8 +9,8 @@ from memprof.reports.document.build import build_document
 
 from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
-from memprof.advice.estimate import run_of
 from memprof.advice.ranking import ranked
+from memprof.advice.recorded_run import run_of
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, report
 

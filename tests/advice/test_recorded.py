@@ -47,7 +47,7 @@ def _peak(settings: Any) -> int:
 
 def test_advice_comes_true(recorded: tuple[Path, dict[str, Any]]) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.estimate import run_of
+    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
 
     folder, report = recorded

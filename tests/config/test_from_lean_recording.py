@@ -37,7 +37,7 @@ def _trained(folder: Path, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("given", [{}, {"checkpointing": "full", "max_tokens_per_piece": 134, "generation_batch": 2}])
 def test_a_recorded_lean_run_is_simulated_as_it_was(tmp_path: Path, given: dict[str, Any]) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.estimate import run_of
+    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import place_model, settings_like
     from memprof.simulate.fit import evaluate
 

@@ -74,7 +74,7 @@ def test_the_scripts_lean_trainer_is_the_recipes(
     card: bool,
 ) -> None:
     from memprof.advice.candidates import candidates_for
-    from memprof.advice.estimate import run_of
+    from memprof.advice.recorded_run import run_of
     from memprof.config.from_recording import settings_like
     from memprof.config.gpus import find_gpu
     from memprof.grpo.techniques import apply as defaults
