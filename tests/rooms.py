@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compat": ("name, check and patch what is private in other packages", ()),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
-    "oom": ("explain out-of-memory texts", ("attribution",)),
+    "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
     "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
     "plan": ("search what fits, by simulations in other processes", ("config",)),
     "advice": (

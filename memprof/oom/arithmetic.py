@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memprof.allocator.settings import MIB, AllocatorSettings
 from memprof.oom.failure import Failure
 from memprof.units import GIB, format_bytes
 
@@ -22,8 +23,9 @@ __all__ = ["Parts", "Verdict", "missing_bytes", "parts_of", "verdict"]
 _CONTEXT = 3 * GIB // 4
 _LARGEST_DEVICE = 2**44
 _EXABYTE = 2**60
-_MIB = 2**20
 _LEVEL_ZERO_BLOCK = 4 * GIB
+# As torch comes; a message does not say what was set.
+_ALLOCATOR = AllocatorSettings()
 # With so much of the device in live tensors, gaps are not what is wrong.
 _LIVE = 0.97
 _UNEXPLAINED = GIB // 2
@@ -251,7 +253,7 @@ def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
     if failure.allowed is None:
         return None
     held = (parts.reserved or parts.allocated or 0) + (failure.other or 0)
-    piece = _piece(asked)
+    piece = _ALLOCATOR.segment_size(_ALLOCATOR.round_size(asked))
     if failure.backend == "MPS":
         held, piece = (parts.allocated or 0) + (failure.other or 0), asked
     if held + piece <= failure.allowed - _ROUNDING:
@@ -269,13 +271,6 @@ def _limited(failure: Failure, parts: Parts, asked: int, missing: int | None) ->
     )
 
 
-def _piece(asked: int) -> int:
-    """Return the bytes that torch's allocator asks the device for to make room for a request."""
-    if asked <= _MIB:
-        return 2 * _MIB
-    return 20 * _MIB if asked < 10 * _MIB else -(-asked // (2 * _MIB)) * 2 * _MIB
-
-
 def _taken(asked: int, piece: int) -> str:
     return f" (torch takes them in a piece of {format_bytes(piece)})" if piece > 2 * asked else ""
 
@@ -283,7 +278,7 @@ def _taken(asked: int, piece: int) -> str:
 def _granted(failure: Failure, parts: Parts, asked: int, missing: int | None) -> Verdict | None:
     if missing is None or missing:
         return None
-    pages = -(-asked // (20 * _MIB)) * 20 * _MIB
+    pages = -(-asked // (20 * MIB)) * 20 * MIB
     grows = f" With expandable segments torch takes 20 MiB at a time, here {format_bytes(pages)}, which is more."
     return Verdict(
         "refused",
