@@ -21,6 +21,7 @@ __all__ = [
     "History",
     "Kind",
     "Phase",
+    "phase_words",
 ]
 
 #: How the name of a device ends that ``memprof emulate`` pretends.
@@ -193,3 +194,10 @@ CATEGORY_DETAILS: dict[Category, tuple[str, ...]] = {
     Category.KV_CACHE: ("keys", "values"),
     Category.UNATTRIBUTED: ("not_in_history",),
 }
+
+_LOG_PROBS = {"old_logprobs": "old log-probs", "reference_logprobs": "reference log-probs"}
+
+
+def phase_words(phase: str) -> str:
+    """Write a phase's id as words inside a sentence."""
+    return _LOG_PROBS.get(phase, phase.replace("_", " "))

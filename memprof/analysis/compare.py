@@ -14,7 +14,7 @@ from typing import Any
 
 from memprof.analysis.allocation_differences import Holdings, surplus
 from memprof.errors import InputError, UsageError
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
 
 __all__ = [
     "Run",
@@ -248,7 +248,8 @@ def _beside(runs: Sequence[Run]) -> list[dict[str, Any]]:
         ("reserved", "of which reserved by torch", [_device(run, "reserved_bytes") for run in runs]),
         ("non_torch", "of which outside torch", [_device(run, "non_torch_bytes") for run in runs]),
     ]
-    lines += [(f"phase:{p}", f"Highest in {_words(p)}", [_highest_in(run, p) for run in runs]) for p in _apart(runs)]
+    for phase in _apart(runs):
+        lines.append((f"phase:{phase}", f"Highest in {phase_words(phase)}", [_highest_in(run, phase) for run in runs]))
     lines += [(key, label, [_host(run, key) for run in runs]) for key, label in _HOST.items()]
     return [
         {"id": identifier, "label": label, "values": figures, **_change(figures)}
@@ -261,12 +262,6 @@ def _apart(runs: Sequence[Run]) -> list[str]:
     """List the phases in which the runs peak, where these differ: peaks are then two moments that do not compare."""
     found = dict.fromkeys(str(run.report["peak"]["phase"] or "") for run in runs if run.report is not None)
     return [phase for phase in found if phase] if len(found) > 1 else []
-
-
-def _words(phase: str) -> str:
-    return {"old_logprobs": "old log-probs", "reference_logprobs": "reference log-probs"}.get(
-        phase, phase.replace("_", " ")
-    )
 
 
 def _highest_in(run: Run, phase: str) -> int | None:

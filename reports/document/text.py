@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from memprof.units import GIB, format_bytes, format_gib
-from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
+from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
 
 __all__ = [
     "CATEGORY_WORDS",
@@ -201,12 +201,6 @@ STACK_ORDER: tuple[str, ...] = tuple(
     )
 )
 
-_PHASE_LABELS = {
-    "old_logprobs": "Old log-probs",
-    "reference_logprobs": "Reference log-probs",
-    "optimizer_step": "Optimizer step",
-    "weight_sync": "Weight sync",
-}
 _PHASE_SHORT = {
     "generate": "gen",
     "reward": "rew",
@@ -231,7 +225,7 @@ def humanise(identifier: str) -> str:
 
 def phase_label(phase: str) -> str:
     """Write a phase as a heading."""
-    return _PHASE_LABELS.get(phase, humanise(phase).capitalize())
+    return phase_words(phase).capitalize()
 
 
 def phase_short(phase: str) -> str:
