@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,11 @@ class Settings:
         plain = asdict(self)
         plain["lora_target_modules"] = list(self.lora_target_modules)
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Settings:
+        """Return the settings that :meth:`to_dict` wrote."""
+        return cls(**{**plain, "lora_target_modules": tuple(plain["lora_target_modules"])})
 
 
 # Names that other tools' config files use for the same setting.

@@ -20,6 +20,8 @@ from memprof.errors import InputError, UsageError
 __all__ = ["VALUES", "build", "built", "library_folder"]
 
 _NATIVE = Path(__file__).parent / "native"
+# What writes C, or decides how it is compiled.
+_GENERATORS = ("build.py", "headers.py", "stubs.py", "symbols.py")
 _CORE = "libmemprof_emulator.so"
 VALUES = "libmemprof_emulator_values.so"
 
@@ -28,7 +30,7 @@ def library_folder(torch: TorchBuild) -> Path:
     """Return where the libraries for a torch are or will be: its version and the sources decide the name."""
     root = os.environ.get("MEMPROF_EMULATOR") or os.path.join(sys.prefix, "share", "memprof-emulator")
     digest = hashlib.sha256()
-    for path in sorted(p for p in [*_NATIVE.rglob("*"), *Path(__file__).parent.glob("*s.py")] if p.is_file()):
+    for path in sorted(p for p in [*_NATIVE.rglob("*"), *map(Path(__file__).with_name, _GENERATORS)] if p.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     return Path(root).absolute() / f"torch-{torch.version}-{digest.hexdigest()[:12]}"
 

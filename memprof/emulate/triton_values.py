@@ -18,7 +18,7 @@ from typing import Any
 
 from memprof.compat.targets import ABSENT, look_up
 from memprof.compat.torch import COMPILED_LAUNCH
-from memprof.recording.cuda.emulated import UNCOMPUTED
+from memprof.recording.cuda.emulated import UNCOMPUTED, values_max
 
 __all__ = ["compute_launches", "count_compiled"]
 
@@ -73,7 +73,7 @@ def _compute(kernel: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, A
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor) and value.is_cuda]
-    most = int(os.environ.get("MEMPROF_EMULATE_VALUES_MAX", 2**24))
+    most = values_max()
     name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
     if any(tensor.numel() > most for tensor in tensors):
         UNCOMPUTED[name] += 1

@@ -87,9 +87,8 @@ def run_row(settings: dict[str, Any], gpu: str | dict[str, Any] | None) -> dict[
 
     ``gpu``: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote.
     """
-    values = {**settings, "lora_target_modules": tuple(settings["lora_target_modules"])}
     card = gpu_of(gpu) if gpu is not None else None
-    return summary_of(evaluate(Settings(**values), card))
+    return summary_of(evaluate(Settings.from_dict(settings), card))
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:

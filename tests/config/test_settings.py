@@ -57,6 +57,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, name: str, text: str) -
 
 def test_settings_are_plain_data() -> None:
     plain = Settings(model="m").to_dict()
+    assert Settings.from_dict(plain) == Settings(model="m")
     assert json.loads(json.dumps(plain)) == plain
 
 

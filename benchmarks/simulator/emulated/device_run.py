@@ -13,7 +13,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from memprof.config.to_grpo import grpo_arguments
 
 __all__ = ["main"]
 
-_COUNTERS = {
+COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
     "active_bytes": "active_bytes.all.peak",
     "requested_bytes": "requested_bytes.all.peak",
@@ -34,8 +34,7 @@ _COUNTERS = {
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
-    values = {**question["settings"], "lora_target_modules": tuple(question["settings"]["lora_target_modules"])}
-    settings = Settings(**values)
+    settings = Settings.from_dict(question["settings"])
     import torch
 
     history = question.get("history")
@@ -45,9 +44,15 @@ def main() -> None:
         error = _train(settings, question.get("loaded", False), folder)
     if history:
         torch.cuda.memory._dump_snapshot(history)
+    print(json.dumps({**counted(), "error": error}))
+
+
+def counted(names: Iterable[str] = tuple(COUNTERS)) -> dict[str, int]:
+    """Return what the allocator counted at its highest, in bytes, and how often it failed, by these names."""
+    import torch
+
     stats = torch.cuda.memory_stats()
-    found = {name: stats[key] for name, key in _COUNTERS.items()}
-    print(json.dumps({**found, "error": error}))
+    return {name: stats[COUNTERS[name]] for name in names}
 
 
 def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
@@ -107,14 +112,13 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
 
 def tokenizer() -> Any:
     """Make a tokenizer of one token a letter."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    core = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+    from memprof.simulate.trainer.build import make_tokenizer
+
+    made = make_tokenizer()
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return made
 
 
 @contextlib.contextmanager

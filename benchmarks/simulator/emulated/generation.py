@@ -28,12 +28,7 @@ __all__ = ["main"]
 
 _CHILD = "benchmarks.simulator.emulated.generation"
 _EVERY_S = 20.0
-_COUNTERS = {
-    "allocated_bytes": "allocated_bytes.all.peak",
-    "reserved_bytes": "reserved_bytes.all.peak",
-    "retries": "num_alloc_retries",
-    "ooms": "num_ooms",
-}
+_COUNTERS = ("allocated_bytes", "reserved_bytes", "retries", "ooms")
 
 
 @click.command(help=__doc__)
@@ -66,11 +61,10 @@ def generate_here(question: dict[str, Any]) -> dict[str, Any]:
     """Generate on the device that is here; what its allocator counted at its highest, in bytes."""
     import torch
 
-    from benchmarks.simulator.emulated.device_run import build
+    from benchmarks.simulator.emulated.device_run import build, counted
     from memprof.compat import trl as names
 
-    values = {**question["settings"], "lora_target_modules": tuple(question["settings"]["lora_target_modules"])}
-    settings = Settings(**values)
+    settings = Settings.from_dict(question["settings"])
     begun, error = time.monotonic(), None
     with tempfile.TemporaryDirectory() as folder, _never_padded_or_finished(settings) as count:
         trainer = build(settings, False, folder)
@@ -81,14 +75,7 @@ def generate_here(question: dict[str, Any]) -> dict[str, Any]:
                     names.GENERATE_SINGLE_TURN.of(trainer)(prompts, None, {}, num_generations=settings.num_generations)
             except torch.OutOfMemoryError as problem:
                 error = str(problem).partition("\n")[0]
-    return {"fits": error is None, "error": error, "seconds": round(time.monotonic() - begun), **_counted()}
-
-
-def _counted() -> dict[str, int]:
-    import torch
-
-    stats = torch.cuda.memory_stats()
-    return {name: stats[key] for name, key in _COUNTERS.items()}
+    return {"fits": error is None, "error": error, "seconds": round(time.monotonic() - begun), **counted(_COUNTERS)}
 
 
 @contextlib.contextmanager
@@ -117,11 +104,13 @@ def _never_padded_or_finished(settings: Settings) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def _logging(file: str | None, count: list[int]) -> Iterator[None]:
     """Add the counters to a file every so often, while open."""
+    from benchmarks.simulator.emulated.device_run import counted
+
     done, begun = threading.Event(), time.monotonic()
 
     def write() -> None:
         while file is not None and not done.wait(_EVERY_S):
-            row = {"s": round(time.monotonic() - begun, 1), "tokens": count[0], **_counted()}
+            row = {"s": round(time.monotonic() - begun, 1), "tokens": count[0], **counted(_COUNTERS)}
             with Path(file).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
 

@@ -10,7 +10,6 @@ off, and simulates again what it has measured.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks.measure import environment
 from benchmarks.simulator.emulated.cases import CASES, Case
 from benchmarks.simulator.emulated.device import ask
 from benchmarks.tabling import ROOT
+from memprof.config.settings import Settings
 
 __all__ = ["RESULTS", "main", "read", "table"]
 
@@ -48,8 +48,8 @@ def simulated(case: Case) -> dict[str, Any]:
 
 def settings_of(case: Case) -> dict[str, Any]:
     """Return what of a case's settings is not at its default."""
-    defaults = {f.name: f.default for f in dataclasses.fields(case.settings)}
-    return {k: v for k, v in case.settings.to_dict().items() if v != defaults[k] and v != ["all-linear"]}
+    defaults = Settings(model="").to_dict()
+    return {k: v for k, v in case.settings.to_dict().items() if v != defaults[k]}
 
 
 @click.command(help=__doc__)

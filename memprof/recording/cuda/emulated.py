@@ -5,32 +5,32 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
 
-__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_notes"]
+__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_notes", "values_max"]
 
 #: Launches of Triton kernels whose results were left as they were, by the kernel's name; torch.compile's among them.
 UNCOMPUTED: Counter[str] = Counter()
 
 
-def emulation_notes(env: Mapping[str, str] | None = None) -> list[str]:
-    """Return notes for a recording; [] on a device that is there.
+def values_max() -> int:
+    """Return how many elements a tensor may have for its operator to be computed."""
+    return int(os.environ.get("MEMPROF_EMULATE_VALUES_MAX", 2**24))
 
-    Args:
-        env: the process's environment, in which :mod:`memprof.emulate.launch` describes the device.
-    """
-    env = os.environ if env is None else env
+
+def emulation_notes() -> list[str]:
+    """Return notes for a recording, from what :mod:`memprof.emulate.launch` put in the environment; [] elsewhere."""
+    env = os.environ
     if not env.get("MEMPROF_EMULATE_HOME"):
         return []
     notes = [
         "recorded on an emulated device (memprof emulate): the allocator and its bytes are real; no kernel ran, and "
         "all times are this machine's, not a GPU's"
     ]
-    most = int(env.get("MEMPROF_EMULATE_VALUES_MAX", 2**24))
     if env.get("MEMPROF_EMULATE_VALUES", "0") in ("", "0"):
         notes.append("no values were computed: losses, rewards and where generation ends mean nothing")
     else:
-        notes.append(f"operators with tensors above {most:,} elements were not computed: their results are zeros")
+        most = f"{values_max():,} elements"
+        notes.append(f"operators with tensors above {most} were not computed: their results are zeros")
     if copies := env.get("MEMPROF_EMULATE_COPY_MAX"):
         notes.append(f"copies above {int(copies):,} bytes were left out")
     if float(env.get("MEMPROF_EMULATE_CAPABILITY", "9.0")) in (9.0, 10.0):

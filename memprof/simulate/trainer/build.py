@@ -27,7 +27,7 @@ from memprof.simulate.trainer.rollout import fake_rollout
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["MEASURED", "WARM_UP", "adapter_of", "build_trainer", "dataset_of", "set_optimizer"]
+__all__ = ["MEASURED", "WARM_UP", "adapter_of", "build_trainer", "dataset_of", "make_tokenizer", "set_optimizer"]
 
 WARM_UP, MEASURED = 1, 1  # generation cycles
 
@@ -60,7 +60,7 @@ def build_trainer(
         model=model,
         args=_arguments(settings, folder),
         train_dataset=dataset_of(settings),
-        processing_class=_tokenizer(config),
+        processing_class=make_tokenizer(),
         peft_config=adapter_of(settings),
         **rewards,
     )
@@ -187,7 +187,7 @@ def dataset_of(settings: Settings) -> Any:
     return Dataset.from_dict({"prompt": ["a"] * max(2, rows)})
 
 
-def _tokenizer(config: Any) -> Any:
+def make_tokenizer() -> Any:
     """Make a tokenizer of a handful of tokens: every text is replaced by tokens of the wanted number anyway."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
