@@ -85,9 +85,9 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     trainer = GRPOTrainer(
         model=model,
         **rewards,
-        args=build._arguments(settings, folder),
+        args=build.trainer_arguments(settings, folder),
         train_dataset=build.dataset_of(settings),
-        processing_class=build._tokenizer(None),
+        processing_class=build.make_tokenizer(),
         peft_config=build.adapter_of(settings),
     )
     fake_rollout(trainer, settings)

@@ -27,7 +27,16 @@ from memprof.simulate.trainer.rollout import fake_rollout
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["MEASURED", "WARM_UP", "adapter_of", "build_trainer", "dataset_of", "make_tokenizer", "set_optimizer"]
+__all__ = [
+    "MEASURED",
+    "WARM_UP",
+    "adapter_of",
+    "build_trainer",
+    "dataset_of",
+    "make_tokenizer",
+    "set_optimizer",
+    "trainer_arguments",
+]
 
 WARM_UP, MEASURED = 1, 1  # generation cycles
 
@@ -58,7 +67,7 @@ def build_trainer(
     kind, _ = classes_of(settings)
     trainer = kind(
         model=model,
-        args=_arguments(settings, folder),
+        args=trainer_arguments(settings, folder),
         train_dataset=dataset_of(settings),
         processing_class=make_tokenizer(),
         peft_config=adapter_of(settings),
@@ -122,7 +131,7 @@ def set_optimizer(trainer: Any, settings: Settings, session: FakeSession) -> Non
         setattr(trainer, transformers_names.OPTIMIZER_OF.name, chosen)
 
 
-def _arguments(settings: Settings, folder: str) -> Any:
+def trainer_arguments(settings: Settings, folder: str) -> Any:
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     # This process plays one of the ranks, whose share of a group may be a single completion: TRL refuses groups of
     # one, so the batch is doubled while its config is checked.
