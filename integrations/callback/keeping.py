@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "make_optimizer_state"]
 
 # Containers that are larger, or nested deeper, are data and not state.
 _LARGEST = 100_000
@@ -58,7 +58,7 @@ class Kept:
         self._random = _RandomState()
 
     def restore(self) -> None:
-        """Put everything back as it was."""
+        """Put everything back as it was; on CUDA the allocator's cache is given back too."""
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         with torch.no_grad():
@@ -78,6 +78,20 @@ class Kept:
         for owner, saved in self._stateful:
             owner.load_state_dict(saved)
         self._random.restore()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Step once with gradients of zero: later steps have the state from their beginning."""
+    if optimizer.state:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 class _RandomState:

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from memprof.integrations.callback.keeping import Kept
+from memprof.integrations.callback.keeping import Kept, make_optimizer_state
 
 from memprof.compat import require
 from memprof.compat.accelerate import SET_SYNC_GRADIENTS
@@ -106,7 +106,7 @@ class Rehearsal:
         model = trainer.model_wrapped
         trainer.current_gradient_accumulation_steps = int(trainer.args.gradient_accumulation_steps)
         with _full_length(trainer), _quiet_rewards(trainer):
-            self._make_optimizer_state()
+            make_optimizer_state(self._optimizer)
             state = trainer.accelerator.gradient_state
             for i in range(self._micro_batches):
                 last = i == self._micro_batches - 1
@@ -120,21 +120,8 @@ class Rehearsal:
             self._step_ended()
 
     def restore(self) -> None:
-        """Put everything back; on CUDA the allocator's cache is given back too."""
+        """Put everything back."""
         self._kept.restore()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-    def _make_optimizer_state(self) -> None:
-        """Step once with gradients of zero: later steps have the state from their beginning."""
-        if self._optimizer.state:
-            return
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
     def _clip(self, model: Any) -> None:
         norm = self._trainer.args.max_grad_norm

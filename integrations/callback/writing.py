@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from memprof.integrations.callback.output import Result, add_report, prune
 
 from memprof.recording.session import Session
 from memprof.snapshot import save_snapshot
+from memprof.snapshot.unpickle import collector_paused
 from memprof.units import format_bytes
 
 __all__ = ["Writing"]
@@ -63,7 +62,7 @@ class Writing:
             if report is not None:
                 self._tell(report)
 
-    def beside(self, session: Session, step: int, took: Callable[[float], None] = lambda seconds: None) -> None:
+    def beside(self, session: Session, step: int, took: Callable[[float], None]) -> None:
         """Take the snapshot now; write and report it beside the training.
 
         Args:
@@ -76,7 +75,7 @@ class Writing:
         """
         self.settle()
         path, began = self._path(step), time.monotonic()
-        with _no_collection():
+        with collector_paused():
             raw = session.to_raw()
         taking = time.monotonic() - began
 
@@ -124,15 +123,3 @@ class Writing:
             return add_report(self.result, path, self.folder)
         except Exception:
             return None  # tried again, and said, when training ends
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no cycles while hundreds of thousands of small dicts come to be: it is most of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

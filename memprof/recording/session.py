@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 import warnings
@@ -454,16 +453,11 @@ class Session:
             InputError: the file cannot be written.
         """
         from memprof.snapshot import save_snapshot
+        from memprof.snapshot.unpickle import collector_paused
 
         target = Path(path)
-        # Hundreds of thousands of small dicts come to be here; looking for cycles among them is most of the time.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with collector_paused():
             save_snapshot(self.to_raw(), target)
-        finally:
-            if collecting:
-                gc.enable()
         return target
 
     def _node(self) -> str | None:

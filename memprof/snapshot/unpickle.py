@@ -44,7 +44,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: reading makes millions of containers and no garbage cycles."""
+    """Pause the garbage collector: reading and writing make millions of containers and no garbage cycles.
+
+    Looking for cycles among them would be most of the time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -51,7 +51,7 @@ def rehearse(
     """
     import torch
 
-    from memprof.integrations.callback.keeping import Kept
+    from memprof.integrations.callback.keeping import Kept, make_optimizer_state
     from memprof.recording.owners import unwrap_optimizer
     from memprof.recording.phases import REHEARSAL
     from memprof.vocabulary import Phase
@@ -67,7 +67,7 @@ def rehearse(
     session.set_step(0)
     mark = session.enter_phase(Phase.OTHER.value, detail=REHEARSAL)
     try:
-        _make_state(inner)
+        make_optimizer_state(inner)
         with TrainingPhases(model, enter, leave):
             call()
     except BaseException as error:
@@ -78,20 +78,4 @@ def rehearse(
             session.exit_phase(mark)
         peak = int(session.peak_of_step())
         kept.restore()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
     return peak
-
-
-def _make_state(optimizer: Any) -> None:
-    """Step once with gradients of zero: later steps have the state from their beginning."""
-    import torch
-
-    if optimizer.state:
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
