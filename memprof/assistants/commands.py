@@ -88,19 +88,18 @@ class Reader:
                 limit = self.limits.bytes / 2**30
                 raise InputError(f"{path} is larger than the {limit:.2f} GiB this server reads; use the command line.")
 
-    async def run(self, *arguments: str, text: str | None = None, hint: str = "", seconds: float | None = None) -> str:
+    async def run(self, *arguments: str, text: str | None = None, hint: str = "") -> str:
         """Run ``memprof ARGUMENTS`` and return what it prints, cut to the limit.
 
         Args:
             arguments: of the command line.
             text: what it reads from standard input.
             hint: how to ask for less, where the answer is cut.
-            seconds: a limit of its own.
 
         Raises:
             MemprofError: the command's own sentence, or that it took too long.
         """
-        limit = seconds or self.limits.seconds
+        limit = self.limits.seconds
         try:
             with anyio.fail_after(limit):
                 done = await anyio.run_process(

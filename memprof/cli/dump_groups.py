@@ -75,14 +75,15 @@ def sort_dumps(
 
 def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
     """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
-    from memprof.analysis.ranks.files import linked_snapshots, unrecognised
+    from memprof.analysis.ranks.files import not_read
 
     shown = {recording.path for recording in group.shown}
-    if strangers := unrecognised(folder, found):
+    strangers, links = not_read(folder, found)
+    if strangers:
         group.notes.append(
             f"Not read, for nothing in the name says that it is a memory snapshot: {_first_of(strangers)}."
         )
-    if links := linked_snapshots(folder):
+    if links:
         group.notes.append(f"Not read, for links are not followed: {_first_of(links)}.")
     steps = {recording.step for recording in group.shown}
     rows = []

@@ -43,6 +43,11 @@ class Output:
             raise UsageError("--json - prints JSON alone on standard output; drop --format markdown or name a file.")
         return cls("json", None, page)
 
+    @property
+    def wants_json(self) -> bool:
+        """Whether the JSON is printed or written."""
+        return self.style == "json" or self.json_file is not None
+
 
 def _format_option(kind: str) -> _Option:
     styles = click.Choice([style for style in formats_of(kind) if style != "html"])

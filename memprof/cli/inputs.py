@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
     from memprof.analysis.ranks.files import Recording
 
-__all__ = ["GivenRun", "analysed", "read_ranks", "read_report", "read_run"]
+__all__ = ["GivenRun", "analysed", "known_report", "read_ranks", "read_report", "read_run"]
 
 _REPORT = "memprof.report/1"
 
@@ -64,17 +64,29 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
         InputError: there is none, or it cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    from memprof.analysis.report_files import read_memprof_json
-
     if path.is_dir():
         path = _highest_of(path)
+    report = known_report(path)
+    if report is not None:
+        return GivenRun(path, report, None)
+    analysis = analysed(path, device)
+    return GivenRun(path, analysis.to_dict(), analysis)
+
+
+def known_report(path: Path) -> dict[str, Any] | None:
+    """Read a report's JSON; None where the file is a snapshot.
+
+    Raises:
+        InputError: the JSON is another answer of memprof's, or not what its schema says.
+    """
+    from memprof.analysis.report_files import read_memprof_json
+
     data = read_memprof_json(path)
     if data is None:
-        analysis = analysed(path, device)
-        return GivenRun(path, analysis.to_dict(), analysis)
+        return None
     if data["schema"] != _REPORT:
         raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
-    return GivenRun(path, read_report(path, data), None)
+    return read_report(path, data)
 
 
 def read_report(path: Path, data: dict[str, Any]) -> dict[str, Any]:

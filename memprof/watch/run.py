@@ -31,7 +31,6 @@ class Attachment:
         self._options = dict(options)
         self._loop: PlainLoop | None = None
         self._trained = False
-        self._looped = False
 
     def begin(self) -> None:
         """Wait for imports; nothing heavy is imported here."""
@@ -46,7 +45,6 @@ class Attachment:
         """Report when the script is over; ``error`` ended it, or None."""
         if self._loop is not None:
             self._loop.end()
-            self._looped = self._loop.recorded
         from memprof.integrations.callback.output import say_later
 
         say_later()
@@ -54,7 +52,7 @@ class Attachment:
     @property
     def recorded(self) -> bool:
         """Whether a trainer trained, or a loop's steps were written."""
-        return self._trained or self._looped
+        return self._trained or (self._loop is not None and self._loop.recorded)
 
     def _torch(self, torch: ModuleType) -> None:
         from memprof.watch.loop import PlainLoop

@@ -37,6 +37,15 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
+def report_of(*arguments: object) -> dict[str, Any]:
+    """The JSON of a report, held against its schema."""
+    result = call("report", *arguments, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    report: dict[str, Any] = json.loads(result.stdout)
+    validate(report)
+    return report
+
+
 def shell(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """The real thing, in a process of its own."""
     command = [sys.executable, "-m", "memprof", *map(str, arguments)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from memprof.emulate import headers, launch, torch_build
 from memprof.emulate.build import build
 from memprof.emulate.torch_build import TorchBuild
 from memprof.errors import UsageError
+from tests.cli.test_cli import shell
 
 
 def install(folder: Path, version: str = "2.13.0+cu130", cuda: str | None = "'13.0'") -> None:
@@ -25,11 +26,7 @@ def install(folder: Path, version: str = "2.13.0+cu130", cuda: str | None = "'13
 
 def emulate(*arguments: str, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command with the packages of ``path`` before all others."""
-    import os
-
-    command = [sys.executable, "-m", "memprof", "emulate", *arguments]
-    whole = {**os.environ, "PYTHONPATH": str(path), **env}
-    return subprocess.run(command, env=whole, capture_output=True, text=True)
+    return shell("emulate", *arguments, env={**os.environ, "PYTHONPATH": str(path), **env})
 
 
 def test_a_torch_without_cuda_is_refused(tmp_path: Path) -> None:

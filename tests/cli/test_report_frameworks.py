@@ -5,17 +5,15 @@ The layouts were read in each project's source, see ``memprof/analysis/ranks/dum
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from memprof.reports.json import validate
 
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
-from tests.cli.test_cli import MIB, call
+from tests.cli.test_cli import MIB, call, report_of
 from tests.cli.test_report_ranks import record
 
 TRAINS = "cs336-medium-train-ctx256-t211.pickle"
@@ -133,14 +131,6 @@ def laid_out(folder: Path, files: dict[str, str], shared: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(shared / "snapshots" / source, path)
     return folder
-
-
-def report_of(*arguments: object) -> dict[str, Any]:
-    result = call("report", *arguments, "--json", "-")
-    assert result.exit_code == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout)
-    validate(report)
-    return report
 
 
 def listed(html: str) -> list[str]:

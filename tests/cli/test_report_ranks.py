@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.json import validate
 
 from memprof.snapshot import save_snapshot
-from tests.cli.test_cli import MIB, call
+from tests.cli.test_cli import MIB, call, report_of
 from tests.synthetic import SnapshotBuilder
 
 
@@ -40,14 +39,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def merged(*arguments: object) -> dict[str, Any]:
-    result = call("report", *arguments, "--json", "-")
-    assert result.exit_code == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout)
-    validate(report)
-    return report
-
-
 def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = call("report", folder, "-o", page)
@@ -55,7 +46,7 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
     assert "Rank 1 peaks highest: 14.00 MiB" in result.stdout
     assert "No recording of rank 2." in result.stdout
     assert 'id="ranks"' in page.read_text(encoding="utf-8")
-    report = merged(folder)
+    report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [6 * MIB, 14 * MIB, 8 * MIB]
     assert (report["source"]["rank"], report["peak"]["active_bytes"]) == (1, 14 * MIB)
@@ -66,7 +57,7 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
 def test_markdown_and_allocations_of_the_rank_shown(folder: Path) -> None:
     result = call("report", folder, "--format", "markdown")
     assert "| 1 | " in result.stdout
-    assert len(merged(folder, "--allocations", "1")["peak"]["allocations"]) == 1
+    assert len(report_of(folder, "--allocations", "1")["peak"]["allocations"]) == 1
 
 
 def test_a_report_older_than_its_snapshot_is_made_again(folder: Path) -> None:
@@ -75,14 +66,14 @@ def test_a_report_older_than_its_snapshot_is_made_again(folder: Path) -> None:
     damaged["peak"]["active_bytes"] = 1
     stale.write_text(json.dumps(damaged))
     os.utime(stale, (1, 1))
-    assert merged(folder)["ranks"][2]["peak"]["active_bytes"] == 8 * MIB
+    assert report_of(folder)["ranks"][2]["peak"]["active_bytes"] == 8 * MIB
 
 
 def test_files_of_ranks_whose_snapshots_are_elsewhere(folder: Path) -> None:
     """Only the JSON came along: no timeline, everything else."""
     for rank in (1, 3):
         (folder / "_memprof" / f"step-000002.rank-{rank}.pickle").unlink()
-    report = merged(folder)
+    report = report_of(folder)
     assert report["source"]["rank"] == 1
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
 
@@ -92,7 +83,7 @@ def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Pat
     assert call("report", folder, "--json", told).exit_code == 0
     for kind in ("pickle", "json"):
         (folder / "_memprof" / f"step-000002.rank-1.{kind}").unlink()
-    report = merged(folder)
+    report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert report["source"]["rank"] == 3  # the fullest of those whose files are here
     assert report["across_ranks"]["peak"]["highest_rank"] == 1
@@ -102,7 +93,7 @@ def test_files_of_an_earlier_larger_run_are_left_out(folder: Path) -> None:
     for rank in (6, 7):
         old = record(folder / "_memprof" / f"step-000002.rank-{rank}.pickle", 30, rank=rank, world_size=8)
         os.utime(old, (1, 1))
-    report = merged(folder)
+    report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert any("of 8 ranks, were left out (rank 6, 7)" in note for note in report["notes"])
 
@@ -114,21 +105,21 @@ def test_an_out_of_memory_of_a_later_step_comes_first(folder: Path) -> None:
     report["oom"] = {"requested_bytes": 9, "device_free_bytes": 1, "phase": "forward", "step": 57, "stack": []}
     late.with_suffix(".json").write_text(json.dumps(report))
     record(place / "step-000060.rank-0.pickle", 1, rank=0, world_size=4)
-    found = merged(folder)
+    found = report_of(folder)
     assert any("Rank 3 ran out of memory in step 57" in note for note in found["notes"])
     assert any("Rank 0 has a newer recording, of step 60" in note for note in found["notes"])
     assert next(r for r in found["ranks"] if r["rank"] == 3)["oom"]["step"] == 57
-    assert [r["rank"] for r in merged(folder, "--step", "60")["ranks"]] == [0]
+    assert [r["rank"] for r in report_of(folder, "--step", "60")["ranks"]] == [0]
 
 
 def test_snapshots_of_other_tools_by_their_names(tmp_path: Path) -> None:
     files = [record(tmp_path / f"rank{r}_memory.pickle", r) for r in (0, 1, 2)]
     for given in ([tmp_path], files):
-        report = merged(*given)
+        report = report_of(*given)
         assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [4 * MIB, 5 * MIB, 6 * MIB]
         assert report["across_ranks"]["world_size"] is None
     nameless = [record(tmp_path / "x" / name, 1) for name in ("a.pickle", "b.pickle")]
-    report = merged(*nameless)
+    report = report_of(*nameless)
     assert [r["rank"] for r in report["ranks"]] == [0, 1]
     assert any("a.pickle does not say which rank it is of" in note for note in report["notes"])
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
 from memprof.errors import InputError, UsageError
 
-__all__ = ["Recording", "choose", "find_recordings", "linked_snapshots", "recording_of", "unrecognised"]
+__all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of"]
 
 # File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
+_PICKLES = (".pickle", ".pickle.gz")
 # Frameworks put steps, roles and replicas into folders below the one they are given.
 _DEEPEST = 5
 
@@ -70,20 +71,19 @@ def find_recordings(place: Path) -> list[Recording]:
     )
 
 
-def unrecognised(place: Path, found: Iterable[Recording]) -> list[Path]:
-    """List pickles below ``place`` that nothing marks as memory snapshots, relative to it."""
+def not_read(place: Path, found: Iterable[Recording]) -> tuple[list[Path], list[Path]]:
+    """List the pickles below ``place`` that are not read, relative to it: those not known as snapshots, and links."""
     known = {path for r in found for path in (r.snapshot, r.report)}
-    return [
-        path.relative_to(place)
-        for path in _files_below(place)
-        if path not in known and path.name.endswith((".pickle", ".pickle.gz")) and not _OURS.fullmatch(path.name)
-    ]
-
-
-def linked_snapshots(place: Path) -> list[Path]:
-    """List the links below ``place`` whose names are those of snapshots, relative to it: they are not followed."""
-    links = (path for path in _entries_below(place) if path.is_symlink())
-    return [path.relative_to(place) for path in links if path.name.endswith((".pickle", ".pickle.gz"))]
+    strangers: list[Path] = []
+    links: list[Path] = []
+    for path in _entries_below(place):
+        if not path.name.endswith(_PICKLES):
+            continue
+        if path.is_symlink():
+            links.append(path.relative_to(place))
+        elif path not in known and not _OURS.fullmatch(path.name):
+            strangers.append(path.relative_to(place))
+    return strangers, links
 
 
 def _files_below(place: Path) -> Iterator[Path]:
@@ -119,7 +119,7 @@ def _theirs(files: Iterable[Path], place: Path) -> list[Recording]:
         if not path.name.endswith(_SUFFIXES):
             continue
         named = dump_name(path.relative_to(place))
-        if named is None or (named.rank is None and not path.name.endswith((".pickle", ".pickle.gz"))):
+        if named is None or (named.rank is None and not path.name.endswith(_PICKLES)):
             continue
         found.append(_named(path, named))
     return sorted(found, key=_order)

@@ -61,7 +61,7 @@ def command(
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted(analysis.largest(most, at, category, where), redact)
-    singles = redacted(analysis.explain(at, category, most, where), redact)
+    singles = redacted(analysis.explain(at, category, most, where), redact) if output.wants_json else []
     _emit(groups, singles, at, output, full_stacks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -11,10 +10,10 @@ from click.core import ParameterSource
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import GivenRun, analysed, read_ranks, read_report
+from memprof.cli.inputs import GivenRun, analysed, known_report, read_ranks
 from memprof.cli.options import device_option, redact_option, rules_option, seconds_option
 from memprof.config.gpus import capacity_bytes
-from memprof.errors import InputError, UsageError
+from memprof.errors import UsageError
 
 __all__ = ["command"]
 
@@ -113,27 +112,10 @@ def _read(
         return read_ranks(snapshots, step, device, rules, listed, role)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
-    report = _known(snapshots[0], device, rules)
+    report = known_report(snapshots[0])
     if report is not None:
+        if device is not None or rules is not None:
+            raise UsageError("--device and --rules need the snapshot; this is a report's JSON.")
         return GivenRun(snapshots[0], report, None)
     analysis = analysed(snapshots[0], device, rules)
     return GivenRun(snapshots[0], analysis.to_dict(listed), analysis)
-
-
-def _known(path: Path, device: int | None, rules: Path | None) -> dict[str, Any] | None:
-    """Read a report's JSON; None where the file is a snapshot.
-
-    Raises:
-        InputError: the JSON is another answer of memprof's.
-        UsageError: options that only a snapshot can satisfy.
-    """
-    from memprof.analysis.report_files import read_memprof_json
-
-    data = read_memprof_json(path)
-    if data is None:
-        return None
-    if data["schema"] != "memprof.report/1":
-        raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or memprof.report/1.")
-    if device is not None or rules is not None:
-        raise UsageError("--device and --rules need the snapshot; this is a report's JSON.")
-    return read_report(path, data)
