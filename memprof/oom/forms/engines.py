@@ -14,8 +14,8 @@ __all__ = ["FORMS"]
 
 _GB = r"(?:gib|gb)?"
 _SGLANG_TOKENS = (
-    r"(?:\.try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens"
-    r"(?:\.available (?:full )?tokens:? ?{int:available_tokens})?)?"
+    r"\.try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens"
+    r"(?:\.available (?:full )?tokens:? ?{int:available_tokens})?"
 )
 
 FORMS: tuple[Form, ...] = (
@@ -135,14 +135,13 @@ FORMS: tuple[Form, ...] = (
         r"decode out of memory happened|kv cache pool is full\. ?retract requests",
         weak=True,
     ),
-    form("sglang.prefill", "engine", "SGLang", r"prefill out of memory" + _SGLANG_TOKENS),
-    form("sglang.decode", "engine", "SGLang", r"decode out of memory" + _SGLANG_TOKENS),
+    form("sglang.prefill", "engine", "SGLang", rf"prefill out of memory(?:{_SGLANG_TOKENS})?"),
+    form("sglang.decode", "engine", "SGLang", rf"decode out of memory(?:{_SGLANG_TOKENS})?"),
     form(
         "sglang.tokens",
         "engine",
         "SGLang",
-        r"(?<![a-z])out of memory\. ?try to lower your batch size\.?try to allocate {int:wanted_tokens} tokens"
-        r"(?:\.available (?:full )?tokens:? ?{int:available_tokens})?",
+        rf"(?<![a-z])out of memory{_SGLANG_TOKENS}",
     ),
     form(
         "sglang.request_rows",

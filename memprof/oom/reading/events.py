@@ -37,7 +37,11 @@ def _caused(stream: Stream, before: Hit, hit: Hit) -> bool:
     between = hit.line - before.last_line
     if between <= _CLOSE:
         return True
-    text = stream.squeezed[before.stop : hit.start] if between <= _CHAIN else ""
+    return between <= _CHAIN and _chained(stream.squeezed[before.stop : hit.start])
+
+
+def _chained(text: str) -> bool:
+    """Say whether Python's words between two tracebacks name the first as the cause of the second."""
     return "directcauseofthefollowing" in text or "duringhandlingoftheabove" in text
 
 
@@ -65,9 +69,7 @@ def _raised_apart(stream: Stream, before: Hit, hit: Hit) -> bool:
     if len(ranks) > 1:
         return True
     between = stream.squeezed[before.stop : hit.start].partition("traceback(mostrecentcalllast")
-    return bool(between[1]) and not any(
-        words in between[0] for words in ("directcauseofthefollowing", "duringhandlingoftheabove")
-    )
+    return bool(between[1]) and not _chained(between[0])
 
 
 def _fold(into: Hit, other: Hit, *, words: bool = True) -> None:
