@@ -5,12 +5,6 @@
 
 const size_t nccl_sizes[N_TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-static float from_bfloat16(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
 static uint16_t to_bfloat16(float x) { /* to the nearest, ties to even */
     uint32_t bits;
     memcpy(&bits, &x, 4);

@@ -83,6 +83,10 @@ struct range *find_range(const void *pointer); /* the one an address lies in, or
 int take_range(const void *base, struct range *out); /* removes the one that begins here; gives its bytes back */
 void *map_memory(size_t size, int protection); /* zeros, at a multiple of DEVICE_PAGE; NULL when the host has none */
 
+/* ---- memory.c */
+
+int forget_range(const void *base, struct range *out); /* take_range, the lock taken for it */
+
 /* ---- devices.c, errors.c, kernels.c */
 
 extern __thread int current_device;

@@ -18,7 +18,7 @@ static cudaError_t allocate(void **out, size_t size, enum kind kind) {
     return memory ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
 
-static int forget(const void *base, struct range *out) {
+int forget_range(const void *base, struct range *out) {
     pthread_mutex_lock(&memory_lock);
     int found = take_range(base, out);
     pthread_mutex_unlock(&memory_lock);
@@ -28,7 +28,7 @@ static int forget(const void *base, struct range *out) {
 static cudaError_t release(void *pointer) {
     struct range range;
     if (!pointer) return cudaSuccess;
-    if (!forget(pointer, &range)) return failed(cudaErrorInvalidValue);
+    if (!forget_range(pointer, &range)) return failed(cudaErrorInvalidValue);
     munmap((void *)range.base, range.size);
     return cudaSuccess;
 }
@@ -52,7 +52,7 @@ API cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
 
 API cudaError_t cudaHostUnregister(void *pointer) {
     struct range range;
-    return forget(pointer, &range) ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
+    return forget_range(pointer, &range) ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
 }
 
 API cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { *out = host; return cudaSuccess; }

@@ -170,12 +170,8 @@ API int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence,
     if (type == FLOAT64) value = *(double *)scalar;
     else if (type == FLOAT32) value = *(float *)scalar;
     else if (type == FLOAT16) value = (double)*(_Float16 *)scalar;
-    else if (type == BFLOAT16) {
-        uint32_t bits = (uint32_t) * (uint16_t *)scalar << 16;
-        float as_float;
-        memcpy(&as_float, &bits, 4);
-        value = as_float;
-    } else return nccl_failed(NCCL_INVALID_ARGUMENT, "a factor of a type that is not emulated");
+    else if (type == BFLOAT16) value = from_bfloat16(*(uint16_t *)scalar);
+    else return nccl_failed(NCCL_INVALID_ARGUMENT, "a factor of a type that is not emulated");
     factors[i % 64] = value;
     *op = FIRST_CUSTOM + i % 64;
     return NCCL_SUCCESS;

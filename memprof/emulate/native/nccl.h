@@ -37,6 +37,13 @@ int nccl_failed(int status, const char *why);
 int nccl_barrier(ncclComm_t comm);          /* NCCL_SUCCESS, or that a peer has gone */
 double nccl_factor(int op);                 /* what a custom reduction multiplies by */
 
+static inline float from_bfloat16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 struct message { ncclComm_t comm; int peer, sends; char *at; size_t left; };
 int nccl_exchange(struct message *messages, size_t n); /* moves all of them, in any order that makes progress */
 

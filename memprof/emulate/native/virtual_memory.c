@@ -20,10 +20,7 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment
 }
 API CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size) {
     struct range range;
-    pthread_mutex_lock(&memory_lock);
-    int found = take_range((void *)pointer, &range);
-    pthread_mutex_unlock(&memory_lock);
-    if (!found) return CUDA_ERROR_INVALID_VALUE;
+    if (!forget_range((void *)pointer, &range)) return CUDA_ERROR_INVALID_VALUE;
     munmap((void *)range.base, range.size);
     return CUDA_SUCCESS;
 }
