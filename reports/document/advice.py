@@ -30,7 +30,6 @@ def _change(entry: Mapping[str, Any], report: Mapping[str, Any]) -> Advice:
         basis=plain(entry["basis"]),
         setting=plain(entry.get("setting") or ""),
         exact=bool(entry["exact"]),
-        toll=int(entry.get("toll") or 0),
         after_bytes=entry.get("peak_after_bytes"),
         limit=_limit(entry),
         also=_also(entry, report),

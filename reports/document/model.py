@@ -126,8 +126,8 @@ class Oom:
 class Advice:
     """A change that would lower the peak.
 
-    ``toll`` is how much it asks for, from 0 (nothing) to 5. ``limit`` says where the peak is then, if not where it was;
-    ``also`` what else there is to know (host memory, which of the two peaks this is about).
+    ``limit`` says where the peak is then, if not where it was; ``also`` what else there is to know (host memory, which
+    of the two peaks this is about).
     """
 
     action: str
@@ -136,7 +136,6 @@ class Advice:
     basis: str
     setting: str = ""
     exact: bool = False
-    toll: int = 0
     after_bytes: int | None = None
     limit: str = ""
     also: str = ""

@@ -41,7 +41,6 @@ __all__ = [
     "icicle",
     "phase_rows",
     "shown_stack",
-    "single_allocations",
     "whole_stack",
     "why",
 ]
@@ -234,12 +233,6 @@ def allocation_rows(
         shorten: what is shown of a stack; default: :func:`shown_stack`.
     """
     return tuple(_allocation(group, whole or 1, shorten or shown_stack) for group in groups)
-
-
-def single_allocations(listed: Sequence[Mapping[str, Any]]) -> tuple[Allocation, ...]:
-    """Fill one row for each allocation, in the order given."""
-    whole = sum(a["bytes"] for a in listed) or 1
-    return tuple(_allocation(a, whole, shown_stack) for a in listed)
 
 
 def _allocation(

@@ -87,16 +87,7 @@ def _panel(document: Document, opened: Opened) -> Markup:
     """List what is alive at the cursor; before the script runs, at the peak."""
     parts = sorted(document.summary.bar, key=lambda p: -p.bytes)
     active = sum(p.bytes for p in parts)
-    items = [
-        el(
-            "li",
-            {"data-category": colour_class(p.id)},
-            swatch(p.id),
-            el("span", {}, p.label),
-            el("b", {}, amount(p.bytes)),
-        )
-        for p in parts
-    ]
+    items = [el("li", {}, swatch(p.id), el("span", {}, p.label), el("b", {}, amount(p.bytes))) for p in parts]
     largest = [
         el(
             "li",

@@ -21,6 +21,7 @@ from memprof.reports.html.elements import (
     el,
     fact_list,
     join,
+    scrolling,
     section,
     swatch,
 )
@@ -179,7 +180,7 @@ def _setting_table(comparison: Comparison, settings: Sequence[Setting]) -> Marku
         for setting in settings
     ]
     table = el("table", {"class": "settings"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return el("div", {"class": "scroll", "tabindex": "0"}, table)
+    return scrolling(table)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -201,9 +202,7 @@ def _table(comparison: Comparison) -> Markup:
         el("thead", {}, _head(comparison)),
         el("tbody", {}, *body),
     )
-    return section(
-        "components", "Side by side", note, el("div", {"class": "scroll", "tabindex": "0"}, table), _legend(comparison)
-    )
+    return section("components", "Side by side", note, scrolling(table), _legend(comparison))
 
 
 def _head(comparison: Comparison) -> Markup:
@@ -358,7 +357,7 @@ def _only_in_table(entry: OnlyIn) -> Markup:
     ]
     table = el("table", {"class": "only-in"}, el("thead", {}, head), el("tbody", {}, *rows))
     note = el("p", {"class": "muted fine"}, entry.note)
-    return join(note, el("div", {"class": "scroll", "tabindex": "0"}, table))
+    return join(note, scrolling(table))
 
 
 def _made_at(site: str, stack: Sequence[str]) -> Markup:

@@ -22,6 +22,7 @@ __all__ = [
     "el",
     "fact_list",
     "join",
+    "scrolling",
     "section",
     "stack_details",
     "swatch",
@@ -111,6 +112,12 @@ def copyable(*, code: str) -> Markup:
     """Show lines to paste, with a button that copies them."""
     button = el("button", {"type": "button", "class": "copy needs-js"}, "Copy")
     return el("div", {"class": "copyable"}, el("pre", {"tabindex": "0"}, code), button)
+
+
+def scrolling(table: Markup, label: str = "") -> Markup:
+    """Let a wide table scroll sideways, by keyboard too; ``label`` names it as a region."""
+    named = {"role": "region", "aria-label": label} if label else {}
+    return el("div", {"class": "scroll", "tabindex": "0", **named}, table)
 
 
 def column(text: str, numeric: bool = False, extra: str = "") -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memprof.reports.document.model import AddsUp, Document, EvidenceShare, Fact, SwitchRow
 from memprof.reports.document.text import amount
-from memprof.reports.html.elements import Markup, column, el, fact_list, join, section
+from memprof.reports.html.elements import Markup, column, el, fact_list, join, scrolling, section
 from memprof.reports.palette import slug
 
 __all__ = ["bottom"]
@@ -49,7 +49,7 @@ def _adds_up(sums: AddsUp) -> Markup:
         "adds-up",
         "Does it add up?",
         verdict,
-        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+        scrolling(el("table", {"class": "plain"}, el("tbody", {}, *rows))),
     )
 
 
@@ -69,7 +69,7 @@ def _evidence(shares: Sequence[EvidenceShare]) -> Markup:
         "evidence",
         "How it is known",
         "bytes at the peak by kind of evidence",
-        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+        scrolling(el("table", {"class": "plain"}, el("tbody", {}, *rows))),
     )
 
 
@@ -92,7 +92,7 @@ def _reproduce(document: Document) -> Markup:
             "details",
             {"class": "config"},
             summary,
-            el("div", {"class": "scroll", "tabindex": "0"}, el("table", {"class": "plain"}, el("tbody", {}, *rows))),
+            scrolling(el("table", {"class": "plain"}, el("tbody", {}, *rows))),
         )
     return section("reproduce", "Reproduce", "", fact_list(document.reproduce), config)
 
@@ -118,9 +118,7 @@ def _switches(rows: Sequence[SwitchRow]) -> Markup | None:
     ]
     table = el("table", {"class": "switches"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
     note = "a sleeping engine gives back pages that torch still counts"
-    return section(
-        "switches", "Between rollout and training", note, el("div", {"class": "scroll", "tabindex": "0"}, table)
-    )
+    return section("switches", "Between rollout and training", note, scrolling(table))
 
 
 def _outside(facts: Sequence[Fact]) -> Markup | None:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
 from memprof.reports.document.text import amount
-from memprof.reports.html.elements import Child, Markup, bar, colour_class, column, copyable, el, join, section, swatch
+from memprof.reports.html.elements import (
+    Child,
+    Markup,
+    bar,
+    colour_class,
+    column,
+    copyable,
+    el,
+    join,
+    scrolling,
+    section,
+    swatch,
+)
 from memprof.reports.html.page import page_header, render_page
 
 __all__ = ["render_plan"]
@@ -92,7 +104,7 @@ def _table(plan: PlanDocument) -> Markup:
     table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
     words = "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches"
     note = words if plan.largest_title else ""
-    return section("rows", "Side by side", note, el("div", {"class": "scroll", "tabindex": "0"}, table))
+    return section("rows", "Side by side", note, scrolling(table))
 
 
 def _cells(plan: PlanDocument, row: PlanRow) -> list[Markup]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memprof.reports.document.model import Cell, RankRow, Ranks, RecordingRow
 from memprof.reports.document.text import amount, thousands
-from memprof.reports.html.elements import Child, Markup, column, el, section, swatch
+from memprof.reports.html.elements import Child, Markup, column, el, scrolling, section, swatch
 from memprof.reports.palette import slug
 
 __all__ = ["ranks_section", "recordings_section"]
@@ -47,8 +47,7 @@ def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
     head += [el("th", {"scope": "col", "class": "num"}, swatch(c) if c else None, label) for c, label in ranks.columns]
     body = [_rank_row(row, nodes, devices) for row in rows]
     table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    label = heading or "Ranks by category"
-    return el("div", {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}, table)
+    return scrolling(table, heading or "Ranks by category")
 
 
 def _rank_row(row: RankRow, nodes: bool, devices: bool) -> Markup:
@@ -171,8 +170,7 @@ def _nodes(ranks: Ranks) -> Markup:
 
 def _small_table(title: str, head: Sequence[Child], body: Sequence[Child]) -> Markup:
     table = el("table", {"class": "rank-spread"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    box: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": title}
-    return el("div", {}, el("h3", {}, title), el("div", box, table))
+    return el("div", {}, el("h3", {}, title), scrolling(table, title))
 
 
 def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
@@ -200,7 +198,6 @@ def recordings_section(rows: Sequence[RecordingRow]) -> Markup | None:
         for row in rows
     ]
     table = el("table", {"class": "ranks"}, el("thead", {}, el("tr", {}, *head)), el("tbody", {}, *body))
-    label: dict[str, object] = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "Dumps"}
     shown = sum(row.shown for row in rows)
     note = f"{len(rows)} in the folder, {shown} shown on this page; the peaks of those that were read"
-    return section("recordings", "Dumps in the folder", note, el("div", label, table))
+    return section("recordings", "Dumps in the folder", note, scrolling(table, "Dumps"))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
 from memprof.reports.document.text import amount, percent, thousands
-from memprof.reports.html.elements import Markup, bar, colour_class, column, el, section, stack_details, swatch
+from memprof.reports.html.elements import (
+    Markup,
+    bar,
+    colour_class,
+    column,
+    el,
+    scrolling,
+    section,
+    stack_details,
+    swatch,
+)
 
 __all__ = ["oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
 
@@ -181,4 +191,4 @@ def _verdict(fits: bool | None) -> Markup:
 
 def _plain_table(head: Markup, rows: list[Markup]) -> Markup:
     table = el("table", {"class": "plain"}, el("thead", {}, head), el("tbody", {}, *rows))
-    return el("div", {"class": "scroll", "tabindex": "0"}, table)
+    return scrolling(table)

@@ -15,6 +15,7 @@ from memprof.reports.html.elements import (
     column,
     copyable,
     el,
+    scrolling,
     section,
     swatch,
     what,
@@ -47,11 +48,7 @@ def component_table(rows: Sequence[Row]) -> Markup:
         "components",
         "What the peak is made of",
         "values at the peak add up; own peaks are each row's highest at any time and need not coincide",
-        el(
-            "div",
-            {"class": "scroll", "tabindex": "0"},
-            el("table", {"class": "components"}, el("thead", {}, head), el("tbody", {}, *body)),
-        ),
+        scrolling(el("table", {"class": "components"}, el("thead", {}, head), el("tbody", {}, *body))),
     )
 
 
@@ -114,7 +111,7 @@ def steps_table(steps: Steps | None, opened: Opened) -> Markup | None:
         "steps",
         "From step to step",
         steps.sentence,
-        el("div", {"class": "scroll", "tabindex": "0"}, table),
+        scrolling(table),
         _left_behind(steps, opened),
     )
 
@@ -144,9 +141,7 @@ def _left_behind(steps: Steps, opened: Opened) -> Markup | None:
         ("Held by", False),
     ]
     head = el("tr", {}, *[column(name, numeric) for name, numeric in names])
-    return el(
-        "div", {"class": "scroll", "tabindex": "0"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))
-    )
+    return scrolling(el("table", {}, el("thead", {}, head), el("tbody", {}, *rows)))
 
 
 def allocation_table(document: Document, opened: Opened) -> Markup | None:
@@ -184,7 +179,7 @@ def allocation_table(document: Document, opened: Opened) -> Markup | None:
         "table", {"class": "allocations", "id": "allocation-table"}, el("thead", {}, head), el("tbody", {}, *rows)
     )
     nothing = el("p", {"id": "nothing", "class": "muted", "role": "status"})
-    found = el("div", {"class": "scroll", "tabindex": "0"}, table)
+    found = scrolling(table)
     return section("allocations", "Allocations alive at the peak", note, search, found, nothing, more)
 
 
@@ -241,11 +236,7 @@ def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
         "phases",
         "Phases",
         "repeats share a row, which shows the highest peak",
-        el(
-            "div",
-            {"class": "scroll", "tabindex": "0"},
-            el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows)),
-        ),
+        scrolling(el("table", {"class": "phases"}, el("thead", {}, head), el("tbody", {}, *rows))),
     )
 
 
@@ -301,7 +292,7 @@ def device_peak_table(peak: DevicePeak | None, opened: Opened) -> Markup | None:
         "device-peak",
         "Device peak",
         f"{amount(peak.reserved_bytes)} reserved{outside}, in {peak.where}: this decides an out-of-memory error",
-        el("div", {"class": "scroll", "tabindex": "0"}, el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
+        scrolling(el("table", {}, el("thead", {}, head), el("tbody", {}, *rows))),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memprof.reports.document.build import build_document
-from memprof.reports.document.tables import single_allocations
+from memprof.reports.document.tables import allocation_rows
 from memprof.reports.markdown.elements import code, text
 from memprof.reports.markdown.explain import render_allocations
 from memprof.reports.markdown.report import render_markdown
@@ -39,7 +39,8 @@ def test_tables_keep_their_shape() -> None:
 def test_hostile_names_are_text() -> None:
     report, series = hostile()
     markdown = render_markdown(build_document(report, series))
-    markdown += render_allocations(single_allocations(report["peak"]["allocations"]))
+    listed = report["peak"]["allocations"]
+    markdown += render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)))
     outside = re.sub(
         r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"^ *(```+)text$.*?^ *\1$", "", markdown, flags=re.M | re.S)
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.document.tables import single_allocations
+from memprof.reports.document.tables import allocation_rows
 from memprof.reports.terminal.elements import LETTERS
 from memprof.reports.terminal.explain import render_allocations
 from memprof.reports.terminal.report import print_document, render_short, render_terminal
@@ -45,7 +45,8 @@ def test_snapshot_with_colour(width: int) -> None:
 
 
 def test_snapshot_of_explanations() -> None:
-    same("explain-80.txt", render_allocations(single_allocations(sample()[0]["peak"]["allocations"][:6]), 80))
+    listed = sample()[0]["peak"]["allocations"][:6]
+    same("explain-80.txt", render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)), 80))
 
 
 def test_trace_report_fits_and_names_no_device() -> None:
@@ -63,7 +64,8 @@ def test_numbers_are_never_cut_short() -> None:
 def test_hostile_names_reach_the_terminal_as_text() -> None:
     report, series = hostile()
     text = render_terminal(build_document(report, series), 100)
-    text += render_allocations(single_allocations(report["peak"]["allocations"]), 100)
+    listed = report["peak"]["allocations"]
+    text += render_allocations(allocation_rows(listed, sum(a["bytes"] for a in listed)), 100)
     assert not set(text) & {"\x1b", "\x07", "\x00", "\r", "\u202e", "\u2028"}
     assert "[bold red]markup[/bold red]" in text
     assert "\\x1b[31mred" in text

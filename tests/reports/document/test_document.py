@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document, document_of
 from memprof.reports.document.model import Document, Row
-from memprof.reports.document.tables import brief_stack, call_site, shown_stack, single_allocations
+from memprof.reports.document.tables import allocation_rows, brief_stack, call_site, shown_stack
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
@@ -255,7 +255,7 @@ def test_a_phase_nobody_knows_is_not_called_other() -> None:
 
 def test_single_allocations_keep_order_and_are_not_folded() -> None:
     listed = sample()[0]["peak"]["allocations"]
-    rows = single_allocations(listed)
+    rows = allocation_rows(listed, sum(a["bytes"] for a in listed))
     assert [r.each_bytes for r in rows] == [a["bytes"] for a in listed]
     assert {r.count for r in rows} == {1}
 
