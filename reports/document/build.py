@@ -115,7 +115,9 @@ def build_document(
         advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
-        timeline=timeline_of(series) if series and series["time_us"] else None,
+        timeline=timeline_of(series, timed=report["source"]["kind"] != "simulated")
+        if series and series["time_us"]
+        else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
