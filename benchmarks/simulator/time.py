@@ -15,10 +15,11 @@ from typing import Any
 
 import click
 
-from benchmarks.tabling import RESULTS, environment, markdown_table
+from benchmarks.measure import environment
+from benchmarks.tabling import RESULTS, table
 
 # Tokens a second: transformers, vLLM. Source: docs/source/benchmark/speed_benchmark.rst of QwenLM/Qwen2.5.
-RATES = {"0.5B": (47.40, 311.55), "1.5B": (39.68, 183.33)}
+RATES = {"0.5B": (47.40, 311.55), "1.5B": (39.68, 183.33), "14B": (24.74, 46.30)}
 TOKENS, TOGETHER = 2048, 2
 
 
@@ -37,7 +38,13 @@ def seconds_of(model: str, gpu: str, **changes: Any) -> dict[str, float]:
 def decode_rates() -> list[dict[str, Any]]:
     """Compare tokens a second of one sequence; two decode together, which costs what one does here."""
     rows = []
-    shape = {"prompt_length": 1, "completion_length": TOKENS, "num_generations": 2, "per_device_train_batch_size": 2}
+    shape: dict[str, Any] = {
+        "prompt_length": 1,
+        "completion_length": TOKENS,
+        "num_generations": TOGETHER,
+        "per_device_train_batch_size": TOGETHER,
+        "vllm_gpu_memory_utilization": 0.9,  # room for both beside the weights
+    }
     for size, published in RATES.items():
         for engine, rate in zip(("hf", "vllm"), published, strict=True):
             estimated = TOKENS / seconds_of(f"Qwen/Qwen2.5-{size}", "A100-80GB", generation=engine, **shape)["generate"]
@@ -61,20 +68,12 @@ def checkpointing() -> dict[str, float]:
 
 
 @click.command(help=__doc__)
-@click.option("--json", "path", type=click.Path(path_type=Path), default=RESULTS / "cpu" / "time.json")
+@click.option("--json", "path", type=click.Path(path_type=Path), default=RESULTS / "time.json")
 def main(path: Path) -> None:
     """Estimate, compare and write down."""
     rows, ratios = decode_rates(), checkpointing()
-    print(
-        markdown_table(
-            ["Qwen2.5", "engine", "published, tokens/s", "estimated", "ratio"],
-            [
-                [r["model"], r["engine"], f"{r['published']:.1f}", f"{r['estimated']:.1f}",
-                 f"{r['estimated'] / r['published']:.2f}"]
-                for r in rows
-            ],
-        )
-    )  # fmt: skip
+    cells = [(r["model"], r["engine"], r["published"], r["estimated"], r["estimated"] / r["published"]) for r in rows]
+    print(table(["Qwen2.5", "engine", "published, tokens/s", "estimated", "ratio"], cells))
     print(f"forward and backward with checkpointing / without, 7B on an H100: {ratios}")
     data = {"decode": rows, "checkpointing": ratios, "environment": environment()}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from memprof.reports.document.model import Fact, LengthRow, NeedRow, Prediction
 from memprof.reports.document.text import duration, gib, phase_label, plain
 
-__all__ = ["prediction_facts", "prediction_of"]
+__all__ = ["assumed", "prediction_facts", "prediction_of"]
 
 
 def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
@@ -68,6 +68,12 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
     if time := report.get("estimated_time"):
         facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)
+
+
+def assumed(report: Mapping[str, Any]) -> list[str]:
+    """Say what an estimated time rests on, in one note."""
+    time = report.get("estimated_time")
+    return [f"Estimated time: {'; '.join(time['assumptions'])}"] if time else []
 
 
 def _slowest(time: Mapping[str, Any]) -> str:
