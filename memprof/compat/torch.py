@@ -168,6 +168,7 @@ ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=RE
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
 FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)
 LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
+UNSAFE_VIEW = Target("torch", "ops.aten._unsafe_view.default", "(self, size)", needed_by=_SIMULATED)
 
 # -- attention's kernels ---------------------------------------------------------------------------------------------
 

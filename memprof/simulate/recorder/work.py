@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from memprof.compat import torch as torch_names
 from memprof.vocabulary import Phase
 
 __all__ = ["Tally", "Work"]
@@ -133,8 +134,8 @@ _NO_KERNEL = {
     _ATEN.empty_like.default,
     _ATEN.new_empty.default,
     _ATEN.new_empty_strided.default,
-    _ATEN._unsafe_view.default,
-    _ATEN._local_scalar_dense.default,
+    torch_names.UNSAFE_VIEW.get(),
+    torch_names.LOCAL_SCALAR.get(),
 }
 
 
