@@ -122,7 +122,10 @@ def described(out: Path, told: dict[str, Any]) -> dict[str, Any]:
     from memprof import analyze, load_snapshot
     from tests.cuda.balance import Balance, report_of
 
-    snapshot = max((out / "_memprof").glob("step-*.pickle"))
+    snapshots = sorted((out / "_memprof").glob("step-*.pickle"))
+    if not snapshots:
+        raise RuntimeError(f"{out.name}: nothing was recorded")
+    snapshot = snapshots[-1]
     report, analysis = report_of(snapshot), analyze(load_snapshot(snapshot))
     try:
         for breakdown in (analysis.peak, *analysis.phases):

@@ -52,6 +52,13 @@ def test_an_old_torch_is_refused(tmp_path: Path) -> None:
     assert "needs torch 2.6 or later, and torch 2.5.1+cu124 is installed" in done.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = emulate("--out", str(tmp_path / "file" / "below"), "--", "python", "train.py", path=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "file/below: cannot be written to (file is no folder)" in done.stderr
+
+
 def test_nothing_to_run_is_refused(tmp_path: Path) -> None:
     done = emulate(path=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
