@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--envs", type=Path, default=ROOT / "build" / "versions", help="where environments are kept")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    results = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.json.is_file() else {}
+    results = read(options.json) if options.json.is_file() else {}
     for row in ROWS:
         if options.only is None or row.name in options.only:
             print(f"torch {row.name} ...", file=sys.stderr, flush=True)
@@ -65,6 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"  {fault}", file=sys.stderr, flush=True)
     print(table_of(results))
     return int(any(faults(result) for result in results.values()))
+
+
+def read(path: Path = RESULTS) -> dict[str, Any]:
+    """Return the rows that were kept."""
+    rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def keep(results: dict[str, Any], path: Path) -> None:
@@ -166,18 +172,17 @@ def _unbalanced(run: dict[str, Any], phases: tuple[str, ...]) -> list[str]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Return the rows as a Markdown table."""
-    head = ("torch (CUDA)", "peak, callback", "counter", "unattributed", "phases", "peak, lean", "counter",
-            "activations, parked", "kept", "tensors parked")  # fmt: skip
+    head = ("torch (CUDA)", "callback: peak", "unattributed", "phases", "lean: peak", "activations, inputs parked",
+            "inputs kept", "inputs parked")  # fmt: skip
     rows: list[tuple[object, ...]] = []
     for name, result in results.items():
         if "error" in result:
             rows.append((name, result["error"], *[""] * (len(head) - 2)))
             continue
         callback, lean = (result["runs"][run] for run in ("callback", "offloaded"))
-        one, other = callback["balance"], lean["balance"]
-        kept = (lean["activations_bytes"], lean["activations_kept_bytes"])
-        found = f"{len(set(PHASES) & set(one['phases']))} of {len(PHASES)}"
-        peaks = (f"{one['peak']:,}", f"{one['counter']:,}", f"{one['unattributed']:,}", found)
-        parked = (f"{other['peak']:,}", f"{other['counter']:,}", *(f"{n:,}" for n in kept), lean["parked"]["count"])
-        rows.append((f"{name} ({result['versions']['cuda']})", *peaks, *parked))
+        one, found = callback["balance"], set(PHASES) & set(callback["balance"]["phases"])
+        sizes = (lean["balance"]["peak"], lean["activations_bytes"], lean["activations_kept_bytes"])
+        watched = (f"{one['peak']:,}", f"{one['unattributed']:,}", f"{len(found)} of {len(PHASES)}")
+        label = f"{name} ({result['versions']['cuda']})"
+        rows.append((label, *watched, *(f"{n:,}" for n in sizes), lean["parked"]["count"]))
     return table(head, rows)
