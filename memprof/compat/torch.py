@@ -36,6 +36,10 @@ CURRENT_TAG = Target(
     _MEMORY, "_get_memory_metadata", "()", optional_for=_CUDA,
     consequence="allocations carry no phase of their own, and phases are known by time alone",
 )  # fmt: skip
+WHEN_CUDA_IS_USED = Target(
+    "torch.cuda", "_lazy_call", "(callable)", optional_for=("run",),
+    consequence="an out-of-memory error before a model's first forward is not recorded",
+)  # fmt: skip
 PINNED = Target(
     "torch.cuda", "host_memory_stats", "()", optional_for=_CUDA, consequence="pinned host memory cannot be counted"
 )

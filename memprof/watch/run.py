@@ -76,5 +76,6 @@ class Attachment:
         """Leave a trainer to its callback: it sees more than a loop's hooks do."""
         self._trained = True
         if self._loop is not None:
+            self._loop.loaded()
             self._loop.end()
             self._loop = None

@@ -94,8 +94,10 @@ def test_ctrl_c_reaches_the_script(tmp_path: Path) -> None:
 
 def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("print('never')")
+    (tmp_path / "file").touch()
     for arguments, code, says in (
         (["nowhere.py"], 3, "nowhere.py: there is no such script"),
+        (["--out", "file/below", "s.py"], 3, "file/below: cannot be written to (file is no folder)"),
         (["--capacity", "plenty", "s.py"], 2, "is not a size"),
         (["--steps", "0", "s.py"], 2, "are no steps"),
         (["--steps", "1", "--every", "2", "s.py"], 2, "exclude each other"),

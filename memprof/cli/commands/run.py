@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.options import check_folder
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
@@ -89,6 +90,8 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
 
     target = Script(script, arguments, is_module)
     target.check()
+    if given["out"] is not None:
+        check_folder(given["out"])
     if switched_off():
         return lambda: target.run(lambda: None, lambda _: None)
     attachment = Attachment(options)

@@ -9,9 +9,9 @@
  */
 #include "aliases.hpp"
 #include "attention.hpp"
+#include "kernels_of.hpp"
 #include "products.hpp"
 #include "randomness.hpp"
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <set>
 #include <unordered_map>
 
@@ -25,11 +25,8 @@ using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-/* Its name is torch's to change. */
-using Kernel = std::decay_t<decltype(std::declval<const OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CUDA))>;
-
 struct Original {
-  Kernel kernel;
+  CudaKernel kernel;
   bool sized_by_values; /* how large the result is depends on the input's values */
   bool random;
   bool empty;           /* makes a tensor and leaves it uninitialised */
@@ -178,7 +175,7 @@ Original original_of(const OperatorHandle& op, const std::string& name) {
       "aten::repeat_interleave.Tensor", "aten::bincount"};
   bool random = false;
   for (auto tag : op.getTags()) random = random || tag == at::Tag::nondeterministic_seeded;
-  return Original{op.getComputedKernelForDispatchKey(DispatchKey::CUDA), sized.count(name) > 0, random, starts(name, "aten::empty")};
+  return Original{cuda_kernel_of(op), sized.count(name) > 0, random, starts(name, "aten::empty")};
 }
 
 struct Install {
