@@ -166,6 +166,7 @@ AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
 ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
+SOFTMAX_BACKWARD = Target("torch", "ops.aten._softmax_backward_data.default", how=READ, needed_by=_SIMULATED)
 FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)
 LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
 

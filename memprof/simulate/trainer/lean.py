@@ -89,7 +89,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
         (micro_batch, "plan", few),
         (scoring, "plan", few),
-        *([_passes_counted(session), *_rounds_repeated(session)] if session is not None else []),
+        *(_seen_by(session) if session is not None else []),
     ]
 
 
@@ -151,6 +151,27 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
         return alike_rounds(session.fake_recorder, list(parts_of(total, size)))
 
     return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
+
+
+def _seen_by(session: FakeSession) -> list[Change]:
+    """List what is counted, or left out, by the session that records."""
+    return [_passes_counted(session), _steps_on_host(session), *_rounds_repeated(session)]
+
+
+def _steps_on_host(session: FakeSession) -> Change:
+    """Keep the counts of steps of the optimizer that rounds stochastically off the device, as on a GPU."""
+    from memprof.grpo.techniques import rounding
+
+    count = rounding._no_steps
+
+    def on_host() -> torch.Tensor:
+        session.fake_recorder.paused += 1
+        steps = count()
+        session.fake_recorder.paused -= 1
+        session.fake_recorder.disown(steps)
+        return steps
+
+    return (rounding, "_no_steps", on_host)
 
 
 def _passes_counted(session: FakeSession) -> Change:
