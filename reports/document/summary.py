@@ -173,6 +173,7 @@ def _floor(report: Mapping[str, Any]) -> Fact:
 
 _FROM = {
     "device": "the card",
+    "machine": "this machine's memory",
     "option": "the card asked about",
     "limit": "what this process may reserve",
     "oom": "the card at least, by what was free when memory ran out",
@@ -252,6 +253,8 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
     if left < 0:
         with_it = f" with the {size(request)} that failed" if request else ""
         words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}."
+        short = ((report.get("oom") or {}).get("ahead") or {}).get("short_bytes") or 0
+        words += f" For the whole step {size(short)} were missing." if short > -left else ""
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
     if report["peak"]["reserved_bytes"] is None:
