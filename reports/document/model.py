@@ -126,6 +126,7 @@ class Oom:
 class Advice:
     """A change that would lower the peak.
 
+    ``after_bytes`` is what it leaves; of ``of_bytes``, where that is not the peak but all that a failed step needs.
     ``limit`` says where the peak is then, if not where it was; ``also`` what else there is to know (host memory, which
     of the two peaks this is about).
     """
@@ -137,6 +138,7 @@ class Advice:
     setting: str = ""
     exact: bool = False
     after_bytes: int | None = None
+    of_bytes: int | None = None
     limit: str = ""
     also: str = ""
 

@@ -36,7 +36,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Write snapshots, JSON and page to DIR; default: <trainer's output_dir>/_memprof, or ./_memprof without a "
-    "trainer.",
+    "trainer. Where an earlier run wrote there, to DIR-2, DIR-3, ...",
 )  # fmt: skip
 @click.option(
     "--steps", type=_Steps(), metavar="N,...", help="Record these optimizer steps; default: one generation cycle."
