@@ -59,6 +59,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         self._handover = Handover()
         self._once_log = OnceLog()
         self._pass_size = PassSize()
+        self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
         choose_weights(lean, chosen)
@@ -119,6 +120,7 @@ class LeanGRPOTrainer(GRPOTrainer):
                 self,
                 is_trls=self._loss_is_trls,
                 is_wrapped=type(self).compute_loss is not LeanGRPOTrainer.compute_loss,
+                couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
             ),
             ranks=Ranks.of(self.accelerator, self.model),
             log=self._once_log,
@@ -148,7 +150,11 @@ class LeanGRPOTrainer(GRPOTrainer):
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients)
         self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
         objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls)
-        return PiecewiseStep(step, objective, model, inputs, rows, scheme.name).run()
+        pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
+        loss = pieces.run()
+        if pieces.couples:
+            self._coupling.append(getattr(type(self), trl.LOSS.name))
+        return loss
 
     @_profiled
     def _get_per_token_logps_and_entropies(

@@ -9,7 +9,7 @@ was handed would train nothing and look plausible: it is refused.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,11 +93,21 @@ class Objective:
             raise UsageError(self._unused("did not ask for them"))
         return loss
 
-    def loss_and_gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Gradient]:
-        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none)."""
+    def loss_and_gradient(
+        self, logps: torch.Tensor, entropies: torch.Tensor, scale: float = 1.0
+    ) -> tuple[torch.Tensor, Gradient]:
+        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none).
+
+        TRL's loss depends on the parameters by these alone. One that is patched may by other ways too: those parts of
+        the gradient, times ``scale`` (fp16), are added to the parameters' ``.grad``.
+        """
         leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
         with torch.enable_grad():
             loss = self.loss(*leaves)
+            others = _leaves_behind(loss, leaves)
+            if others:
+                found = torch.autograd.grad(loss, others, retain_graph=True)
+                _add_to_grads(others, found, scale)
             return loss.detach(), self._gradient(loss, leaves)
 
     def loss_and_all_gradients(
@@ -155,6 +165,29 @@ class Objective:
         finally:
             for name, value in kept.items():
                 setattr(trainer, name, value)
+
+
+def _leaves_behind(loss: torch.Tensor, known: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Find the leaves that ``loss`` has a graph to, but for those that are ``known``."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not any(leaf is other for other in known):
+            found.append(leaf)
+        waiting += [behind for behind, _ in node.next_functions]
+    return found
+
+
+def _add_to_grads(leaves: list[torch.Tensor], gradients: Iterable[torch.Tensor], scale: float) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        more = gradient if scale == 1.0 else gradient * scale
+        leaf.grad = more if leaf.grad is None else leaf.grad + more
 
 
 class _Alone:
