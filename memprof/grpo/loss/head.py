@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.loss.fused_loss import fused_linear_logprobs
+from memprof.grpo.loss.fused_loss import DEFAULT_TILE_BYTES, fused_linear_logprobs
 from memprof.grpo.rows import Place, Row, places_of
 
 __all__ = ["Head", "Scored", "TokenGradient", "add_lean_head"]
@@ -23,11 +23,16 @@ TokenGradient = Callable[
 ]
 
 
+#: TRL's tile has 32768 of the vocabulary's fp32 logits for each token of a completion (up to 4096 tokens).
+_TILE_BYTES_A_TOKEN = 4 * 32768
+
+
 @dataclass(frozen=True)
 class Head:
     """How hidden states become log-probabilities: as ``trl.trainer.utils.add_fused_lm_head`` does.
 
-    ``chunk_tokens``: tokens projected at a time, None for what fits the default tile.
+    ``chunk_tokens``: tokens projected at a time; None: as many as a tile holds that is small beside the weights
+    (``small_bytes``) or beside the longest row's logits.
     """
 
     temperature: float
@@ -35,12 +40,25 @@ class Head:
     logit_scale: float
     fp32: bool
     chunk_tokens: int | None = None
+    small_bytes: int = DEFAULT_TILE_BYTES
 
     @classmethod
-    def of(cls, model: Any, temperature: float, fp32: bool, chunk_tokens: int | None = None) -> Head:
+    def of(
+        cls,
+        model: Any,
+        temperature: float,
+        fp32: bool,
+        chunk_tokens: int | None = None,
+        small_bytes: int = DEFAULT_TILE_BYTES,
+    ) -> Head:
         """Describe the head of a causal language model, by its configuration."""
         text = model.config.get_text_config()
-        return cls(temperature, getattr(text, "final_logit_softcapping", None), _logit_scale(text), fp32, chunk_tokens)
+        softcap = getattr(text, "final_logit_softcapping", None)
+        return cls(temperature, softcap, _logit_scale(text), fp32, chunk_tokens, small_bytes)
+
+    def _tile_bytes(self, rows: Sequence[Row]) -> int:
+        longest = max(row.completion for row in rows)
+        return min(DEFAULT_TILE_BYTES, max(self.small_bytes, longest * _TILE_BYTES_A_TOKEN))
 
     def scored(self, model: Any, states: torch.Tensor, request: Request) -> Scored:
         """Score all rows' completions together; ``states`` ``[N, H]`` are what predicts their tokens, row after row.
@@ -62,6 +80,7 @@ class Head:
                 want_entropy=request.want_entropy,
                 grad_fn=_bound(request.token_gradient, places),
                 chunk_tokens=self.chunk_tokens,
+                tile_bytes=self._tile_bytes(request.rows),
                 softcap=self.softcap,
                 logit_scale=self.logit_scale,
             )

@@ -17,7 +17,7 @@ from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.objective import Gradient, Objective
 from memprof.grpo.step.pieces import Piece, plan
-from memprof.grpo.step.schemes import TOKEN, TWO_PASS, Scheme
+from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
 from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
 
 __all__ = ["PiecewiseStep"]
@@ -59,7 +59,7 @@ class PiecewiseStep:
         self._scheme, self._known_before = scheme.name, scheme.known_before
         silent = _silent(step, inputs) if scheme.name != TWO_PASS else set()
         without = [row for row in rows if row.index in silent]
-        self._forward_only = plan(step, inputs, without) if without else []
+        self._forward_only = plan(step, inputs, without) if without else []  # with a graph, should it be needed
         self._pieces = plan(step, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
@@ -72,6 +72,8 @@ class PiecewiseStep:
         if old is not None and scheme.name != TWO_PASS:
             # Rows not yet computed stand at ratio 1: any finite value would do.
             self._logps = old.float() * inputs["completion_mask"]
+        elif step.loss.loss_type == RLOO:
+            self._logps[:, 0] = inputs["old_logps"]  # of the sequence: its sum counts
 
     def run(self) -> torch.Tensor:
         """Run all pieces; return the loss's value with the graph of the last piece."""

@@ -70,15 +70,23 @@ class Objective:
         handover: see :class:`Handover`.
         model: passed on to ``_compute_loss``; TRL's never calls it.
         is_trls: the loss is TRL's own, so that it must use what it is handed. Another may get its gradient elsewhere.
+        divisor: what the loss is divided by beside: accumulated micro-batches, where TRL leaves them to its caller.
 
     Raises:
         UsageError: by every method: the loss did not use the log-probabilities it was handed.
     """
 
     def __init__(
-        self, trainer: Any, handover: Handover, model: Any, inputs: Mapping[str, Any], *, is_trls: bool
+        self,
+        trainer: Any,
+        handover: Handover,
+        model: Any,
+        inputs: Mapping[str, Any],
+        *,
+        is_trls: bool,
+        divisor: int = 1,
     ) -> None:
-        self._trainer, self._handover, self._is_trls = trainer, handover, is_trls
+        self._trainer, self._handover, self._is_trls, self._divisor = trainer, handover, is_trls, divisor
         self._model, self._inputs = model, inputs
         self._compute = getattr(trainer, trl.LOSS.name)
 
@@ -91,7 +99,7 @@ class Objective:
             loss: torch.Tensor = self._compute(self._model, self._inputs)
         if self._is_trls and not self._handover.was_taken:
             raise UsageError(self._unused("did not ask for them"))
-        return loss
+        return loss if self._divisor == 1 else loss / self._divisor
 
     def loss_and_gradient(
         self, logps: torch.Tensor, entropies: torch.Tensor, scale: float = 1.0
@@ -144,13 +152,14 @@ class Objective:
         return found[0], found[1]
 
     def _unused(self, what: str) -> str:
-        kind = "GRPOTrainer" if self._is_trls else type(self._trainer).__name__
+        theirs = next(base for base in type(self._trainer).__mro__ if base.__module__.startswith("trl."))
+        kind = theirs.__name__ if self._is_trls else type(self._trainer).__name__
         handed = f"{kind}.{trl.LOSS.name} was handed the step's log-probabilities"
         happened = f"{handed} and {what}, so nothing would be trained"
         if not self._is_trls:
             return f"The lean trainer: {happened}: set micro_splitting=False."
         tested, found = EXECUTING["trl"], installed("trl")
-        return f"The lean trainer was tested with TRL {tested}; in TRL {found}, {happened}: use trl.GRPOTrainer."
+        return f"The lean trainer was tested with TRL {tested}; in TRL {found}, {happened}: use trl.{kind}."
 
     @contextmanager
     def _muted(self) -> Iterator[None]:

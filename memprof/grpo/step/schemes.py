@@ -19,13 +19,15 @@ from memprof.compat import transformers, trl
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
 
-__all__ = ["SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
+__all__ = ["RLOO", "SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
 
 TOKEN, SEQUENCE, TWO_PASS = "token", "sequence", "two_pass"
+#: The ``loss_type`` of ``RLOOTrainer``, which has no such setting.
+RLOO = "rloo"
 
 # Losses whose gradient with respect to a token is a function of that token's ratio.
 _BY_TOKEN = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")
-_BY_SEQUENCE = (*_BY_TOKEN, "vespo")
+_BY_SEQUENCE = (*_BY_TOKEN, "vespo", RLOO)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,22 @@ class LossTerms:
             top_entropy_quantile=trl.ENTROPY_QUANTILE.of(trainer),
             off_policy_mask_threshold=trl.OFF_POLICY_MASK.of(trainer),
             entropy_bonus=trl.ENTROPY_BONUS.of(trainer),
+            couples=couples,
+        )
+
+
+    @classmethod
+    def of_rloo(cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
+        """Return the terms of ``RLOOTrainer``'s loss; its KL is a part of the rewards."""
+        return cls(
+            is_trls=is_trls,
+            may_be_scaled_later=is_wrapped,
+            loss_type=RLOO,
+            beta=0.0,
+            importance_sampling_level="sequence",
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            entropy_bonus=False,
             couples=couples,
         )
 
@@ -108,6 +126,8 @@ def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[s
         return "fused_loss is off"
     if scales:
         return "fp16 gradients are scaled, which a gradient computed in the forward cannot be in time"
+    if loss.loss_type == RLOO:
+        return "RLOO's ratio is that of a whole sequence"
     if loss.off_policy_mask_threshold is not None:
         return "off_policy_mask_threshold masks whole sequences"
     if inputs.get("old_per_token_logps") is None:

@@ -61,7 +61,8 @@ def score_without_graph(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
     logps, entropies = blank(inputs), blank(inputs)
-    score_pieces(step, model, inputs, plan(step, inputs, rows), logps, entropies, want_entropy=want_entropy)
+    pieces = plan(step, inputs, rows, graph=False)
+    score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy)
     return logps, entropies
 
 

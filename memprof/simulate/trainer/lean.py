@@ -75,9 +75,9 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def few(*given: Any) -> Any:
+    def few(*given: Any, **how: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        planned = plan(*given)
+        planned = plan(*given, **how)
         return planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
 
     plan = pieces.plan
