@@ -76,9 +76,9 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def few(*given: Any) -> Any:
+    def few(*given: Any, **how: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        planned = plan(*given)
+        planned = plan(*given, **how)
         done = planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
         if session is not None:
             session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
