@@ -28,6 +28,9 @@ SIZE_NAMES = {
     "tie_word_embeddings": "tie_word_embeddings",
 }
 
+# Kinds of layers that keep a state of fixed size, or nothing.
+_WITHOUT_CACHE = ("linear_attention", "conv", "mamba", "mlp")
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -215,6 +218,11 @@ class ModelShape:
             ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
         return self.layers * rank * ends
 
+    @property
+    def caching_layers(self) -> int:
+        """Layers that keep keys and values; at least 1."""
+        return max(1, sum(kind not in _WITHOUT_CACHE for kind in self.layer_kinds))
+
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
 
@@ -223,7 +231,7 @@ class ModelShape:
             itemsize: bytes of one element.
         """
         window = self.window or tokens
-        held = {"sliding_attention": min(tokens, window), "linear_attention": 0}
+        held = {"sliding_attention": min(tokens, window), **dict.fromkeys(_WITHOUT_CACHE, 0)}
         seen = sum(held.get(kind, tokens) for kind in self.layer_kinds)
         return self.kv_heads * (self.head_dim + self.value_dim) * seen * itemsize
 

@@ -14,7 +14,7 @@ from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
-from memprof.grpo.generation import PassSize
+from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.reference import HostReference, load_reference, reference_place
@@ -58,7 +58,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
         self._handover = Handover()
         self._once_log = OnceLog()
-        self._pass_size = PassSize()
+        self._generation = Generation()
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
         choose_weights(lean, chosen)
@@ -190,20 +190,17 @@ class LeanGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[Any], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
-        """Do as TRL, a few sequences at a time where transformers generates; sampling then draws in another order."""
-        size = len(prompt_ids)
-        engine = trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self)
-        if not (engine or images or multimodal_fields):
-            size = self._pass_size.of(self.step_context(), prompt_ids)
+        """Do as TRL; where transformers generates, within what memory holds: draws then come in another order."""
         generate = super()._generate_single_turn
-        if size >= len(prompt_ids):
+        if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
             found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
-            parts = [
-                generate(prompt_ids[start : start + size], images, multimodal_fields, *more, **options)
-                for start in range(0, len(prompt_ids), size)
-            ]
-            found = [ids for part, _ in parts for ids in part], None
+            found = self._generation.run(
+                self.step_context(),
+                prompt_ids,
+                lambda some: generate(some, images, multimodal_fields, *more, **options),
+                self.state.stateful_callbacks,
+            )
         if self.accelerator.device.type != "cpu":
             self._clear_cache()  # what the cache was in is of no use to training, whose blocks have other sizes
         return found
