@@ -41,10 +41,16 @@ def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
-    concatenation), and its logits."""
+    concatenation), keys and values of one layer where the cache has what they are made from, and its logits."""
     shape = ModelShape.of(config)
     cache = shape.kv_cache_bytes(tokens, itemsize)
-    return cache + cache // shape.caching_layers + _logits_bytes(shape)
+    made = _made_bytes(shape, tokens, itemsize) if shape.latent else 0
+    return cache + cache // shape.caching_layers + made + _logits_bytes(shape)
+
+
+def _made_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
+    """Count one layer's keys and values of one sequence, of all query heads."""
+    return tokens * shape.heads * (shape.head_dim + shape.value_dim) * itemsize
 
 
 def _logits_bytes(shape: ModelShape) -> int:
@@ -104,8 +110,10 @@ def pool_size(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSiz
     cap = _pool_cap(step, prompt_ids, longest)
     if cap is None or demand + whole / layers <= cap:
         return PoolSize(demand, whole)
-    # Sequences of unlike length are gathered as if all were the longest: twice the pool, of one layer, is enough.
-    gathered = min(whole, int(cap * min(2, layers / 4)))
+    # What is gathered has every row's prompt, and rows as long as the longest of them; at most a quarter of the cap.
+    prompts = sum(map(len, prompt_ids))
+    own = max(0, cap - sum(map(len, set(map(tuple, prompt_ids)))))
+    gathered = min(whole, prompts + 3 * own // 2, cap * layers // 4)
     return PoolSize(max(longest, min(demand, cap - math.ceil(gathered / layers))), gathered)
 
 
@@ -120,9 +128,9 @@ def _pool_cap(step: StepContext, prompt_ids: Sequence[Sequence[int]], longest: i
     shape, size = ModelShape.of(model.config), model.dtype.itemsize
     adapters = CONFIGS.of(step.policy) is not None
     chunk, shared = prompt_bytes(model.config, min(CHUNK, longest), size, adapters=adapters, tile=step.tile)
-    heads = shape.heads * (shape.head_dim + shape.value_dim) * size  # keys and values repeated for all query heads
-    mask = min(CHUNK, longest) * (1 + size)
-    others = chunk + shared + longest * (heads + mask) + len(prompt_ids) * _logits_bytes(shape)
+    mask = longest * min(CHUNK, longest) * (1 + size)
+    made = _made_bytes(shape, longest, size) * (len(prompt_ids) if shape.latent else 1)
+    others = chunk + shared + mask + made + len(prompt_ids) * _logits_bytes(shape)
     room = int(_SHARE * machine.free_bytes(device)) - others
     return max(0, room) // shape.kv_cache_bytes(1, size)
 
