@@ -139,6 +139,13 @@ class LeanGRPOConfig(GRPOConfig):
             "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
         },
     )
+    park_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
+            "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory."
+        },
+    )
     vllm_enable_sleep_mode: bool = field(
         default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}
     )

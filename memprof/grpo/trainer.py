@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.once_log import OnceLog
+from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
 from memprof.grpo.rows import Row, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
@@ -81,6 +82,7 @@ class LeanGRPOTrainer(GRPOTrainer):
         self._lean_head = Head.of(base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens)
         self._counts_padding = counts_padding(base)
         self._clear_cache = accelerate.CLEAR_CACHE.get()
+        self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
         self._whole_batch_reason = whole_batch_reason(self)
         if self._whole_batch_reason:
@@ -193,7 +195,9 @@ class LeanGRPOTrainer(GRPOTrainer):
         """Do as TRL; where transformers generates, within what memory holds: draws then come in another order."""
         generate = super()._generate_single_turn
         if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
-            found = generate(prompt_ids, images, multimodal_fields, *more, **options)
+            parked = self._parking.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
+            with parked:
+                found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
             found = self._generation.run(
                 self.step_context(),
