@@ -125,7 +125,7 @@ def _pool_cap(step: StepContext, prompt_ids: Sequence[Sequence[int]], longest: i
     if machine.device_kind(device) != "cuda":
         return None
     model = step.base_model()
-    shape, size = ModelShape.of(model.config), model.dtype.itemsize
+    shape, size = ModelShape.of(model.config), int(model.dtype.itemsize)
     adapters = CONFIGS.of(step.policy) is not None
     chunk, shared = prompt_bytes(model.config, min(CHUNK, longest), size, adapters=adapters, tile=step.tile)
     mask = longest * min(CHUNK, longest) * (1 + size)

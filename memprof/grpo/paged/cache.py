@@ -138,5 +138,5 @@ class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         assert rows is not None
         pool.index_copy_(0, rows.write, states.transpose(1, 2).flatten(0, 1))
         count, length = rows.read.shape
-        gathered = pool.index_select(0, rows.read.flatten())
+        gathered: torch.Tensor = pool.index_select(0, rows.read.flatten())
         return gathered.view(count, length, *pool.shape[1:]).transpose(1, 2)

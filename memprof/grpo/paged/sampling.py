@@ -91,7 +91,8 @@ class Sampling:
             chosen: list[int] = scores.argmax(-1).tolist()
             return chosen
         draws = self.draws[rows, positions].to(scores.device)
-        return _inverted(scores.softmax(-1), draws).tolist()  # type: ignore[no-any-return]
+        drawn: list[int] = _inverted(scores.softmax(-1), draws).tolist()
+        return drawn
 
 
 def _without_padding(processor: Any) -> Any:
