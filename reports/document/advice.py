@@ -53,6 +53,8 @@ def _also(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         words.append(f"The device's peak changes by {gib(-device)} GiB.")
     if entry.get("host_bytes"):
         words.append(f"Takes {gib(entry['host_bytes'])} GiB of host memory.")
+    if ratio := entry.get("time_ratio"):
+        words.append(f"A step takes {ratio:.2f} times as long (estimated).")
     return " ".join(words)
 
 

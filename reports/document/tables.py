@@ -130,13 +130,23 @@ def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
-    everything = sum(p["end_us"] - p["start_us"] for p in report["phases"]) or 1
-    return tuple(_phase_row(name, group, everything, report["peak"]) for name, group in runs.items())
+    times = _phase_times(report, runs)
+    return tuple(_phase_row(name, group, times, report) for name, group in runs.items())
 
 
-def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int, peak: Mapping[str, Any]) -> PhaseRow:
-    worst = max(runs, key=lambda p: p["peak_bytes"])
-    total_us = sum(p["end_us"] - p["start_us"] for p in runs)
+def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int]:
+    """Return the microseconds of each phase: measured, or one simulated step's where they are estimated."""
+    if report["source"]["kind"] != "simulated":
+        return {name: sum(p["end_us"] - p["start_us"] for p in group) for name, group in runs.items()}
+    estimated = (report.get("estimated_time") or {}).get("phases", {})
+    return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
+
+
+def _phase_row(
+    name: str, runs: Sequence[Mapping[str, Any]], times: Mapping[str, int], report: Mapping[str, Any]
+) -> PhaseRow:
+    worst, peak = max(runs, key=lambda p: p["peak_bytes"]), report["peak"]
+    total_us = times.get(name)
     holds_peak = any(name == peak["phase"] and p["start_us"] <= peak["time_us"] <= p["end_us"] for p in runs)
     return PhaseRow(
         phase=plain(name),
@@ -144,7 +154,8 @@ def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int,
         count=len(runs),
         step=worst["step"],
         total_us=total_us,
-        time_share=total_us / everything_us,
+        time_share=None if total_us is None else total_us / (sum(times.values()) or 1),
+        estimated=report["source"]["kind"] == "simulated",
         low_bytes=min(p["peak_bytes"] for p in runs),
         peak_bytes=worst["peak_bytes"],
         peak_time_us=worst["peak_time_us"],

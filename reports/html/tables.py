@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.document.text import GROUP_WORDS, amount, duration, percent, size, thousands
+from memprof.reports.document.text import GROUP_WORDS, amount, percent, size, thousands, time_taken
 from memprof.reports.html.elements import (
     Child,
     Markup,
@@ -253,8 +253,8 @@ def _phase_row(row: PhaseRow, scale: int) -> Markup:
             el("span", {"class": "badge"}, f"×{row.count}") if row.count > 1 else None,
             el("span", {"class": "badge peak"}, "peak") if row.is_peak else None,
         ),
-        el("td", {"class": "num"}, duration(row.total_us)),
-        el("td", {"class": "num wide"}, f"{100 * row.time_share:.0f} %"),
+        el("td", {"class": "num"}, time_taken(row.total_us, row.estimated)),
+        el("td", {"class": "num wide"}, "" if row.time_share is None else f"{100 * row.time_share:.0f} %"),
         el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, amount(row.peak_bytes))),
         el(
             "td",

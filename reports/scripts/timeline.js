@@ -118,7 +118,7 @@ const draw = () => {
   });
   const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), height: chart.clientHeight, autosize: true,
     font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
-  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" ? " s" : "" };
+  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
   layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
   return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, responsive: true, doubleClick: false })
     .then(placeCursor);
@@ -164,7 +164,7 @@ const partLine = (name, label, value) => {
 };
 
 const spanOf = (p) => timeline.spans.find((span) => span[3] <= p && p < span[4]);
-const seconds = (s) => (s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
+const seconds = (s) => (!timeline.timed ? "event " + Math.round(s) : s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
 
 const showPanel = () => {
   const span = spanOf(point), time = timeline.axes.time[point];
@@ -173,7 +173,7 @@ const showPanel = () => {
   $$("panel-total").textContent = amountOf(total[point] * GIB);
   const parts = stacked.filter(visible).map((t) => [t.meta, t.y[point] * GIB]).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   $$("panel-parts").replaceChildren(...parts.map(([name, n]) => partLine(name, timeline.labels[name] || name, amountOf(n))));
-  const clock = timeline.clock_us + time * 1e6;
+  const clock = timeline.clock_us + time * timeline.unit;
   const alive = [];
   for (const [label, category, each, lives, atPeak, reference] of timeline.allocations) {
     if (state.hidden.has(category)) continue;
