@@ -27,8 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 #: Tokens of the prompt (None: one question's) and of each completion.
 CASES: dict[str, dict[str, Any]] = {
-    "a question": {"prompt": None, "completion": 256},
-    "a prompt twice the completion": {"prompt": 512, "completion": 256},
+    "a question, long answers": {"prompt": None, "completion": 256},
+    "a prompt of eight times the answer": {"prompt": 512, "completion": 64},
 }
 _ROWS = 8
 _TRACED = 12  # decode steps: the pool is allocated before the first
