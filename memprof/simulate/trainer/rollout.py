@@ -72,8 +72,10 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
         if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
             _some_tokens(trainer, model, batch, asked, settings.completion_length)
             return
-        shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
-        if settings.completion_length > _DECODED:
+        cache = _some_tokens(trainer, model, batch, asked, _DECODED)
+        shapes = shapes_of(cache) if cache is not None else []
+        del cache
+        if settings.completion_length > _DECODED and any(shape.keys for shape in shapes):
             held = settings.sequence_length - 1 - _DECODED
             cache = filled_cache(model, shapes, held, settings)
             _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
@@ -96,7 +98,7 @@ def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
     )
-    return out.past_key_values
+    return out.get("past_key_values")
 
 
 def counted(sample: Any) -> Any:
