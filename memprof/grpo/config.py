@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from memprof.errors import UsageError
 
-__all__ = ["LeanGRPOConfig"]
+__all__ = ["LeanGRPOConfig", "LeanSettings"]
 
 _CHOICES = {
     "exact_two_pass": ("auto", "always", "never"),
@@ -22,8 +22,8 @@ _CHOICES = {
 
 
 @dataclass
-class LeanGRPOConfig(GRPOConfig):
-    """Arguments of :class:`~memprof.grpo.LeanGRPOTrainer`: all of ``GRPOConfig``'s, and these.
+class LeanSettings:
+    """What the lean trainers' arguments have beside TRL's, whichever of its configs they are mixed into.
 
     Each can be switched by itself; the defaults are the lean ones. None changes the loss or, beyond rounding, its
     gradients. ``docs/lean-trainer.md`` says what each saves and costs.
@@ -39,8 +39,8 @@ class LeanGRPOConfig(GRPOConfig):
     max_tokens_per_piece: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens that go through the model together; a longer sequence goes alone. None: 2048, so that "
-            "sequences longer than 1024 tokens go one by one."
+            "help": "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
+            "1/64 of the weights' bytes, 2048 at most: sequences go one by one unless they are short."
         },
     )
     exact_two_pass: str = field(
@@ -65,7 +65,11 @@ class LeanGRPOConfig(GRPOConfig):
         },
     )
     loss_chunk_tokens: int | None = field(
-        default=None, metadata={"help": "Tokens whose logits exist at a time. None: as many as fit 256 MiB in fp32."}
+        default=None,
+        metadata={
+            "help": "Tokens whose logits exist at a time. None: no more in fp32 than 256 MiB, than TRL's own tile, or "
+            "1/64 of the weights if that is more."
+        },
     )
     checkpointing: str = field(
         default="auto",
@@ -147,15 +151,15 @@ class LeanGRPOConfig(GRPOConfig):
                 raise UsageError(f"{name} must be at least 1: got {value}.")
         if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
             self.cache_implementation = self.generation_cache
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]
 
     @classmethod
-    def of(cls, args: GRPOConfig | None, output_dir: str) -> LeanGRPOConfig:
-        """Return ``args`` as it is, a plain ``GRPOConfig`` with the lean defaults added, or all defaults for None."""
+    def of(cls, args: Any, output_dir: str) -> Any:
+        """Return ``args`` as it is, TRL's plain config with the lean defaults added, or all defaults for None."""
         if isinstance(args, cls):
             return args
         if args is None:
-            return cls(output_dir)
+            return cls(output_dir=output_dir)  # type: ignore[call-arg]
         lean = object.__new__(cls)
         own = {f.name: f.default for f in fields(cls) if f.name not in vars(args)}
         lean.__dict__.update({**own, **vars(args)})  # already checked by its own class
@@ -163,5 +167,10 @@ class LeanGRPOConfig(GRPOConfig):
 
     def lean_settings(self) -> dict[str, Any]:
         """Return the settings this class adds, by name."""
-        theirs = {f.name for f in fields(GRPOConfig)}
+        theirs = {f.name for base in type(self).__mro__ if base.__module__.startswith("trl.") for f in fields(base)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}
+
+
+@dataclass
+class LeanGRPOConfig(LeanSettings, GRPOConfig):
+    """Arguments of :class:`~memprof.grpo.LeanGRPOTrainer`: all of ``GRPOConfig``'s, and :class:`LeanSettings`."""

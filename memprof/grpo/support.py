@@ -43,21 +43,23 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
 
 
 def refuse_other_trainers(kind: type, trained_as: type) -> None:
-    """Refuse a class that mixes the lean trainer into another of TRL's trainers.
+    """Refuse a class that mixes a lean trainer into another of TRL's trainers than its own.
 
     Args:
         kind: the class of the trainer.
-        trained_as: ``trl.GRPOTrainer``.
+        trained_as: ``trl.GRPOTrainer`` or ``trl.RLOOTrainer``.
 
     Raises:
-        UsageError: the other trainer is named. Its loss and arguments are not GRPO's.
+        UsageError: the other trainer is named. Its loss and arguments are others.
     """
     for base in kind.__mro__:
         theirs = base.__module__.startswith("trl.") and base.__name__.endswith("Trainer") and base.__name__[0] != "_"
         if theirs and not issubclass(base, trained_as):
+            lean = f"Lean{trained_as.__name__}"
+            other = "LeanRLOOTrainer" if base.__name__ == "RLOOTrainer" else f"{base.__name__} itself"
             raise UsageError(
-                f"LeanGRPOTrainer trains with GRPO's loss and cannot be combined with {base.__name__}: use "
-                f"{base.__name__} itself, or GRPOTrainer's settings."
+                f"{lean} trains with the loss of {trained_as.__name__} and cannot be combined with {base.__name__}: "
+                f"use {other}, or {trained_as.__name__}'s settings."
             )
 
 

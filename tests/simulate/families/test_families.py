@@ -63,8 +63,10 @@ def _highest_cache(config: Any) -> int:
     highest = 0
     for index, layer in enumerate(shape.caches):
         others = sum(after[:index]) + sum(before[index + 1 :])
-        old = before[index] if layer.window else before[index] * _share_of_values(config, shape)
-        highest = max(highest, others + after[index] + int(old))
+        second = _share_of_values(config, shape)
+        while_keys = after[index] * (1 - second) + before[index]
+        while_values = after[index] + before[index] * (1 if layer.window else second)
+        highest = max(highest, others + int(max(while_keys, while_values)))
     return ROWS * highest
 
 
