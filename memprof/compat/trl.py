@@ -140,6 +140,10 @@ CREATE_MODEL = Target(
     _GRPO, "create_model_from_path", "(model_id, architecture, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
     used_in="GRPOTrainer.__init__",
 )  # fmt: skip
+CREATE_DPO_REFERENCE = Target(
+    "trl.trainer.dpo_trainer", "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="DPOTrainer.__init__",
+)  # fmt: skip
 CREATE_REFERENCE = Target(
     _UTILS, "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=("lean", "simulate.lean")
 )

@@ -34,18 +34,19 @@ _WIDE, _INNER = (8, 13), (3, 6)
 def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """Reckon one sequence's keys and values: ``2 * layers * kv_heads * head_dim * tokens * itemsize`` bytes.
 
-    Layers that see a window hold at most the window.
+    Layers that see a window hold at most the window, layers of linear attention a state of fixed size.
     """
-    return ModelShape.of(config).kv_cache_bytes(tokens, itemsize)
+    shape = ModelShape.of(config)
+    return shape.kv_cache_bytes(tokens, itemsize) + shape.state_bytes(itemsize)
 
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
-    concatenation), keys and values of one layer where the cache has what they are made from, and its logits."""
+    """What one more sequence costs while it decodes: its cache, the largest layer of it twice (transformers' cache
+    grows by concatenation), one layer's keys and values where the cache has what they are made from, and its logits."""
     shape = ModelShape.of(config)
-    cache = shape.kv_cache_bytes(tokens, itemsize)
+    growing = shape.largest_kv_cache_bytes(tokens, itemsize)
     made = _made_bytes(shape, tokens, itemsize) if shape.latent else 0
-    return cache + cache // shape.caching_layers + made + _logits_bytes(shape)
+    return cache_bytes(config, tokens, itemsize) + growing + made + _logits_bytes(shape)
 
 
 def _made_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
@@ -64,7 +65,7 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
     """
     shape = ModelShape.of(config)
     network = _INNER[adapters] * shape.intermediate * itemsize
-    each = shape.kv_cache_bytes(tokens, itemsize) + tokens * _WIDE[adapters] * shape.hidden * itemsize
+    each = cache_bytes(config, tokens, itemsize) + tokens * _WIDE[adapters] * shape.hidden * itemsize
     return (each + tokens * network, 0) if tile is None else (each, tile * network)
 
 

@@ -24,16 +24,16 @@ def load_config(model: str) -> Any:
     Raises:
         InputError: there is none, or transformers does not know the architecture.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     values = dict(find_config(model))
     kind = values.pop("model_type", None)
     try:
         config = AutoConfig.for_model(kind, **values)
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{model}: transformers cannot use this config ({str(error).splitlines()[0][:100]})."
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        what = " ".join(str(error).split())[:160]
+        raise InputError(f"{model}: transformers cannot use this config ({what}).") from None
     setattr(config, transformers_names.MODEL_NAME.name, model)
     return config
 
@@ -42,7 +42,7 @@ def build_model(
     config: Any,
     dtype: str,
     *,
-    attention: str = "sdpa",
+    attention: str | None = None,
     nf4: Nf4 | None = None,
     scores: bool = False,
     before: Callable[[Any], Iterable[Any]] | None = None,
@@ -52,7 +52,8 @@ def build_model(
     Args:
         config: transformers' config.
         dtype: of the parameters.
-        attention: transformers' name for the attention code.
+        attention: transformers' name for the attention code; None lets transformers choose: ``sdpa`` where a model has
+            it, else ``eager``.
         nf4: keep linear layers in 4 bits, in this way.
         scores: a model that gives each sequence one number instead (a reward model).
         before: is called with the model on ``meta``, and returns the tensors that get their memory first, in order.
@@ -60,17 +61,38 @@ def build_model(
     Raises:
         InputError: the architecture is not one of these, or its code needs real values.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    make = _maker(config, scores)
     try:
         with torch.device("meta"):
-            model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+            model = make(config, dtype=getattr(torch, dtype), attn_implementation=attention)
             if nf4 is not None:
                 quantize_nf4(model, nf4)
         materialize(model, first=before(model) if before is not None else ())
         model.tie_weights()
-    except (ValueError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
         name = transformers_names.MODEL_NAME.of(config, config.model_type)
         raise InputError(f"{name}: cannot be built without weights ({str(error).splitlines()[0][:100]}).") from None
     return model
+
+
+def _maker(config: Any, scores: bool) -> Callable[..., Any]:
+    """Return what makes the model that TRL would load: the class a config names, else the one its type has.
+
+    A config of images and text makes the whole model, whose vision part text leaves idle.
+    """
+    import transformers
+
+    if scores:
+        return _from_config(transformers.AutoModelForSequenceClassification)
+    named = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if named is not None and hasattr(named, "generate"):
+        return _from_config(named)
+    text_only = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return _from_config(transformers.AutoModelForCausalLM if text_only else transformers.AutoModelForImageTextToText)
+
+
+def _from_config(kind: Any) -> Callable[..., Any]:
+    auto, model = transformers_names.AUTO_FROM_CONFIG, transformers_names.MODEL_FROM_CONFIG
+    make: Callable[..., Any] = auto.of(kind) or model.of(kind)
+    return make
+

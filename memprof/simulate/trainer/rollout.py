@@ -12,6 +12,7 @@ import torch
 
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
+from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
 from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
@@ -76,7 +77,8 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
         work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
         asked = settings.prompt_length
         static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
-        few = settings.completion_length <= _DECODED
+        # Layers that keep a state hold as much after two tokens as at the end.
+        few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
         with work.first(alone=static or few) if work is not None else nullcontext():
             cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
         if static or few:
@@ -106,7 +108,7 @@ def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
     )
-    return out.past_key_values
+    return out.get("past_key_values")
 
 
 def counted(sample: Any) -> Any:

@@ -37,10 +37,11 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
     def reference(*_: Any, **__: Any) -> Any:
         if session is not None and settings.device == "cuda" and settings.gpus == 1:
             return load_model(config, settings.weights_dtype, session)
-        return build_model(config, settings.weights_dtype, attention="sdpa")
+        return build_model(config, settings.weights_dtype)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patching((trl_names.CREATE_MODEL, reference), *_without_values(settings)))
+        loading = [(target, reference) for target in (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE)]
+        stack.enter_context(patching(*loading, *_without_values(settings)))
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
