@@ -22,11 +22,11 @@ from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
-from memprof.simulate.trainer.nf4 import tell_of_adapters
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
 from memprof.simulate.trainer.training import watched
 from memprof.simulate.world.fakes import as_fakes
+from memprof.simulate.world.nf4 import tell_of_adapters
 from memprof.vocabulary import Phase
 
 if TYPE_CHECKING:

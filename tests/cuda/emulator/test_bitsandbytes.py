@@ -12,7 +12,7 @@ bnb = pytest.importorskip("bitsandbytes")
 
 from memprof.recording.cuda.emulated import uncomputed_notes  # noqa: E402
 from memprof.simulate.run import simulate  # noqa: E402
-from memprof.simulate.trainer.nf4 import Linear4bit, Nf4  # noqa: E402
+from memprof.simulate.world.nf4 import Linear4bit, Nf4  # noqa: E402
 
 F: Any = bnb.functional
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

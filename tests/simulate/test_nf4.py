@@ -48,7 +48,7 @@ def _of_all(shapes: list[tuple[int, int]]) -> list[int]:
 
 def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[int]:
     """List what ``work(layer, input)`` asks for, after all that the layer holds."""
-    from memprof.simulate.trainer.nf4 import Linear4bit, Nf4
+    from memprof.simulate.world.nf4 import Linear4bit, Nf4
 
     before: list[int] = []
 
@@ -64,7 +64,7 @@ def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[
 
 
 def test_a_config_s_defaults_are_transformers() -> None:
-    from memprof.simulate.trainer.nf4 import Nf4
+    from memprof.simulate.world.nf4 import Nf4
 
     config = pytest.importorskip("transformers").BitsAndBytesConfig(load_in_4bit=True)
     assert Nf4.of(vars(config)) == Nf4.of({"load_in_4bit": True}) == Nf4(torch.float32, False)
@@ -88,7 +88,7 @@ def test_the_backward_unpacks_it_in_the_dtype_it_was_quantised_from() -> None:
 
 @pytest.mark.parametrize("switched_off", [False, True])
 def test_an_adapter_s_layer_copies_the_result(switched_off: bool) -> None:
-    from memprof.simulate.trainer.nf4 import tell_of_adapters
+    from memprof.simulate.world.nf4 import tell_of_adapters
 
     class Adapter(torch.nn.Module):
         disable_adapters = switched_off
