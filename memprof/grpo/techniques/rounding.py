@@ -93,7 +93,7 @@ class StochasticAdamW(torch.optim.Optimizer):
     ) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = _no_steps()
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
@@ -102,6 +102,11 @@ class StochasticAdamW(torch.optim.Optimizer):
         tensors = [parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"]]
         for weight, grad, mean, square in zip(*(_chunks(t, tensors) for t in tensors), strict=True):
             _update_chunk(weight, grad, mean, square, step, group, generator)
+
+
+def _no_steps() -> torch.Tensor:
+    """Make a count of steps, which stays on the host."""
+    return torch.zeros(())
 
 
 def _update_chunk(
