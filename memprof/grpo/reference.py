@@ -1,9 +1,9 @@
 """Choose where the reference policy is, and run one that stays in host memory layer by layer on the device.
 
 Full fine-tuning needs the reference's log-probabilities once for each generation batch and nothing more of it, yet a
-copy on the device weighs as much as the policy all the time. Here one decoder layer is there at a time. All sequences
-go through it before the next one comes, so the weights cross the bus once for each generation batch, and what is held
-beside the layer is one hidden state for each token.
+copy on the device weighs as much as the policy all the time. Here one decoder layer computes at a time, while the next
+one is copied. All sequences go through it before the next one's turn, so the weights cross the bus once for each
+generation batch, and what is held beside the two layers is one hidden state for each token.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, pieces_of
 from memprof.grpo.step.scoring import blank, score_piece, score_without_graph, write
 from memprof.grpo.techniques.layers import decoder_layers, replace_forward
+from memprof.grpo.techniques.weight_stream import WeightStream
 
 __all__ = ["HostReference", "load_reference", "reference_place"]
 
@@ -107,6 +108,7 @@ class HostReference(torch.nn.Module):
     def __init__(self, module: Any, device: torch.device) -> None:
         super().__init__()
         self.module, self.device = module, device
+        self._stream = WeightStream(device)
         self._looked, self._on_device = False, False
         self._fault: str | None = None
         try:
@@ -172,8 +174,9 @@ class HostReference(torch.nn.Module):
             return found
         with self._here(self._around), step.accelerator.autocast():
             states, calls = self._start(step, inputs, pieces)
-            for number, layer in enumerate(self.layers):
-                with self._here(_tensors(layer)):
+            weights = [[tensor.data for tensor in _tensors(layer)] for layer in self.layers]
+            for number, (layer, copies) in enumerate(zip(self.layers, self._stream.over(weights), strict=True)):
+                with self._here(_tensors(layer), copies):
                     for piece in range(len(pieces)):
                         positional, named = calls[piece][number]
                         states[piece] = _first(layer(states[piece], *positional, **named))
@@ -237,12 +240,14 @@ class HostReference(torch.nn.Module):
                 vars(layer).pop("forward", None)
 
     @contextmanager
-    def _here(self, tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> Iterator[None]:
-        """Put copies of ``tensors`` on the device in their place, for a while."""
+    def _here(
+        self, tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor], copies: list[torch.Tensor] | None = None
+    ) -> Iterator[None]:
+        """Put copies of ``tensors`` on the device in their place, for a while; ``copies``: those there already."""
         kept = [(tensor, tensor.data) for tensor in tensors]
         try:
-            for tensor, host in kept:
-                tensor.data = host.to(self.device, copy=True)
+            for number, (tensor, host) in enumerate(kept):
+                tensor.data = host.to(self.device, copy=True) if copies is None else copies[number]
             yield
         finally:
             for tensor, host in kept:

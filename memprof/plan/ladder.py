@@ -27,7 +27,7 @@ __all__ = ["CHOSEN", "Choice", "Cost", "Tried", "choose", "cost_of", "describe",
 #: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
 
-_PIECE = 2048  # tokens; the trainer's default keeps a GPU busy, and the activations of so few tokens are small
+_PIECE = 2048  # tokens that keep a GPU busy; the activations of so few are small
 _LARGE_PIECE = 8192
 _TILE = 2048
 _SMALL_TILE = 256  # tokens; with smaller tiles a GPU waits for launches longer than it computes

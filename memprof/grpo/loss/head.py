@@ -23,8 +23,9 @@ TokenGradient = Callable[
 ]
 
 
-#: TRL's tile has 32768 of the vocabulary's fp32 logits for each token of a completion (up to 4096 tokens).
-_TILE_BYTES_A_TOKEN = 4 * 32768
+#: TRL's tile has 32768 of the vocabulary's logits for each token of a completion (up to 4096 tokens): no more than
+#: three quarters of that.
+_TILE_BYTES_A_TOKEN = 4 * 24576
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,14 @@ class Head:
 
     def _tile_bytes(self, rows: Sequence[Row]) -> int:
         longest = max(row.completion for row in rows)
-        return min(DEFAULT_TILE_BYTES, max(self.small_bytes, longest * _TILE_BYTES_A_TOKEN))
+        return min(DEFAULT_TILE_BYTES, max(self.small_bytes // 2, longest * _TILE_BYTES_A_TOKEN))
 
     def scored(self, model: Any, states: torch.Tensor, request: Request) -> Scored:
         """Score all rows' completions together; ``states`` ``[N, H]`` are what predicts their tokens, row after row.
 
         One call for a piece: the head is converted once, and a trainable one has one gradient.
         """
+        torch.clear_autocast_cache()  # the layers' converted weights have done their part
         module = model.get_output_embeddings()
         weight, bias = _whole(module.weight), _whole(module.bias)
         places = places_of(request.rows, request.targets.device)

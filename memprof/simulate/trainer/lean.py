@@ -189,9 +189,9 @@ def _passes_counted(session: FakeSession) -> Change:
     passes_over = HostReference._here
 
     @contextlib.contextmanager
-    def here(self: Any, tensors: Any) -> Iterator[None]:
+    def here(self: Any, tensors: Any, copies: Any = None) -> Iterator[None]:
         tensors = list(tensors)
-        with passes_over(self, tensors):
+        with passes_over(self, tensors, copies):
             for tensor in tensors:
                 session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)
             yield

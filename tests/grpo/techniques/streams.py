@@ -28,6 +28,11 @@ class Event:
     """What a stream had been given, and had itself waited for, when the event was recorded."""
 
     seen: dict[int, int]
+    owner: Any = None
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.owner.host.wait_event(self)
 
 
 class Stream:
@@ -39,7 +44,7 @@ class Stream:
         self.count = 0
 
     def record_event(self) -> Event:
-        return Event({**self.seen, id(self): self.count})
+        return Event({**self.seen, id(self): self.count}, self.owner)
 
     def wait_event(self, event: Event) -> None:
         for stream, count in event.seen.items():
@@ -70,6 +75,7 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.main = self.current = Stream(self, "main")
         self.side = Stream(self, "side")
+        self.host = Stream(self, "host")
         self.races: list[str] = []
         self.copies = {"main": 0, "side": 0}
         self._uses: dict[int, list[_Use]] = {}
@@ -91,6 +97,10 @@ class Device(TorchDispatchMode):
         self._host.add(slab.untyped_storage()._cdata)
         return slab
 
+    def keep_on_host(self, tensors: Any) -> None:
+        """Take tensors as the host's: what touches no other memory is the host's own work."""
+        self._host.update(tensor.untyped_storage()._cdata for tensor in tensors)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         out = func(*args, **(kwargs or {}))
@@ -108,10 +118,14 @@ class Device(TorchDispatchMode):
 
     def _run(self, what: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         """Enqueue one piece of work. A new tensor's block counts as written: its stream may just have used it."""
-        self.current.count += 1
-        self.copies[self.current.name] += what == "copy_"
+        by_host = all(t.untyped_storage()._cdata in self._host for t in (*reads, *writes))
+        stream = self.host if by_host else self.current
+        if not by_host:  # the host has done what it did before it gives a stream work
+            stream.wait_event(self.host.record_event())
+        stream.count += 1
+        self.copies[stream.name] = self.copies.get(stream.name, 0) + (what == "copy_")
         for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
-            use = _Use(self.current, self.current.count, *_extent(tensor), is_write, what)
+            use = _Use(stream, stream.count, *_extent(tensor), is_write, what)
             self._check(tensor.untyped_storage()._cdata, use)
 
     def _check(self, storage: int, use: _Use) -> None:
