@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of
+from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
 
 __all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape"]
@@ -101,6 +101,7 @@ class ModelShape:
             ``linear_attention`` ...
         window: tokens that a ``sliding_attention`` layer sees; None for all of them.
         attention_bias, mlp_bias: the linear layers have biases.
+        latent: width of what multi-head latent attention caches of a token in place of keys and values; else 0.
         counted: how many parameters there really are, where that is known; ``parameters`` is this number then.
         caches: what each layer keeps of a sequence while it generates.
     """
@@ -121,6 +122,7 @@ class ModelShape:
     window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    latent: int = 0
     counted: int | None = None
     caches: tuple[LayerCache, ...] = field(default=(), repr=False)
 
@@ -143,7 +145,10 @@ class ModelShape:
         hidden, layers = _count(read, "hidden_size"), _count(read, "num_hidden_layers")
         heads = 0 if kind in STATE_ONLY else _count(read, "num_attention_heads")
         intermediate = _widest(read("intermediate_size")) or 4 * hidden
+        latent = latent_of(read)
         head_dim = int((heads and (read("head_dim") or hidden // heads)) or 0)
+        if latent:  # queries and keys are wider than what is said of a head
+            head_dim = int(read("qk_rope_head_dim")) + int(read("qk_nope_head_dim") or 0)
         value_dim = int((heads and read("v_head_dim")) or head_dim)
         kv_heads = _kv_heads(read, heads)
         kinds = kinds_of(read, family.full_every, layers)
@@ -165,6 +170,7 @@ class ModelShape:
             window=read("sliding_window"),
             attention_bias=bool(read("attention_bias")),
             mlp_bias=bool(read("mlp_bias")),
+            latent=latent,
             counted=counted,
             caches=caches_of(read, kinds, kv_heads, head_dim, value_dim),
         )
@@ -230,8 +236,14 @@ class ModelShape:
             ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
         return self.layers * rank * ends
 
+    @property
+    def caching_layers(self) -> int:
+        """Layers that keep keys and values; at least 1."""
+        return max(1, sum(layer.token > 0 for layer in self.caches))
+
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
+        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
+        attention what both are made from.
 
         Args:
             tokens: of the sequence.

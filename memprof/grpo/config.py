@@ -17,6 +17,7 @@ _CHOICES = {
     "reference": ("auto", "adapter", "host", "device"),
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
+    "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
 
@@ -95,11 +96,19 @@ class LeanSettings:
         default=False,
         metadata={"help": "Sequences of a piece lie end to end in one row instead of being padded to the longest."},
     )
+    generation: str | None = field(
+        default=None,
+        metadata={
+            "help": "How sequences generate whose KV cache has no room: 'paged' (a rolling batch over a pool of "
+            "bounded size) or 'generate' (transformers' generate in passes). None: paged where the model and the "
+            "sampling settings allow it. 'paged' is used even where all have room."
+        },
+    )
     generation_batch: int | None = field(
         default=None,
         metadata={
-            "help": "Sequences that transformers' generate works on together. None: as many as the GPU has "
-            "room for the KV cache of; elsewhere all."
+            "help": "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
+            "the GPU has room for; elsewhere all."
         },
     )
     generation_cache: str = field(
@@ -134,6 +143,13 @@ class LeanSettings:
             "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
         },
     )
+    park_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
+            "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory."
+        },
+    )
     vllm_enable_sleep_mode: bool = field(
         default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}
     )
@@ -142,7 +158,7 @@ class LeanSettings:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise UsageError(f"{name} is one of {', '.join(allowed)}: got {value!r}.")
+                raise UsageError(f"{name} is one of {', '.join(map(str, allowed))}: got {value!r}.")
         if self.tiled_mlp is not None and self.tiled_mlp < 0:
             raise UsageError(f"tiled_mlp is a number of tokens, or 0 for off: got {self.tiled_mlp}.")
         for name in ("max_tokens_per_piece", "loss_chunk_tokens", "generation_batch"):

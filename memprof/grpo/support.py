@@ -28,6 +28,8 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
         raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
+    if args.park_weights:
+        _check_parking(args)
     if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":
         capacity_bytes(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
@@ -40,6 +42,16 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
             "An overridden _compute_loss or _get_per_token_logps_and_entropies takes a pass over all sequences first: "
             "set exact_two_pass='auto'."
         )
+
+
+def _check_parking(args: Any) -> None:
+    if not (args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
+        raise UsageError(
+            "park_weights makes room for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
+            "vllm_enable_sleep_mode=True."
+        )
+    if args.fsdp or args.deepspeed:
+        raise UsageError("park_weights moves whole parameters, and FSDP and DeepSpeed hold parts of them: set it off.")
 
 
 def refuse_other_trainers(kind: type, trained_as: type) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +14,10 @@ from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
-from memprof.grpo.generation import PassSize
+from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.once_log import OnceLog
+from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
 from memprof.grpo.rows import Row, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
@@ -66,7 +67,7 @@ class LeanTrainer(_Trainer):
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
         self._handover = Handover()
         self._once_log = OnceLog()
-        self._pass_size = PassSize()
+        self._generation = Generation()
         self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
@@ -95,6 +96,7 @@ class LeanTrainer(_Trainer):
         )
         self._counts_padding = counts_padding(base)
         self._clear_cache = accelerate.CLEAR_CACHE.get()
+        self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
         self._whole_batch_reason = whole_batch_reason(self)
         if self._whole_batch_reason:
@@ -209,20 +211,19 @@ class LeanTrainer(_Trainer):
     def _generate_single_turn(
         self, prompt_ids: list[Any], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
-        """Do as TRL, a few sequences at a time where transformers generates; sampling then draws in another order."""
-        size = len(prompt_ids)
-        engine = trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self)
-        if not (engine or images or multimodal_fields):
-            size = self._pass_size.of(self.step_context(), prompt_ids)
+        """Do as TRL; where transformers generates, within what memory holds: draws then come in another order."""
         generate = super()._generate_single_turn
-        if size >= len(prompt_ids):
-            found = generate(prompt_ids, images, multimodal_fields, *more, **options)
+        if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
+            parked = self._parking.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
+            with parked:
+                found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
-            parts = [
-                generate(prompt_ids[start : start + size], images, multimodal_fields, *more, **options)
-                for start in range(0, len(prompt_ids), size)
-            ]
-            found = [ids for part, _ in parts for ids in part], None
+            found = self._generation.run(
+                self.step_context(),
+                prompt_ids,
+                lambda some: generate(some, images, multimodal_fields, *more, **options),
+                self.state.stateful_callbacks,
+            )
         if self.accelerator.device.type != "cpu":
             self._clear_cache()  # what the cache was in is of no use to training, whose blocks have other sizes
         return found
