@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -134,6 +135,23 @@ def speed() -> str:
     ])  # fmt: skip
 
 
+def _steps(log: list[str]) -> int:
+    """Read from the trainer's log how many steps the rolling batch took."""
+    return next(int(found[1]) for line in log if (found := re.search(r"took (\d+) decode steps", line)))
+
+
+def generation() -> str:
+    """Show CPU time of each way to generate over all together, and the traced cache beside its cap."""
+    found = read("lean_generation")
+    head = ("one thread", "tokens a row", "passes of 2", "rolling batch", "its steps", "cap, MB", "cache, MB")
+    return table(head, [
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["cpu_ratio"]["passes"],
+         row["cpu_ratio"]["rolling batch"], _steps(row["log"]),
+         *(f"{row[key] / 1e6:.1f}" for key in ("cap_bytes", "cache_peak_bytes")))
+        for name, row in found["cases"].items()
+    ])  # fmt: skip
+
+
 def track() -> str:
     """Show the first and last step of both runs, and the largest difference of any, relative to the largest value."""
     found = read("lean_track")
@@ -166,6 +184,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lean-techniques-reference": lambda: techniques("1.5B reference"),
     "lean-longest": longest,
     "lean-speed": speed,
+    "lean-generation": generation,
     "lean-track": track,
 }
 

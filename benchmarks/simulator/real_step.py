@@ -45,7 +45,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
     session.add_model(trainer.model, "policy")
-    if trainer.ref_model is not None:
+    if getattr(trainer, "ref_model", None) is not None:
         session.add_model(trainer.ref_model, "reference")
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
@@ -65,7 +65,6 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
 def _real_trainer(settings: Any, folder: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-    from trl import GRPOTrainer
 
     from memprof.simulate.trainer import build
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
@@ -82,14 +81,9 @@ def _real_trainer(settings: Any, folder: str) -> Any:
             AutoConfig.from_pretrained(settings.reward_model, num_labels=1), dtype=torch.bfloat16
         )
         rewards = {"reward_funcs": [scores], "reward_processing_classes": [RewardTokenizer(settings)]}
-    trainer = GRPOTrainer(
-        model=model,
-        **rewards,
-        args=build.trainer_arguments(settings, folder),
-        train_dataset=build.dataset_of(settings),
-        processing_class=build.make_tokenizer(),
-        peft_config=build.adapter_of(settings),
-    )
+    trainer = build.trainer_of(settings, model, folder, **rewards)
+    if settings.supervised:
+        return trainer
     fake_rollout(trainer, settings)
     if settings.generation == "hf":
         del trainer._generate_single_turn  # TRL's own; no token it can sample ends a sequence

@@ -51,6 +51,8 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
         analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
             Without it the report's own ``advice`` is asked what such a replay said.
     """
+    if (report["source"].get("config") or {}).get("trainer") in ("sft", "dpo"):
+        return []  # all of it is GRPO's; a simulation says so in a note
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)

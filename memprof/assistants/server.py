@@ -30,7 +30,8 @@ _SETTINGS = (
     "dtype", "lora_r", "lora_target_modules", "load_in_4bit", "num_generations", "per_device_train_batch_size",
     "gradient_accumulation_steps", "steps_per_generation", "num_iterations", "prompt_length", "completion_length",
     "gradient_checkpointing", "beta", "optim", "attn", "padding", "generation", "recipe", "gpus", "sharding",
-    "alloc_conf", "gpu", "trainer", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "memory_budget",
+    "alloc_conf", "gpu", "trainer", "max_length", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode",
+    "memory_budget",
 )  # fmt: skip
 
 

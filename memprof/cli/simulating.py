@@ -69,6 +69,8 @@ class SettingsRun:
         """Simulate and judge the run, and study it over lengths where they are given."""
         from memprof.simulate.lengths import read_lengths
 
+        if completion_lengths is not None and self.settings.supervised:
+            raise UsageError("--completion-lengths is for GRPO; --trainer sft and dpo have rows of --max-length.")
         longest = self.settings.completion_length
         lengths = read_lengths(completion_lengths, longest) if completion_lengths is not None else None
         outcome = self.judged()

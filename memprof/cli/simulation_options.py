@@ -35,6 +35,8 @@ _OPTIONS = (
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
         help="Read any of these settings, by their own names, from YAML or JSON; options given here win.",
     ),
+    click.option("--trainer", help="Train with grpo, sft or dpo (TRL's trainers); default: grpo."),
+    click.option("--max-length", type=int, metavar="TOKENS", help="With sft or dpo: make each row this long."),
     click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
     click.option("--lora-target-modules", metavar="NAMES", help="Adapt these modules (a,b,c); default: all-linear."),

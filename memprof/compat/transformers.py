@@ -132,6 +132,7 @@ QUANTIZED_VALUES = Target(
     _CACHE, "QuantizedLayer._quantized_values", how=ASSIGNED, needed_by=_SIMULATED,
     optional_for=("callback", "run", "attach"), consequence="values of a quantised cache cannot be known",
 )  # fmt: skip
+CACHE_STATE = Target(_CACHE, "LinearAttentionCacheLayerMixin.recurrent_states", how=ASSIGNED, needed_by=_SIMULATED)
 CACHE_LENGTH = Target(_CACHE, "DynamicSlidingWindowLayer.cumulative_length", how=ASSIGNED, needed_by=_SIMULATED)
 CACHE_WINDOW = Target(_CACHE, "DynamicSlidingWindowLayer.sliding_window", how=ASSIGNED, needed_by=_SIMULATED)
 CACHE_RESIDUAL = Target(_CACHE, "QuantizedLayer.residual_length", how=ASSIGNED, needed_by=_SIMULATED)
@@ -187,7 +188,7 @@ AUTO_FROM_CONFIG = Target(
     "transformers.models.auto.auto_factory", "_BaseAutoModelClass.from_config", "(config, **kwargs)",
     needed_by=("simulate",),
 )  # fmt: skip
-MODEL_FROM_CONFIG = Target(_MODELS, "PreTrainedModel._from_config", "(config, **kwargs)", needed_by=_SCRIPT)
+MODEL_FROM_CONFIG = Target(_MODELS, "PreTrainedModel._from_config", "(config, **kwargs)", needed_by=_SIMULATED)
 MODEL_FROM_PRETRAINED = Target(
     _MODELS, "PreTrainedModel.from_pretrained", "(_, *args, **kwargs)", how=REPLACED, needed_by=_SCRIPT
 )
@@ -208,10 +209,6 @@ TP_APPLY = Target(
 TP_PLANS = Target(
     _MODELS, "PreTrainedModel._resolve_parallel_plans", "(self, distributed_config)", needed_by=("simulate.tp",)
 )
-FSDP_PEFT = Target(
-    "transformers.integrations.fsdp", "update_fsdp_plugin_peft", "(model, accelerator)",
-    optional_for=("simulate.fsdp2",), consequence="FSDP2 with an adapter is simulated without transformers' own policy",
-)  # fmt: skip
 
 # -- how the lean trainer's run is spread and scaled -----------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
 
 __all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape"]
@@ -29,6 +30,13 @@ SIZE_NAMES = {
 }
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+#: What older families' files call a size; transformers' objects know both names.
+_OLDER = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+}
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,13 @@ class ModelShape:
         tied: the output head shares the embedding.
         experts: feed-forward networks of a layer, where it is a mixture; else 0.
         expert_intermediate: inner width of one expert.
-        layer_kinds: ``full_attention``, ``sliding_attention`` or ``linear_attention``, one a layer.
+        layer_kinds: transformers' name of each layer's kind: ``full_attention``, ``sliding_attention``,
+            ``linear_attention`` ...
         window: tokens that a ``sliding_attention`` layer sees; None for all of them.
         attention_bias, mlp_bias: the linear layers have biases.
+        latent: width of what multi-head latent attention caches of a token in place of keys and values; else 0.
         counted: how many parameters there really are, where that is known; ``parameters`` is this number then.
+        caches: what each layer keeps of a sequence while it generates.
     """
 
     model_type: str
@@ -111,7 +122,9 @@ class ModelShape:
     window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    latent: int = 0
     counted: int | None = None
+    caches: tuple[LayerCache, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, config: Any, counted: int | None = None) -> ModelShape:
@@ -129,10 +142,16 @@ class ModelShape:
         read = _reader(config)
         kind = str(read("model_type") or "")
         family = FAMILIES.get(kind, _LLAMA)
-        hidden, heads = _count(read, "hidden_size"), _count(read, "num_attention_heads")
-        layers = _count(read, "num_hidden_layers")
+        hidden, layers = _count(read, "hidden_size"), _count(read, "num_hidden_layers")
+        heads = 0 if kind in STATE_ONLY else _count(read, "num_attention_heads")
         intermediate = _widest(read("intermediate_size")) or 4 * hidden
-        head_dim = read("head_dim") or hidden // heads
+        latent = latent_of(read)
+        head_dim = int((heads and (read("head_dim") or hidden // heads)) or 0)
+        if latent:  # queries and keys are wider than what is said of a head
+            head_dim = int(read("qk_rope_head_dim")) + int(read("qk_nope_head_dim") or 0)
+        value_dim = int((heads and read("v_head_dim")) or head_dim)
+        kv_heads = _kv_heads(read, heads)
+        kinds = kinds_of(read, family.full_every, layers)
         tied = read("tie_word_embeddings")
         return cls(
             model_type=kind,
@@ -140,18 +159,20 @@ class ModelShape:
             hidden=hidden,
             intermediate=intermediate,
             heads=heads,
-            kv_heads=int(read("num_key_value_heads") or heads),
-            head_dim=int(head_dim),
-            value_dim=int(read("v_head_dim") or head_dim),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
             vocabulary=_count(read, "vocab_size"),
             tied=family.tied if tied is None else bool(tied),
             experts=next((int(n) for n in map(read, _EXPERTS) if n), 0),
             expert_intermediate=int(read("moe_intermediate_size") or intermediate),
-            layer_kinds=_kinds(read, family, layers),
+            layer_kinds=kinds,
             window=read("sliding_window"),
             attention_bias=bool(read("attention_bias")),
             mlp_bias=bool(read("mlp_bias")),
+            latent=latent,
             counted=counted,
+            caches=caches_of(read, kinds, kv_heads, head_dim, value_dim),
         )
 
     @property
@@ -215,27 +236,55 @@ class ModelShape:
             ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
         return self.layers * rank * ends
 
+    @property
+    def caching_layers(self) -> int:
+        """Layers that keep keys and values; at least 1."""
+        return max(1, sum(layer.token > 0 for layer in self.caches))
+
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
+        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
+        attention what both are made from.
 
         Args:
             tokens: of the sequence.
             itemsize: bytes of one element.
         """
-        window = self.window or tokens
-        held = {"sliding_attention": min(tokens, window), "linear_attention": 0}
-        seen = sum(held.get(kind, tokens) for kind in self.layer_kinds)
-        return self.kv_heads * (self.head_dim + self.value_dim) * seen * itemsize
+        return sum(layer.key_value_bytes(tokens, itemsize) for layer in self.caches)
+
+    def largest_kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes of one sequence's keys and values in the layer that keeps the most."""
+        return max((layer.key_value_bytes(tokens, itemsize) for layer in self.caches), default=0)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of one sequence's states in layers of linear attention, which do not grow with it."""
+        return sum(layer.state_bytes(itemsize) for layer in self.caches)
 
 
 def _reader(config: Any) -> Callable[[str], Any]:
     """Return a function from a name to its value in the language model's config, None where it is not there."""
     if isinstance(config, Mapping):
         inner = config.get("text_config")
-        return inner.get if isinstance(inner, Mapping) else config.get
+        return _values_of(inner if isinstance(inner, Mapping) else config)
     text_of = getattr(config, "get_text_config", None)
     text = config if text_of is None else text_of()
+    if getattr(text, "is_heterogeneous", False):  # its object refuses what is not the same in all layers
+        return _values_of(text.to_dict())
     return lambda name: getattr(text, name, None)
+
+
+def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(name: str) -> Any:
+        known = (values.get(each) for each in (name, *_OLDER.get(name, ())))
+        return next((value for value in known if value is not None), None)
+
+    return read
+
+
+def _kv_heads(read: Callable[[str], Any], heads: int) -> int:
+    """Return the heads of keys and values: all share one where Falcon says so."""
+    if read("multi_query") and not read("new_decoder_architecture"):
+        return 1
+    return int((heads and (read("num_key_value_heads") or read("num_kv_heads"))) or heads)
 
 
 def _count(read: Callable[[str], Any], name: str) -> int:
@@ -247,14 +296,3 @@ def _count(read: Callable[[str], Any], name: str) -> int:
 
 def _widest(value: Any) -> int:
     return int(max(value) if isinstance(value, (list, tuple)) else value or 0)
-
-
-def _kinds(read: Callable[[str], Any], family: Family, layers: int) -> tuple[str, ...]:
-    stated = read("layer_types")
-    if stated:
-        return tuple(str(kind) for kind in stated)
-    if read("sliding_window") is None or read("use_sliding_window") is False:
-        return ("full_attention",) * layers
-    every = int(read("sliding_window_pattern") or family.full_every)
-    seen = [every > 0 and (i + 1) % every == 0 for i in range(layers)]
-    return tuple("full_attention" if full else "sliding_attention" for full in seen)

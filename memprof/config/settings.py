@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from memprof.config.left_out import left_out_of
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
@@ -18,6 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
+    "trainer": ("grpo", "sft", "dpo"),
     "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
@@ -36,10 +38,15 @@ class Settings:
     a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
     False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's True is ``auto``, its default,
     and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
+    ``trainer`` is ``grpo``, or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size`` then counts
+    rows, or pairs of a chosen and a rejected row, and each row has ``max_length`` tokens where that is given.
+    ``left_out`` names what a config file switches on and no simulation executes.
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
 
     model: str
+    trainer: str = "grpo"
+    max_length: int | None = None
     dtype: str = "float32"
     mixed_precision: str = "bf16"
     lora_r: int | None = None
@@ -82,15 +89,18 @@ class Settings:
     alloc_conf: str = ""
     device: str = "cuda"
     gpu: str | None = None
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gradient_checkpointing", self._one_name_a_kind())
+        object.__setattr__(self, "left_out", tuple(self.left_out))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
         if self.host_memory is not None:
             parse_size(str(self.host_memory))
+        self._check_trainer()
         self._check_numbers()
         self._check_optimizer()
         self._check_generation()
@@ -104,6 +114,23 @@ class Settings:
         if self.recipe == "lean":
             return "auto" if kind is True else kind
         return True if kind in ("auto", "full") else kind
+
+    def _check_trainer(self) -> None:
+        if not self.supervised:
+            if self.max_length is not None:
+                raise UsageError("--max-length is of --trainer sft and dpo: GRPO has --prompt-length and others.")
+            return
+        if self.recipe != "trl" or self.reward_model is not None:
+            raise UsageError(f"--trainer {self.trainer} is TRL's own: drop --recipe and --reward-model.")
+        if self.sharded_by_zero or (self.gpus > 1 and self.sharding == "tp"):
+            raise UsageError(f"--trainer {self.trainer} is simulated on one GPU, with ddp and with fsdp2.")
+        if self.max_length is None:
+            return
+        if self.max_length < 2:
+            raise UsageError("--max-length must be at least 2.")
+        prompt = self.prompt_length if self.prompt_length < self.max_length else self.max_length // 2
+        object.__setattr__(self, "prompt_length", prompt)
+        object.__setattr__(self, "completion_length", self.max_length - prompt)
 
     def _check_lean(self) -> None:
         for name in ("max_tokens_per_piece", "tiled_mlp", "generation_batch"):
@@ -171,6 +198,8 @@ class Settings:
             )
         if self.checkpointing == "offloaded" and self.device == "cpu":
             raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
+        if self.supervised:
+            return
         if self.num_generations < 2:
             raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
         batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
@@ -185,6 +214,11 @@ class Settings:
     def generation_steps(self) -> int:
         """Count the micro-batches that share one generation; TRL's default is the accumulation's."""
         return self.steps_per_generation or self.gradient_accumulation_steps
+
+    @property
+    def supervised(self) -> bool:
+        """Tell whether the rows are given, and nothing is generated."""
+        return self.trainer in ("sft", "dpo")
 
     @property
     def sharded_by_zero(self) -> bool:
@@ -225,6 +259,7 @@ class Settings:
         """Return plain data, as it is kept in a snapshot."""
         plain = asdict(self)
         plain["lora_target_modules"] = list(self.lora_target_modules)
+        plain["left_out"] = list(self.left_out)
         return plain
 
     @classmethod
@@ -269,6 +304,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         if name == "dtype":
             value = str(value).removeprefix("torch.")
         values[name] = value
+    if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
+        values["left_out"] = left_out
     return _with_kind(values, given)
 
 

@@ -88,7 +88,17 @@ def simulate(
         fn(session)
     raw = session.to_raw()
     raw["memprof"]["expected_error"] = expected_error(config or {})
+    raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
+
+
+def _time_of(session: FakeSession, gpu: Gpu | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Estimate the time of the last step, which is the measured one."""
+    from memprof.simulate.step_time import estimated_time
+
+    half = config.get("mixed_precision") or config.get("dtype")
+    work = session.fake_recorder.work
+    return estimated_time(work.of_step(work.last_step()), gpu, bfloat16=half != "float16" and half != "fp16")
 
 
 @contextlib.contextmanager
@@ -115,6 +125,24 @@ def _values_wanted(model: str) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         what = str(error).partition("\n")[0][:160]
         raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
+    except (AttributeError, TypeError, KeyError, IndexError, ArithmeticError) as error:
+        package = _failing_package(error)
+        if package is None:  # a mistake of ours
+            raise
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        raise InputError(f"{model}: cannot be simulated, {package} cannot use this model ({what}).") from error
+
+
+def _failing_package(error: BaseException) -> str | None:
+    """Return which of the executed libraries raised an error, below torch and the fake world; None if we did."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        package, _, rest = str(trace.tb_frame.f_globals.get("__name__")).partition(".")
+        passed_on = package == "memprof" and rest.startswith(("simulate.world", "simulate.recorder"))
+        if package != "torch" and not passed_on:
+            found = package
+        trace = trace.tb_next
+    return found if found in ("trl", "transformers", "peft", "accelerate") else None
 
 
 def _all_of(shape: tuple[int, ...]) -> int:

@@ -50,6 +50,32 @@ def test_training_is_the_same_allocation_by_allocation(
             assert {(a, b) for (_, a), (_, b) in both if a != b} <= SAME
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer": "sft"},
+        {"trainer": "sft", "lora_r": 3, "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
+        {"trainer": "dpo"},
+        {"trainer": "dpo", "lora_r": 3},
+    ],
+    ids=["SFT", "SFT of an adapter, accumulated", "DPO with a reference model", "DPO with the adapter off"],
+)
+def test_other_trainers_are_the_same_allocation_by_allocation(
+    settings_for: Callable[..., Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    from memprof.simulate.run import simulate_settings
+
+    settings = settings_for(device="cpu", max_length=32, **changes)
+    found = compare(simulate_settings(settings, stacks=False), run_real(settings, str(tmp_path)))
+    assert {(row["step"], row["phase"]) for row in found["training"]} == {
+        (step, phase) for step in (1, 2) for phase in ("forward", "backward", "optimizer_step")
+    }
+    for row in found["training"]:
+        assert row["differences"] == [], (row["step"], row["phase"])
+        mine, theirs = row["peak_bytes"]
+        assert mine == pytest.approx(theirs, abs=256)
+
+
 def test_what_a_comparison_would_not_overlook(settings_for: Callable[..., Any], tmp_path: Path) -> None:
     from memprof.simulate.run import simulate_settings
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import grpo_arguments
+from memprof.config.to_grpo import four_bit_arguments, grpo_arguments
 
 __all__ = ["build", "counted", "main", "train_here"]
 
@@ -75,7 +75,7 @@ def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
 def build(settings: Settings, loaded: bool, folder: str) -> Any:
     """Build the trainer: the model on the device, or a checkpoint that the trainer loads itself."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
@@ -104,6 +104,8 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
         asked.pop(name, None)
     if not loaded:
         asked.pop("model_init_kwargs")
+    elif settings.load_in_4bit:
+        asked["model_init_kwargs"]["quantization_config"] = BitsAndBytesConfig(**four_bit_arguments(settings))
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     arguments = arguments_type(
         output_dir=folder, max_steps=(WARM_UP + MEASURED) * cycle, logging_strategy="no", save_strategy="no",

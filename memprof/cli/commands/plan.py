@@ -81,6 +81,8 @@ def command(
         return
     varied = _vary(vary)
     base = settings_of(config_file, {**given, **_most_gpus(varied)})
+    if base.supervised:
+        raise UsageError(f"memprof plan is for GRPO; for --trainer {base.trainer} ask memprof simulate.")
     fixed = set(given_settings(config_file, given))
     from memprof.plan import make_plan
 

@@ -21,6 +21,7 @@ from memprof.grpo.once_log import OnceLog
 __all__ = ["StochasticAdamW", "drawing_alike", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
 
 
+_SWITCH = "stochastic_rounding='never' takes it as it is"
 # Elements that are updated together: about 26 bytes of temporaries each.
 _CHUNK = 1 << 21
 
@@ -209,11 +210,11 @@ def rounded_optimizer(
         log.warn("bf16 weights are trained without stochastic rounding under FSDP and DeepSpeed")
         return kind, keywords
     if kind is torch.optim.AdamW:
-        log.say("bf16 weights are trained: AdamW with stochastic rounding")
+        log.warn(f"unlike TRL, bf16 weights are trained by AdamW with stochastic rounding ({_SWITCH})")
         kept = {name: value for name, value in keywords.items() if name in ("lr", "betas", "eps", "weight_decay")}
         return StochasticAdamW, {**kept, "seed": seed}
     if kind.__module__.partition(".")[0] == "torchao":
-        log.say(f"bf16 weights are trained: torchao's {kind.__name__} with stochastic rounding")
+        log.warn(f"unlike TRL, torchao's {kind.__name__} trains bf16 weights with stochastic rounding ({_SWITCH})")
         return drawing_alike(kind, seed), {**keywords, "bf16_stochastic_round": True}
     log.warn(
         f"bf16 weights are trained by {kind.__name__}, which rounds to nearest: updates below 1/512 of a weight are "

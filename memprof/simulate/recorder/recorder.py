@@ -32,6 +32,7 @@ from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
+from memprof.simulate.recorder.work import Work
 from memprof.vocabulary import Category, History, Kind
 
 __all__ = ["FakeRecorder"]
@@ -113,6 +114,7 @@ class FakeRecorder:
         self.stream_of: Callable[[], int] | None = None
         self.paused = 0
         self.host = HostPool()
+        self.work = Work()
         self._on_host = 0
         self._noted: RoundLog | None = None
         self._claims = 0
@@ -222,6 +224,16 @@ class FakeRecorder:
                 self.scratch(sizes, func)
         for address in early:
             self.release(address)
+        if self.cuda and not self.paused:
+            self.work.see(func, args, kwargs, out, *self.phase_and_step())
+
+    def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count a kernel's work that no dispatch shows."""
+        self.work.see(func, args, {}, None, *self.phase_and_step())
+
+    def phase_and_step(self) -> tuple[str, int | None]:
+        """Return the phase that runs now and its step."""
+        return self._tags.phase, self._tags.step
 
     def _early(self, func: Any, args: tuple[Any, ...]) -> list[int]:
         return early_bytes(func, args) if self.cuda and not self.paused else []
@@ -291,14 +303,19 @@ class FakeRecorder:
         if self._noted is not None:
             return None
         self._noted = RoundLog()
+        self.work.also = self._noted.work
         self._claims = self.owners.claims if self.owners is not None else 0
         return self._noted
 
     def end_note(self, noted: RoundLog) -> None:
         """Stop logging allocations."""
-        self._noted = None
+        self._noted = self.work.also = None
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False
+
+    def repeat_work(self, noted: RoundLog) -> None:
+        """Count what a round computed and moved once more."""
+        self.work.add(noted.work, 1, *self.phase_and_step())
 
     def watch_at(self, address: int) -> Any:
         """Return what stands for the storage at ``address``, None if nothing does; its ``address`` may be changed."""
@@ -312,6 +329,7 @@ class FakeRecorder:
             if self._noted is not None:
                 self._noted.only_device = False
             self.host.malloc(nbytes)
+            self.work.to_host(2 * nbytes, *self.phase_and_step())  # there, and back
             self._remember(storage, _HOST, nbytes, 0)
             return
         address, stream = self._malloc(nbytes, shape, dtype, func)

@@ -13,7 +13,6 @@ import torch
 from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
-from memprof.compat import transformers as transformers_names
 from memprof.config.settings import Settings
 from memprof.vocabulary import Category
 
@@ -22,20 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["gathered_owned", "shard"]
 
-_OUTSIDE_LAYERS = 4  # embeddings, last norm, head, and the model itself
 
-
-def shard(model: Any, mesh: Any, settings: Settings) -> bool:
+def shard(model: Any, mesh: Any, settings: Settings) -> None:
     """Shard a model by accelerate's own code: its layers, its embeddings, its head, and what is left.
 
-    Call it with recording paused, since no rank of a real run holds the whole model.
-
-    Returns:
-        Whether each layer became a unit of its own. With an adapter, transformers 5 hands accelerate a policy that its
-        FSDP2 does not know, and all layers are gathered at once.
+    The settings are those of TRL's ``fsdp2.yaml``. transformers changes the wrapping policy for an adapter under FSDP1
+    only. Call it with recording paused, since no rank of a real run holds the whole model.
     """
-    from torch.distributed.fsdp import FSDPModule
-
     plugin = accelerate_names.FSDP_PLUGIN.get()(
         fsdp_version=2,
         reshard_after_forward=True,
@@ -52,16 +44,7 @@ def shard(model: Any, mesh: Any, settings: Settings) -> bool:
         is_main_process=False,
         device=torch.device("cpu"),
     )
-    if getattr(model, "peft_config", None) is not None:
-        _as_transformers_would(model, accelerator)
     accelerate_names.FSDP_PREPARE.get()(accelerator, model)
-    return sum(isinstance(m, FSDPModule) for m in model.modules()) > _OUTSIDE_LAYERS
-
-
-def _as_transformers_would(model: Any, accelerator: Any) -> None:
-    update = transformers_names.FSDP_PEFT.find()
-    if update:
-        update(model, accelerator)
 
 
 @contextmanager

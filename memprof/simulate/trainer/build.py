@@ -10,15 +10,17 @@ import torch
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import grpo_arguments, lora_arguments
+from memprof.config.to_grpo import four_bit_arguments, grpo_arguments, lora_arguments
 from memprof.errors import UsageError
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
+from memprof.simulate.supervised.build import supervised_trainer
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
+from memprof.simulate.trainer.nf4 import Nf4, tell_of_adapters
 from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
@@ -36,6 +38,7 @@ __all__ = [
     "make_tokenizer",
     "set_optimizer",
     "trainer_arguments",
+    "trainer_of",
 ]
 
 WARM_UP, MEASURED = 1, 1  # generation cycles
@@ -47,6 +50,7 @@ def build_trainer(
     """Build the trainer of these settings on fake tensors, sharded over ``mesh`` where there is one.
 
     ``by_name``: the policy lies in memory as if TRL had loaded it by its name, not as a model that was moved there.
+    4-bit weights always do.
 
     Raises:
         InputError: the model cannot be built.
@@ -54,26 +58,18 @@ def build_trainer(
     """
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
-    if by_name:
-        if settings.load_in_4bit or settings.gpus > 1:
-            raise UsageError("Loading by name is simulated for one GPU and unquantised weights.")
-        model = load_model(config, settings.weights_dtype, session)
+    if by_name and settings.gpus > 1:
+        raise UsageError("Loading by name is simulated for one GPU.")
+    if by_name or settings.load_in_4bit:  # weights become 4-bit ones while they are loaded
+        model = load_model(config, settings.weights_dtype, session, _nf4(settings))
     else:
-        model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
+        model = build_model(config, settings.weights_dtype)
     session.add_model(model, "policy")
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)
-    rewards = _rewards(settings)
-    kind, _ = classes_of(settings)
-    trainer = kind(
-        model=model,
-        args=trainer_arguments(settings, folder),
-        train_dataset=dataset_of(settings),
-        processing_class=make_tokenizer(),
-        peft_config=adapter_of(settings),
-        **rewards,
-    )
-    if recorder.cuda:
+    trainer = trainer_of(settings, model, folder)
+    tell_of_adapters(trainer.model)
+    if recorder.cuda and not settings.supervised:
         recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
     if mesh is not None:
         _shard(trainer, mesh, settings, session)
@@ -81,36 +77,55 @@ def build_trainer(
         trainer._memprof_zero = attach_zero(trainer, settings, session)
     session.book.forget_models()
     session.add_model(trainer.model, "policy")
-    if trainer.ref_model is not None and not session.host_bytes:  # the lean trainer's is not on the device
-        session.add_model(trainer.ref_model, "reference")
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None and not session.host_bytes:  # the lean trainer's is not on the device
+        session.add_model(reference, "reference")
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
     session.owners.claim_models()
-    fake_rollout(trainer, settings, session)
     set_optimizer(trainer, settings, session)
-    apply_recipe(trainer, settings)
+    if not settings.supervised:
+        fake_rollout(trainer, settings, session)
+        apply_recipe(trainer, settings)
     return trainer
+
+
+def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> Any:
+    """Make the trainer of these settings; ``rewards`` stand for what the settings say of rewards."""
+    if settings.supervised:
+        return supervised_trainer(settings, model, folder, make_tokenizer(), adapter_of(settings))
+    kind, _ = classes_of(settings)
+    return kind(
+        model=model,
+        args=trainer_arguments(settings, folder),
+        train_dataset=dataset_of(settings),
+        processing_class=make_tokenizer(),
+        peft_config=adapter_of(settings),
+        **(rewards or _rewards(settings)),
+    )
+
+
+def _nf4(settings: Settings) -> Nf4 | None:
+    return Nf4.of(four_bit_arguments(settings)) if settings.load_in_4bit else None
 
 
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:
     """Shard a trainer that was built unseen, because no rank holds a whole model; count its shards from here on."""
     recorder = session.fake_recorder
+    reference = getattr(trainer, "ref_model", None)
     if settings.sharding == "tp":
-        for model in (trainer.model, trainer.ref_model):
+        for model in (trainer.model, reference):
             if model is not None:
                 shard_tensors(model, mesh)
-    elif not shard(trainer.model, mesh, settings):
-        session.notes.append(
-            "FSDP2 gathers all layers at once here: with an adapter, transformers hands accelerate a wrapping policy "
-            "that its FSDP2 does not know."
-        )
-    if trainer.ref_model is not None and settings.sharding == "fsdp2":
-        shard(trainer.ref_model, mesh, settings)
+    else:
+        shard(trainer.model, mesh, settings)
+    if reference is not None and settings.sharding == "fsdp2":
+        shard(reference, mesh, settings)
     recorder.paused -= 1
-    for model in (trainer.model, trainer.ref_model):
+    for model in (trainer.model, reference):
         if model is not None:
             count_shards(model, recorder)
-    for scores in trainer.reward_funcs:
+    for scores in getattr(trainer, "reward_funcs", ()):
         if isinstance(scores, torch.nn.Module):  # whole on every rank: accelerate shards what is trained
             count_shards(scores, recorder)
 
@@ -198,10 +213,11 @@ def dataset_of(settings: Settings) -> Any:
 
 def make_tokenizer() -> Any:
     """Make a tokenizer of a handful of tokens: every text is replaced by tokens of the wanted number anyway."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )

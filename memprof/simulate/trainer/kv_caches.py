@@ -21,23 +21,35 @@ from memprof.config.to_grpo import cache_arguments
 __all__ = ["LayerShape", "filled_cache", "modelled_quanto", "shapes_of"]
 
 _GROUP = 64
+_QUANTISED = transformers_names.QUANTIZED_KEYS.name
 
 
 class LayerShape(NamedTuple):
-    """Hold the shapes of one layer's keys and values, ``[batch, heads, tokens, width]``; tokens are not known yet."""
+    """Hold the shapes of one layer's keys and values, ``[batch, heads, tokens, width]``; tokens are not known yet.
+
+    ``keys`` and ``values`` are empty where a layer keeps none. ``state`` is the layer itself where it keeps a state of
+    fixed size, which is as large after the prompt as at the end.
+    """
 
     keys: tuple[int, ...]
     values: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    state: Any = None
 
 
 def shapes_of(cache: Any) -> list[LayerShape]:
-    """Read the shapes a prompt's forward left in a cache."""
+    """Read the shapes a prompt's forward left in a cache; what grows is taken from layers that keep a state too."""
     found = []
     for layer in cache.layers:
+        state = layer if hasattr(layer, transformers_names.CACHE_STATE.name) else None
+        if getattr(layer, transformers_names.LAYER_KEYS.name, None) is None and not hasattr(layer, _QUANTISED):
+            found.append(LayerShape((), (), None, state))
+            continue
         quantised = transformers_names.QUANTIZED_KEYS.of(layer)
         if quantised is None:
-            found.append(LayerShape(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype))
+            found.append(LayerShape(tuple(layer.keys.shape), tuple(layer.values.shape), layer.keys.dtype, state))
+            if state is not None:
+                layer.keys = layer.values = None
         else:
             keys, values = (_shape(part) for part in (quantised, transformers_names.QUANTIZED_VALUES.of(layer)))
             found.append(LayerShape(keys, values, layer.dtype))
@@ -64,8 +76,16 @@ def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Sett
 
     cache = DynamicCache(config=config)
     for index, shape in enumerate(shapes):
+        if shape.state is not None:
+            cache.layers[index] = shape.state
+        if not shape.keys:
+            continue
         window = transformers_names.CACHE_WINDOW.of(cache.layers[index]) if index < len(cache.layers) else None
-        _update(cache, index, shape, min(held, window - 1) if window else held)
+        tokens = min(held, window - 1) if window else held
+        if shape.state is None:
+            _update(cache, index, shape, tokens)
+        else:
+            shape.state.keys, shape.state.values = _empty(shape, tokens)
         if hasattr(cache.layers[index], transformers_names.CACHE_LENGTH.name):
             setattr(cache.layers[index], transformers_names.CACHE_LENGTH.name, held)
     return cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from memprof.simulate.recorder.repeats import alike_rounds
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
+    from memprof.grpo.step.pieces import Piece
     from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["is_lean", "lean_arguments", "lean_world", "sequences_at_once"]
@@ -75,10 +76,13 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def few(*given: Any) -> Any:
+    def few(*given: Any, **how: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        planned = plan(*given)
-        return planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
+        planned = plan(*given, **how)
+        done = planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
+        if session is not None:
+            session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
+        return done
 
     plan = pieces.plan
     return [
@@ -91,6 +95,10 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         (scoring, "plan", few),
         *(_seen_by(session) if session is not None else []),
     ]
+
+
+def _tokens(pieces: Sequence[Piece]) -> int:
+    return sum(row.length for piece in pieces for row in piece.rows)
 
 
 def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Change:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import torch
 
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
+from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
+from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.lean import sequences_at_once
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
@@ -32,7 +35,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         UsageError: the settings ask for vLLM, and not on which card.
     """
     prompt, completion = settings.prompt_length, settings.completion_length
-    engine = ColocatedEngine(settings, session) if settings.generation == "vllm" else None
+    engine = ColocatedEngine(settings, session, trainer.model.config) if settings.generation == "vllm" else None
     if engine is not None:  # the loss is corrected for what the engine sampled with
         setattr(trainer, trl_names.USE_VLLM.name, True)
 
@@ -42,12 +45,12 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
             size = sequences_at_once(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
-            _generate(self, size, settings)
+            _generate(self, size, settings, session, passes=math.ceil(len(prompt_ids) / size))
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None
         if engine is not None:
-            engine.generate()
+            engine.generate(len(prompt_ids))
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
         return [[0] * completion for _ in prompt_ids], logprobs
 
@@ -55,8 +58,11 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
 
 
-def _generate(trainer: Any, batch: int, settings: Settings) -> None:
-    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
+def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None, *, passes: int) -> None:
+    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before.
+
+    The work of the tokens between is counted as that of the first and the last of them, on average.
+    """
     with (
         trl_names.UNWRAPPED.get()(
             trainer.model_wrapped,
@@ -68,14 +74,20 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
         torch.no_grad(),
         _gathered(trainer),
     ):
+        work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
         asked = settings.prompt_length
-        if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
-            _some_tokens(trainer, model, batch, asked, settings.completion_length)
+        static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
+        # Layers that keep a state hold as much after two tokens as at the end.
+        few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
+        with work.first(alone=static or few) if work is not None else nullcontext():
+            cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
+        if static or few:
             return
-        shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
-        if settings.completion_length > _DECODED:
-            held = settings.sequence_length - 1 - _DECODED
-            cache = filled_cache(model, shapes, held, settings)
+        shapes = shapes_of(cache)
+        del cache
+        held = settings.sequence_length - 1 - _DECODED
+        cache = filled_cache(model, shapes, held, settings)
+        with work.last() if work is not None else nullcontext():
             _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
@@ -96,7 +108,7 @@ def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
     )
-    return out.past_key_values
+    return out.get("past_key_values")
 
 
 def counted(sample: Any) -> Any:
@@ -113,4 +125,5 @@ def counted(sample: Any) -> Any:
 def unfinished(self: Any, *_: Any, **__: Any) -> bool:
     """Tell whether sampling goes on: a count, since no fake token ever ends a sequence."""
     self._memprof_tokens -= 1
+    token_made()
     return bool(self._memprof_tokens >= 0)

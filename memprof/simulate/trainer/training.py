@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat.patching import Seams
+from memprof.config.left_out import LEFT_OUT
 from memprof.config.settings import Settings
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
@@ -34,7 +35,8 @@ def selected_of(settings: Settings) -> Any:
         total = 1
         for extent in shape:
             total *= extent
-        if len(shape) == 2 and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
+        labelled = settings.trainer != "sft" and len(shape) == 2
+        if labelled and shape[1] in (settings.sequence_length - 1, settings.sequence_length):
             return shape[0] * settings.completion_length
         return total
 
@@ -53,6 +55,9 @@ def run_trl(
         OutOfMemory: the simulated device is full.
     """
     session.setup = {"model_config": plain_config(config)}
+    session.notes += [f"{LEFT_OUT[name]}." for name in settings.left_out]
+    if settings.supervised:
+        session.notes.append("Advice is GRPO's: none is given for another trainer.")
     with contextlib.ExitStack() as stack:
         stack.enter_context(own_accelerate_state())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))

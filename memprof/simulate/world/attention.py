@@ -76,7 +76,7 @@ def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
             query, key, value = (t.to(dtype) if t.dtype is torch.float32 else t for t in (query, key, value))
             if attn_mask is not None and attn_mask.dtype is torch.float32:
                 attn_mask = attn_mask.to(dtype)
-        kind = sdpa_choice(query, key, attn_mask, enable_gqa, wanted, capability)
+        kind = sdpa_choice(query, key, attn_mask, enable_gqa, _possible(wanted, query, value), capability)
         if kind == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kind == "efficient":
@@ -85,6 +85,11 @@ def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
         return _math(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
 
     return attention
+
+
+def _possible(wanted: str | None, query: Any, value: Any) -> str | None:
+    """Leave flash out where values are not as wide as keys, which it does not take."""
+    return wanted if wanted == "math" or query.shape[-1] == value.shape[-1] else "efficient"
 
 
 def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:

@@ -81,6 +81,13 @@ class Tracking(_Mode):  # type: ignore[misc]
             out._memprof_scalar = self._truth and _asked_by("transformers")
         return out
 
+    def _compared(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer TRL's question whether a batch had a token with a label: it has."""
+        out = func(*args, **kwargs)
+        if isinstance(out, _FakeTensor) and not out.dim() and _asked_by(_COUNTING):
+            out._memprof_scalar = True
+        return out
+
     def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer ``x[mask]``: the kernel finds the positions first, as an integer list of two columns at most."""
         source, indices = args[0], args[1]
@@ -111,10 +118,12 @@ class Tracking(_Mode):  # type: ignore[misc]
         return args[0].new_empty((self._selected(tuple(args[1].shape)),))
 
 
+_COUNTING = ("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer")  # they log averages over labelled tokens
 _ATEN = torch.ops.aten
 _SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
     torch_names.LOCAL_SCALAR.get(): Tracking._scalar,
     _ATEN.all.default: Tracking._reduced,
+    _ATEN.gt.Scalar: Tracking._compared,
     _ATEN.index.Tensor: Tracking._index,
     _ATEN.nonzero.default: Tracking._nonzero,
     _ATEN.masked_select.default: Tracking._masked_select,
@@ -131,8 +140,8 @@ def scalar_of(tensor: Any) -> Any:
     return 1.0 if tensor.dtype.is_floating_point else 1
 
 
-def _asked_by(package: str) -> bool:
-    """Whether the innermost Python code outside torch belongs to ``package``."""
+def _asked_by(package: str | tuple[str, ...]) -> bool:
+    """Whether the innermost Python code outside torch belongs to ``package``, or one of several."""
     frame: Any = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch.", "contextlib")):
         frame = frame.f_back
