@@ -14,6 +14,7 @@ main = group_of(
         "real-step": ("real_step", "Compare a real TRL step on the CPU with its simulation, in order."),
         "decisions": ("decisions", "Count fits-or-not verdicts that are right and wrong."),
         "emulated": ("emulated.matrix", "Run TRL on emulated cards, with the real allocator, and simulate the same."),
+        "emulated-edges": ("emulated.edges", "Find the smallest cards that runs survive, and hold verdicts to them."),
         "emulated-generation": ("emulated.generation", "Generate long completions on an emulated card."),
         "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),

@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from memprof.allocator.replay import Program, reserved_peak
+from memprof.allocator.replay import reserved_peak
 from memprof.allocator.settings import settings_of
 
 if TYPE_CHECKING:
@@ -34,17 +32,5 @@ def saved_by_growing(analysis: Views) -> int | None:
     if recorded.expandable_segments:
         return None
     settings = replace(recorded, expandable_segments=True)
-    gone = np.unique(timeline.regions.end_event)
-    gone = gone[gone < timeline.n_events]
-    program = Program(
-        requested=timeline.requested,
-        address=timeline.address,
-        born=timeline.alloc_event,
-        died=timeline.free_event,
-        stream=timeline.stream,
-        pool=timeline.pool.astype(np.int64),
-        flushed=gone[np.diff(gone, prepend=-2) > 1],  # one flush gives back many segments, one event each
-        end=timeline.n_events,
-    )
-    needed = max(reserved_peak(program, settings), int(timeline.reserved[0]))
+    needed = max(reserved_peak(timeline.program(), settings), int(timeline.reserved[0]))
     return int(timeline.reserved.max()) - needed

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["Program", "reserved_peak"]
+__all__ = ["Program", "reserved_peak", "reserved_within"]
 
 I64 = NDArray[np.int64]
 
@@ -38,7 +38,18 @@ class Program:
 
 def reserved_peak(program: Program, settings: AllocatorSettings) -> int:
     """Return the most bytes that the allocator holds of a device with room for all, while the program runs."""
-    allocator = CachingAllocator(settings)
+    return reserved_within(program, settings, None)
+
+
+def reserved_within(program: Program, settings: AllocatorSettings, capacity: int | None) -> int:
+    """Return the most bytes that the allocator holds of a device of ``capacity`` bytes, while the program runs.
+
+    Cached segments are given back where they have to be.
+
+    Raises:
+        OutOfMemory: the device is full even then.
+    """
+    allocator = CachingAllocator(settings, capacity)
     requested, stream, pool = program.requested.tolist(), program.stream.tolist(), program.pool.tolist()
     blocks: dict[int, int] = {}
     for what, row in _events(program):

@@ -35,6 +35,9 @@ PARTS: dict[str, Any] = {
         "sentence": (str,),
     },
 }  # fmt: skip
+_ENSEMBLE = {
+    "members": (int,), "failed": (int,), "flushes": (bool,), "lowest_bytes": (int,), "highest_bytes": (int,),
+}  # fmt: skip
 _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
 
 
@@ -43,7 +46,8 @@ def usable(name: str, value: Any) -> dict[str, Any] | None:
     try:
         part: dict[str, Any] = _like(value, PARTS[name])
         if name == "fit":
-            part["host"] = None if value.get("host") is None else _like(value["host"], _HOST)
+            for inner, kinds in (("host", _HOST), ("ensemble", _ENSEMBLE)):
+                part[inner] = None if value.get(inner) is None else _like(value[inner], kinds)
     except (TypeError, KeyError):
         return None
     return part

@@ -10,7 +10,16 @@ from typing import Any
 from memprof.errors import UsageError
 from memprof.units import parse_size
 
-__all__ = ["CONTEXT_BYTES", "Gpu", "capacity_bytes", "find_gpu", "gpu_of", "known_gpus", "workspace_bytes"]
+__all__ = [
+    "CONTEXT_BYTES",
+    "Gpu",
+    "capacity_bytes",
+    "find_gpu",
+    "gpu_of",
+    "known_gpus",
+    "workspace_bytes",
+    "workspaces_of",
+]
 
 MIB = 2**20
 # CUDA's context and the kernels loaded into it, for a process that uses cuBLAS and attention kernels. An estimate:
@@ -136,6 +145,13 @@ def gpu_of(card: str | Gpu | Mapping[str, Any]) -> Gpu:
 
 def _key(text: str) -> str:
     return _NOT_IN_NAMES.sub("", text.lower())
+
+
+def workspaces_of(gpu: Gpu) -> tuple[int, ...]:
+    """Return the sizes that cuBLAS's workspace may have: one on a named card, all where only a size is known."""
+    if any(gpu.name == name for name in _TABLE):
+        return (workspace_bytes(gpu),)
+    return tuple(sorted({workspace_bytes(known) for known in known_gpus()}))
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:

@@ -11,13 +11,14 @@ from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.simulate.ensemble import ensemble_of
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
 
-__all__ = ["Outcome", "evaluate", "judge", "run_row", "summary_of"]
+__all__ = ["Outcome", "analyse", "evaluate", "judge", "run_row", "summary_of"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Outcome:
 def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True, advisor: Advisor | None = None) -> Outcome:
     """Simulate a run and compare it with what the GPU has. ``advisor`` fills the report's ``advice``.
 
-    A run whose reserved memory is too high while its live memory is not is simulated again on a card of that size:
-    the allocator then gives cached segments back before it fails, as the real one does.
+    The verdict is the worst of the run's variants (:mod:`memprof.simulate.ensemble`). A run whose reserved memory is
+    too high while its live memory is not is simulated again on a card of that size: the allocator then gives cached
+    segments back before it fails, as the real one does.
 
     Raises:
         InputError, UsageError: as :func:`memprof.simulate.run.simulate_settings`.
@@ -46,18 +48,24 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True, adviso
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None) -> Outcome:
     """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
     raw = run(None)
-    analysis = _analyse(raw, advisor)
+    analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
     room = room_bytes(gpu)
-    verdict = verdict_of(analysis, gpu, fits=analysis.device_peak.reserved_bytes <= room, flushes=False)
-    if verdict.fits or int(analysis.timeline.active.max()) > room:
+    if int(analysis.timeline.active.max()) > room:
+        return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
+    ensemble = ensemble_of(analysis, gpu)
+    own = analysis.device_peak.reserved_bytes <= room
+    verdict = verdict_of(
+        analysis, gpu, fits=own and not ensemble.failed, flushes=own and ensemble.flushes, ensemble=ensemble
+    )
+    if own or ensemble.failed:
         return _outcome(raw, analysis, verdict)
     again = run(room)
     if again["memprof"]["oom"] is not None:
         return _outcome(raw, analysis, verdict)
-    squeezed = _analyse(again, advisor)
-    return _outcome(again, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True))
+    squeezed = analyse(again, advisor)
+    return _outcome(again, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True, ensemble=ensemble))
 
 
 def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
@@ -69,7 +77,8 @@ def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -
     return Outcome(raw, analysis, verdict)
 
 
-def _analyse(raw: dict[str, Any], advisor: Advisor | None) -> Analysis:
+def analyse(raw: dict[str, Any], advisor: Advisor | None = None) -> Analysis:
+    """Analyse a simulated run's snapshot, and leave the snapshot as it is."""
     from memprof.analysis.analysis import analyze
     from memprof.snapshot.reader import snapshot_from_raw
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.config.expected_error import MARGIN, room_bytes
 from memprof.config.gpus import Gpu
+from memprof.simulate.ensemble import Ensemble
 from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
 
@@ -41,7 +42,8 @@ class Verdict:
     """State the bytes of one run on one GPU. ``needed_bytes`` is reserved plus what is held outside torch.
 
     ``flushes`` says that it fits only because the allocator gives cached segments back when the card is full, which
-    costs time at every step.
+    costs time at every step. The run fits where every variant of it in ``ensemble`` does; None: none was asked, since
+    what the run holds at once is more than the card has.
     """
 
     gpu: str
@@ -55,6 +57,7 @@ class Verdict:
     phase: str
     phases: tuple[PhaseNeed, ...] = ()
     host: HostNeed | None = None
+    ensemble: Ensemble | None = None
 
     @property
     def limit_bytes(self) -> int:
@@ -70,6 +73,7 @@ class Verdict:
         """Return plain data: ``fit`` of the report."""
         plain = asdict(self)
         plain["phases"] = [asdict(need) for need in self.phases]
+        plain["ensemble"] = None if self.ensemble is None else asdict(self.ensemble)
         return {
             **plain,
             "limit_bytes": self.limit_bytes,
@@ -81,14 +85,23 @@ class Verdict:
         """Say it to a person."""
         need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
         parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
+        kept = f"{self.margin:.0%} kept for the prediction's error"
         if self.fits:
             extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
-            return f"Fits: {need} ({parts}; {self.margin:.0%} kept for the prediction's error).{extra}"
+            return f"Fits: {need} ({parts}; {kept}).{extra}{self._variants()}"
         if self.host is not None and self.host.fits is False and self.needed_bytes <= self.limit_bytes:
             held = f"{format_gib(self.host.needed_bytes)} GiB of {format_gib(self.host.total_bytes or 0)} GiB"
             return f"Does not fit: the host needs {held}; the GPU would do ({need})."
-        kept = f"{self.margin:.0%} kept for the prediction's error"
-        return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}."
+        return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}.{self._variants()}"
+
+    def _variants(self) -> str:
+        """Say how far variants of the run lie apart, and what decides where one of them does not fit."""
+        told = self.ensemble
+        if told is None or told.lowest_bytes == told.highest_bytes:
+            return ""
+        low, high = (format_gib(size + self.non_torch_bytes) for size in (told.lowest_bytes, told.highest_bytes))
+        words = f" {told.members} variants of it (workspaces, lengths ± 1) need {low} to {high} GiB"
+        return words + (f"; {told.failed} of them run out of memory." if told.failed else ".")
 
 
 def host_need(raw: dict[str, Any]) -> HostNeed:
@@ -101,7 +114,9 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
     return HostNeed(needed, total, None if total is None else needed <= total)
 
 
-def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Verdict:
+def verdict_of(
+    analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None
+) -> Verdict:
     """Compare a run's device peak with what the GPU has.
 
     Args:
@@ -109,6 +124,7 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Ve
         gpu: the card.
         fits: whether the run's memory is there.
         flushes: whether it is only because the allocator gives cached segments back.
+        ensemble: what variants of the run reserve.
     """
     peak = analysis.device_peak
     assert peak is not None
@@ -123,6 +139,7 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool) -> Ve
         flushes=flushes,
         phase=peak.phase,
         phases=_needs(analysis, gpu, flushes),
+        ensemble=ensemble,
     )
 
 

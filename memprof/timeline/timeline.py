@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from memprof.allocator.replay import Program
 from memprof.errors import InputError
 from memprof.snapshot.model import I32, I64, Action, Blocks, Segments, Snapshot, Trace
 from memprof.timeline.block_sizes import row_sizes
@@ -83,6 +84,21 @@ class Timeline:
     def instant_at(self, time_us: int) -> int:
         """Return the instant at ``time_us``: the state after every event up to and including that time."""
         return int(np.searchsorted(self.event_us, time_us, side="right"))
+
+    def program(self) -> Program:
+        """Return what was asked of the allocator, in a form that its model runs again under other settings."""
+        gone = np.unique(self.regions.end_event)
+        gone = gone[gone < self.n_events]
+        return Program(
+            requested=self.requested,
+            address=self.address,
+            born=self.alloc_event,
+            died=self.free_event,
+            stream=self.stream,
+            pool=self.pool.astype(np.int64),
+            flushed=gone[np.diff(gone, prepend=-2) > 1],  # one flush gives back many segments, one event each
+            end=self.n_events,
+        )
 
     @property
     def peak_instant(self) -> int:

@@ -57,6 +57,8 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         words = "fits" if fit["fits"] else "does not fit"
         note = f"needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB, {100 * fit['margin']:.0f} % kept"
         note += f"; {phase_label(fit['phase']).lower()} decides"
+        if apart := _apart(fit):
+            note += f"; {apart}"
         facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note), left))
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
@@ -68,6 +70,15 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
     if time := report.get("estimated_time"):
         facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)
+
+
+def _apart(fit: Mapping[str, Any]) -> str:
+    """Say how far the variants of a run lie apart; nothing where none was asked, or all reserve the same."""
+    told = fit.get("ensemble")
+    if not told or told["lowest_bytes"] == told["highest_bytes"]:
+        return ""
+    low, high = (gib(told[side] + fit["non_torch_bytes"]) for side in ("lowest_bytes", "highest_bytes"))
+    return f"{told['members']} variants need {low} to {high}" + (f", {told['failed']} fail" if told["failed"] else "")
 
 
 def assumed(report: Mapping[str, Any]) -> list[str]:

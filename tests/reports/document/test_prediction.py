@@ -55,6 +55,9 @@ def _parts() -> dict[str, Any]:
             "phase": "backward",
             "phases": [{**need, "fits": False}],
             "host": None,
+            "ensemble": {
+                "members": 6, "failed": 2, "flushes": False, "lowest_bytes": 9 * GIB, "highest_bytes": 11 * GIB,
+            },
             "sentence": "Does not fit: needs 11.00 GiB <i>.",
         },
         "lengths": {
@@ -84,7 +87,9 @@ def test_the_schema_holds_them() -> None:
 def test_every_renderer_says_them() -> None:
     document = build_document(_report())
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
-        for words in ("does not fit", "Backward", "9.00", "11.00", "777", "888", "Half of them fit", "4-bit layers"):
+        for words in (
+            "does not fit", "Backward", "9.00", "11.00", "777", "888", "Half of them fit", "4-bit layers", "variants",
+        ):  # fmt: skip
             assert words in " ".join(rendered.split()), words
         assert "≈ 41.5 s" in rendered
         assert "fast" in rendered
@@ -107,7 +112,9 @@ def test_a_recorded_run_says_nothing_of_the_kind() -> None:
     assert "Expected error" not in render_markdown(document)
 
 
-@pytest.mark.parametrize("spoil", [{"phases": [{}]}, {"fits": "yes"}, {"total_bytes": None}, {"host": 3}])
+@pytest.mark.parametrize(
+    "spoil", [{"phases": [{}]}, {"fits": "yes"}, {"total_bytes": None}, {"host": 3}, {"ensemble": 3}]
+)
 def test_what_is_not_as_documented_is_dropped(spoil: dict[str, Any]) -> None:
     assert usable("fit", {**_parts()["fit"], **spoil}) is None
     assert usable("fit", 7) is None

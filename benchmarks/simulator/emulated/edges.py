@@ -1,0 +1,169 @@
+"""Find the smallest card that each run survives on the real allocator, and hold the simulator's verdicts to it.
+
+    python -m benchmarks.simulator emulated-edges [--only NAME]... [--again]
+    python -m benchmarks.simulator emulated-edges --table
+
+Each run trains in a child process on an emulated card, under limits of the allocator's memory that bisect the edge. The
+verdict is the smallest card that is said to be enough, of known make and of known size alone. Both are tried, too,
+where the run does not have room for all it reserves there: one that does not survive is a false *fits*. Rows are kept
+in ``benchmarks/results/emulated-cuda``; a second call measures what is missing, and simulates all again.
+
+Only full fine-tuning has rows: a run with adapters leaves memory behind when it runs out, and limits share a process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from benchmarks.simulator.emulated.cases import Case, _case
+from benchmarks.simulator.emulated.device import ask
+from benchmarks.simulator.emulated.matrix import RESULTS, settings_of
+from memprof.config.expected_error import room_bytes
+from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu, workspace_bytes
+
+__all__ = ["main", "table"]
+
+_CHILD = "benchmarks.simulator.emulated.edge_run"
+_MIB = 2**20
+_STEP = 8 * _MIB
+_SMALL = {"prompt_length": 16, "completion_length": 32, "per_device_train_batch_size": 2, "num_generations": 2}
+_SHORT = {"per_device_train_batch_size": 4, "num_generations": 4}
+
+CASES: tuple[Case, ...] = (
+    _case("0.5B, full, 2 × 48 tokens", "H100", **_SMALL),
+    _case("0.5B, full, 2 × 48 tokens, RTX 4090", "RTX 4090", **_SMALL),
+    _case("0.5B, full", "H100", **_SHORT),
+    _case("0.5B, full, no checkpointing", "H100", gradient_checkpointing=False, **_SHORT),
+    _case("0.5B, full, reference", "H100", beta=0.04, **_SHORT),
+    _case("0.5B, full, SGD", "RTX 4090", optim="sgd", **_SHORT),
+    _case("0.5B, full, foreach AdamW", "H100", optim="adamw_torch", **_SMALL),
+    _case("0.5B, full, expandable segments", "H100", alloc_conf="expandable_segments:True", **_SMALL),
+)  # fmt: skip
+
+
+def said(case: Case) -> dict[str, Any]:
+    """Simulate a run once, and find the smallest card that it is said to fit, in bytes.
+
+    ``by_size``: of unknown make, all variants asked; ``by_make``: with the workspaces of the case's card; ``alone``:
+    the run as it was simulated, with the smallest workspaces. ``needs`` lists what each variant needs for torch.
+    """
+    from memprof.simulate.ensemble import allocator_of, variants_of
+    from memprof.simulate.fit import analyse
+    from memprof.simulate.run import simulate_settings
+
+    unknown = find_gpu("80GiB")
+    analysis = analyse(simulate_settings(case.settings, gpu=unknown, stacks=False))
+    settings, held = allocator_of(analysis), int(analysis.timeline.active.max())
+    needs = [
+        [variant.workspace, variant.more, *_needed(variant.program, settings, held)]
+        for variant in variants_of(analysis, unknown)
+    ]
+    own = workspace_bytes(find_gpu(case.card))
+    return {
+        "by_size": max(_card_for(*need) for need in needs),
+        "by_make": max(_card_for(*need) for need in needs if need[0] == own),
+        "alone": _card_for(*needs[0]),
+        "needs": needs,
+    }
+
+
+def _needed(program: Any, settings: Any, held: int) -> tuple[int, int]:
+    """Bisect the least memory that a program runs in; return it and what it reserves where there is room for all."""
+    from memprof.allocator.replay import reserved_within
+    from memprof.simulate.ensemble import fits_within
+
+    low, high = held - _MIB, reserved_within(program, settings, None)
+    reserved = high
+    while high - low > _MIB:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits_within(program, settings, middle) else (middle, high)
+    return high, reserved
+
+
+def _card_for(workspace: int, more: int, need: int, reserved: int) -> int:
+    """Return the smallest card of whole MiB for a variant; the margin is kept for the lengths that were asked for."""
+    if not more:
+        return _card_with(need)
+    return -(-(need + CONTEXT_BYTES) // _MIB) * _MIB
+
+
+def _card_with(room: int) -> int:
+    """Return the smallest card of whole MiB that has this room for torch, the margin kept."""
+    total = room // _MIB * _MIB
+    while room_bytes(Gpu("?", total)) < room:
+        total += _MIB
+    return total
+
+
+def real(case: Case, cards: list[int]) -> dict[str, Any]:
+    """Bisect the limit under which the run survives on the real allocator, and try the ``cards`` it is said to fit."""
+    question = {"settings": case.settings.to_dict(), "step": _STEP, "probes": [card - CONTEXT_BYTES for card in cards]}
+    found = ask(_CHILD, question, case.card, alloc_conf=case.settings.alloc_conf)
+    tried = {limit + CONTEXT_BYTES: lives for limit, lives in found.pop("tried")}
+    return {**found, "edge_bytes": found.pop("edge_bytes") + CONTEXT_BYTES, "tried": tried}
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, help="A case's name; may be given more than once.")
+@click.option("--again", is_flag=True, help="Measure again what has been measured.")
+@click.option("--table", "show", is_flag=True, help="Print the table of docs/accuracy.md from what is kept, and stop.")
+def main(only: tuple[str, ...], again: bool, show: bool) -> None:
+    for case in () if show else CASES:
+        if only and case.name not in only:
+            continue
+        row = read().get(case.name, {})
+        try:
+            row |= {"card": case.card, "settings": settings_of(case), "said": said(case)}
+            if again or "real" not in row:
+                row["real"] = real(case, [row["said"]["by_size"], row["said"]["by_make"]])
+        except Exception as error:
+            print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        keep(case.name, row)
+        print(line(case.name, row), flush=True)
+    if show:
+        print(table(read()))
+
+
+def read() -> dict[str, Any]:
+    """Read the rows that are kept, by name."""
+    file = RESULTS / "edges.json"
+    rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.is_file() else {}
+    return rows
+
+
+def keep(name: str, row: dict[str, Any]) -> None:
+    """Add a row to those that are kept, in the order of the cases."""
+    rows = {**read(), name: row}
+    ordered = {case.name: rows[case.name] for case in CASES if case.name in rows}
+    text = json.dumps({"origin": "python -m benchmarks.simulator emulated-edges", "rows": ordered}, indent=1)
+    (RESULTS / "edges.json").write_text(text + "\n")
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Write the table of docs/accuracy.md."""
+    head = [
+        "| run | compute capability of | survives from | said, the make known | | said, by size alone | | alone |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    return "\n".join([*head, *(line(name, row) for name, row in rows.items())])
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """Write one row of the table of docs/accuracy.md: MiB, and what is said above the edge."""
+    edge, verdict = row["real"]["edge_bytes"], row["said"]
+    cells = [f"{edge / _MIB:,.0f}"]
+    for kind in ("by_make", "by_size"):
+        cells += [f"{verdict[kind] / _MIB:,.0f}", _above(verdict[kind], edge)]
+    return f"| {name} | {row['card']} | {' | '.join(cells)} | {_above(verdict['alone'], edge)} |"
+
+
+def _above(card: int, edge: int) -> str:
+    return f"{100 * (card / edge - 1):+.1f} %".replace("-", "−")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Replay one simulation's allocations as they might have been, to say how far its reserved memory can be trusted.
+
+What the allocator reserves hangs on which block a request finds: 48 MiB of workspace more have moved it by 324 MiB. So
+the same allocations go through the allocator's model again, with the workspaces of other cards where only the card's
+size is known, with sequences one token longer and shorter, and on a card that is full, where cached segments are given
+back. Nothing is simulated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from memprof.allocator.model import OutOfMemory
+from memprof.allocator.replay import Program, reserved_within
+from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.config.expected_error import room_bytes
+from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
+from memprof.vocabulary import Category
+
+if TYPE_CHECKING:
+    from memprof.analysis.analysis import Analysis
+
+__all__ = ["Ensemble", "Variant", "allocator_of", "ensemble_of", "fits_within", "variants_of"]
+
+# What grows with the sequences.
+_BY_TOKENS = (
+    Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.KV_CACHE, Category.INPUTS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """State what variants of one run reserve, in bytes, where the card has room for all of it.
+
+    ``failed`` of the ``members`` run out of memory on the card, though cached segments are given back; ``flushes``
+    says that another of them fits only because they are.
+    """
+
+    members: int
+    failed: int
+    flushes: bool
+    lowest_bytes: int
+    highest_bytes: int
+
+
+class Variant(NamedTuple):
+    """Hold a run as it might have been: with this workspace, and sequences that are ``more`` tokens longer."""
+
+    program: Program
+    workspace: int
+    more: int
+
+
+def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
+    """Run the variants of a simulated run on a card.
+
+    A run of the lengths that were asked for must leave the margin free, whatever its workspaces; one of other lengths
+    need only live.
+    """
+    settings = allocator_of(analysis)
+    reserved, failed, flushes = [], 0, False
+    for variant in variants_of(analysis, gpu):
+        room = gpu.available_bytes if variant.more else room_bytes(gpu)
+        reserved.append(reserved_within(variant.program, settings, None))
+        if reserved[-1] > room:
+            fits = fits_within(variant.program, settings, room)
+            failed += not fits
+            flushes |= fits
+    return Ensemble(len(reserved), failed, flushes, min(reserved), max(reserved))
+
+
+def allocator_of(analysis: Analysis) -> AllocatorSettings:
+    """Return the allocator's settings of a simulated run."""
+    told = _config(analysis).get("alloc_conf")
+    return parse_settings(str(told)) if told else settings_of(analysis.snapshot.settings)
+
+
+def fits_within(program: Program, settings: AllocatorSettings, room: int) -> bool:
+    """Tell whether a program runs in ``room`` bytes, cached segments given back where they have to be."""
+    try:
+        reserved_within(program, settings, room)
+    except OutOfMemory:
+        return False
+    return True
+
+
+def variants_of(analysis: Analysis, gpu: Gpu) -> Iterator[Variant]:
+    """Yield the run as it was simulated, and then as it would be with other workspaces and other lengths."""
+    program, config = analysis.timeline.program(), _config(analysis)
+    categories = list(Category)
+    category = analysis.attribution.category
+    own = workspace_bytes(gpu)
+    is_workspace = (category == categories.index(Category.WORKSPACE)) & (program.requested == own)
+    by_tokens = np.isin(category, [categories.index(name) for name in _BY_TOKENS])
+    prompt, completion = int(config.get("prompt_length") or 0), int(config.get("completion_length") or 0)
+    for workspace in sorted(workspaces_of(gpu), key=lambda size: size != own):
+        requested = np.where(is_workspace, workspace, program.requested)
+        for more in (0, 1, -1) if completion else (0,):
+            sizes = _with_length(requested, by_tokens, (completion, prompt + completion), more)
+            yield Variant(replace(program, requested=sizes), workspace, more)
+
+
+def _config(analysis: Analysis) -> dict[str, Any]:
+    return analysis.snapshot.extra.get("config") or {}
+
+
+def _with_length(requested: Any, by_tokens: Any, lengths: tuple[int, ...], more: int) -> Any:
+    """Return what is requested where sequences are ``more`` tokens longer; what is no multiple of a length stays."""
+    sizes = requested.copy()
+    open_rows = by_tokens.copy()
+    for length in lengths:
+        rows = open_rows & (requested % length == 0)
+        sizes[rows] = requested[rows] // length * (length + more)
+        open_rows &= ~rows
+    return sizes
