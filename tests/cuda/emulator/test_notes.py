@@ -33,6 +33,25 @@ def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
     assert "of torch.compile (1)" in done.stdout
 
 
+_DEPTHWISE = """
+import torch
+from memprof.recording.cuda.emulated import uncomputed_notes
+print(uncomputed_notes())
+torch.nn.functional.conv1d(torch.ones(1, 4, 8, device="cuda"), torch.ones(4, 1, 3, device="cuda"), groups=4)
+print(uncomputed_notes())
+"""
+
+
+def test_operators_without_a_cpu_kernel_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "depthwise.py"
+    script.write_text(_DEPTHWISE)
+    done = command_line([sys.executable, str(script)], env=device())
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.splitlines()[-2:]
+    assert before == "[]"
+    assert "results are zeros: aten::_conv_depthwise2d (1)" in after
+
+
 def test_bitsandbytes_is_noted_where_it_registered_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("bitsandbytes" in note for note in uncomputed_notes())
     monkeypatch.setattr(emulated, "COMPUTED_PACKAGES", set())
