@@ -11,6 +11,8 @@ from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
+from memprof.units import GIB
+
 __all__ = ["room_of", "summary_of"]
 
 
@@ -243,6 +245,13 @@ def _at_failure(
     return held, max(0, int(reserved) - held), int(outside)
 
 
+def _outside_is_unknown(report: Mapping[str, Any]) -> bool:
+    """Tell whether an allocator's figures are all there is, for a card that holds more than those."""
+    asked = (report.get("capacity") or {}).get("from") == "option"
+    device = report.get("device_peak") or {}
+    return asked and device.get("reserved_bytes") is not None and device.get("non_torch_bytes") is None
+
+
 def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed: int, request: int) -> str:
     if card is None:
         return f"{gib(needed)} GiB with the request that failed; the recording does not say how large the card is."
@@ -257,6 +266,8 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
         words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}.{whole}"
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
+        if left < GIB and _outside_is_unknown(report):
+            words += " What is outside torch was not measured: a CUDA context takes about 0.5 GiB of that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words
