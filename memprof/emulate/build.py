@@ -97,7 +97,7 @@ class _Tools:
         self._include = [f"-I{folder}" for folder in include]
         self._c = _compiler("CC", "gcc", "cc")
         self._cxx = _compiler("CXX", "g++", "c++")
-        wanted = {"a C compiler (gcc)": self._c, "a C++ compiler (g++)": self._cxx}
+        wanted: dict[str, object] = {"a C compiler (gcc)": self._c, "a C++ compiler (g++)": self._cxx}
         wanted |= {f"{tool} (of binutils)": shutil.which(tool) for tool in ("nm", "readelf")}
         if missing := [name for name, found in wanted.items() if found is None]:
             raise UsageError(f"memprof emulate --setup needs {' and '.join(missing)} (Debian: apt-get install g++).")

@@ -114,3 +114,11 @@ def test_a_compiler_of_the_environment_is_a_command_or_is_refused(monkeypatch: p
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(UsageError, match="CXX=no-such-compiler -O3: there is no such command"):
         _compiler("CXX", "g++")
+
+
+def test_a_card_named_behind_the_command_is_said_to_be_the_commands(tmp_path: Path) -> None:
+    install(tmp_path)
+    for before, said in (([], True), (["--gpu", "24GB"], False)):
+        command = [*before, "--", "python", "train.py", "--gpu", "24GB"]
+        done = emulate(*command, path=tmp_path, MEMPROF_EMULATOR=str(tmp_path))
+        assert ("--gpu behind the command is the command's own; the card is H100" in done.stderr) is said
