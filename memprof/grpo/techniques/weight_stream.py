@@ -47,10 +47,10 @@ class WeightStream:
                 room = self._room(groups[number + 1]) if number + 1 < len(groups) else None
                 self._wait(arrived)
                 yield copies
+                copies.clear()  # not only here: the loop over these groups holds the list too
                 if room is not None:
                     coming = self._send(groups[number + 1], *room, number + 1)
                     room = None
-                del copies
         finally:
             if coming is not None:  # thrown away: its memory is free only once it has arrived
                 self._wait(coming[1])
