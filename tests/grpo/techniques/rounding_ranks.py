@@ -6,8 +6,8 @@ Writes ``rank-N.json`` into the folder given: a digest of the weights and moment
 from __future__ import annotations
 
 import hashlib
-import os
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
