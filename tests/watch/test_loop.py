@@ -53,6 +53,16 @@ class Looped:
         assert extra is not None
         return [(s["phase"], s["step"]) for s in extra["phases"] if s["phase"] != "other"]
 
+    def run_out_in_forward(self) -> None:
+        """Take one more step, in whose forward a GiB is asked for."""
+
+        def grow(*_: Any) -> None:
+            torch.empty(2**30, dtype=torch.uint8)
+
+        self.model.register_forward_pre_hook(grow)
+        with pytest.raises(torch.OutOfMemoryError):
+            self.step()
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -137,13 +147,7 @@ def test_out_of_memory_is_written_before_anything_is_freed(
     looped = Looped(tmp_path, capacity="1GiB")
     looped.loop.begin()
     looped.step()
-
-    def grow(*_: Any) -> None:
-        torch.empty(2**30, dtype=torch.uint8)
-
-    looped.model.register_forward_pre_hook(grow)
-    with pytest.raises(torch.OutOfMemoryError):
-        looped.step()
+    looped.run_out_in_forward()
     looped.loop.end()
     report = json.loads((tmp_path / "step-000001.rank-0.json").read_text())
     assert (report["oom"]["phase"], report["oom"]["step"]) == ("forward", 2)
@@ -166,13 +170,7 @@ def test_the_last_out_of_memory_is_told_and_not_one_that_was_caught_before(
     looped.step()
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**31, dtype=torch.uint8)  # the script's own guess, which it gives up
-
-    def grow(*_: Any) -> None:
-        torch.empty(2**30, dtype=torch.uint8)
-
-    looped.model.register_forward_pre_hook(grow)
-    with pytest.raises(torch.OutOfMemoryError):
-        looped.step()
+    looped.run_out_in_forward()
     looped.loop.end()
     report = json.loads((tmp_path / "step-000001.rank-0.json").read_text())
     assert (report["oom"]["phase"], report["oom"]["step"]) == ("forward", 2)
