@@ -64,6 +64,7 @@ _ONLY_THE_TRAINERS = (
     "packing",
     "reference",
     "stochastic_rounding",
+    "gradient_sums",
 )
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
 _ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
