@@ -46,8 +46,10 @@ KINDS = {"trl": "trl", "trl, head as on CUDA": "trl", "trl, micro-batch 1": "trl
 FAIR, LEAST = "trl, head as on CUDA", "trl, micro-batch 1"
 
 
-def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0) -> dict[str, Any]:
-    """Make one prompt's group as TRL pads it: answers of 24 to 64 tokens, or all of 64 (``even``).
+def micro_batch(
+    tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0, width: int = 64
+) -> dict[str, Any]:
+    """Make one prompt's group as TRL pads it: answers of up to ``width`` tokens, or all of them (``even``).
 
     The prompt is a question, or ``prompt_tokens`` of as many questions as they take.
     """
@@ -60,7 +62,6 @@ def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_to
         if len(prompt) >= prompt_tokens:
             break
     prompt = prompt[:prompt_tokens] if prompt_tokens else prompt
-    width = 64
     lengths = [width if even else width * (row + 3) // (rows + 2) for row in range(rows)]
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(100, len(tokenizer), (rows, width), generator=source)
