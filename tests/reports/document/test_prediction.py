@@ -130,3 +130,14 @@ def test_the_expected_error_is_the_range_of_the_comparisons() -> None:
     assert found["not_compared"] == []
     told = expected_error({"optim": "paged_adamw_8bit", "gpus": 8, "sharding": "zero3", "generation": "vllm"})
     assert told["not_compared"] == ["optimizer paged_adamw_8bit", "vLLM's pool", "sharding zero3"]
+
+
+def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
+    report = _report()
+    held = {"phase": "generate", "allocated_bytes": 4 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
+    report["fit"]["phases"].append({**held, "fits": False})
+    document = build_document(report)
+    assert document.prediction is not None
+    assert [need.cached_decides for need in document.prediction.needs] == [False, True]
+    for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
+        assert "what it holds fits, with what is cached not" in rendered
