@@ -93,7 +93,7 @@ def simulate(
     ):
         fn(session)
     raw = session.to_raw()
-    raw["memprof"]["expected_error"] = expected_error(config or {})
+    raw["memprof"]["expected_error"] = expected_error(config or {}, card=gpu)
     raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
 
