@@ -11,6 +11,7 @@ from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
+from memprof.grpo.techniques.layers import reads_padding
 
 __all__ = ["check_parking_of", "check_supported", "refuse_other_trainers", "whole_batch_reason"]
 
@@ -110,6 +111,8 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
         return "the router's auxiliary loss takes a pass over all sequences first, and exact_two_pass is 'never'"
     if balancing is not None and (why := balancing.refusal()):
         return f"{why} (router_aux_loss_coef=0 leaves the router's auxiliary loss out)"
+    if family := reads_padding(trainer.model):
+        return f"{family} reads the padding that TRL's rows begin with, so its results without padding are others"
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:
