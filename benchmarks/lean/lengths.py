@@ -10,6 +10,7 @@ trains one real micro-batch of four sequences on a CPU in fp32 and records its t
 
 from __future__ import annotations
 
+import gc
 import json
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,11 @@ def peaks(length: int, device: str) -> dict[str, int]:
 def traced(model: str, questions: Any, folder: Path, length: int) -> dict[str, int]:
     """Return the peaks of one real micro-batch in bytes: TRL's one row at a time, and the lean trainer's."""
     prompt = length // 4
-    found = {}
+    found: dict[str, int] = {}
+    trainer: Any = None
     for kind, whose in ((LEAST, "trl"), ("lean", "lean")):
+        trainer = inputs = None
+        gc.collect()  # or the trainer before is traced too
         trainer = build(whose, model, questions, folder, True, beta=0.0)
         inputs = micro_batch(trainer.processing_class, questions, 4, True, prompt, length - prompt)
         if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
