@@ -20,6 +20,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean"}),
     # So does RMSprop.
     "L4, RMSprop": ("L4", {"dtype": "bfloat16", "optim": "rmsprop"}),
+    # Eight sequences generate in a rolling batch over the cache of two.
+    "RTX 4090, lean, rolling batch": ("RTX 4090", {
+        "dtype": "bfloat16", "recipe": "lean", "lora_r": 8, "generation": "hf", "generation_batch": 2,
+        "completion_length": 48,
+    }),
 }  # fmt: skip
 
 
