@@ -17,6 +17,7 @@ from memprof.config.settings import Settings
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
 
 if TYPE_CHECKING:
+    from memprof.grpo.paged.schedule import Work
     from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["generate_lean"]
@@ -65,8 +66,12 @@ def _as_on_ranks(step: Any, settings: Settings) -> Any:
     return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
 
 
-def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts: list[list[int]]) -> None:
-    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors."""
+def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts: list[list[int]]) -> Work:
+    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors.
+
+    Returns:
+        What it ran.
+    """
     from memprof.grpo.generation import rolling_words
     from memprof.grpo.paged import sampling, transformers_loop
 
@@ -99,6 +104,7 @@ def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts
         if session is not None:
             words = rolling_words(trainer.step_context().base_model(), len(prompts), made[0].size, made[0].work)
             _tell(session, f"{_ROLLING}{words}")
+    return made[0].work
 
 
 def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], sequences: int, longest: int) -> Any:

@@ -55,7 +55,8 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
-        return [[0] * completion for _ in prompt_ids], logprobs
+        made = [[0] * completion for _ in prompt_ids]
+        return made if settings.trainer == "rloo" else (made, logprobs)
 
     bind(trainer, trl_names.TOKENIZE_PROMPTS, tokenize)
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
