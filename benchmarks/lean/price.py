@@ -18,8 +18,8 @@ __all__ = ["Price", "pricing"]
 class Price:
     """Hold a simulation's price.
 
-    ``passes`` and ``decode_steps`` are of one generation: a step of all sequences of a pass counts once; a rolling batch
-    has steps and no passes. ``seconds`` has, by card, the estimated seconds of the step (``step``) and of each phase.
+    ``passes`` and ``decode_steps`` are of one generation: a step of all sequences of a pass counts once, and a rolling
+    batch has no passes. ``seconds`` has, by card, the estimated seconds of the step (``step``) and of each phase.
     """
 
     passes: int | None = None

@@ -47,7 +47,7 @@ class Stretch:
 class Estimate:
     """Hold what a generation's forwards do, once one with this pool was run; ``total`` is all of their work."""
 
-    stretches: list[Stretch | None] = field(default_factory=list)  #: of each Decode; in the order of the actions
+    stretches: list[Stretch] = field(default_factory=list)  #: of each Decode, in the order of the actions
     chunks: list[list[range]] = field(default_factory=list)  #: of each Compute
     total: Tally | None = None
 
@@ -167,7 +167,7 @@ class SimulatedBatch(RollingBatch):
         for step in sorted(wanted):
             self._skip(rows, step - done)
             with self._apart(self._step_tallies, (len(rows), max(row.held for row in rows))), _padded(rows):
-                self._step(rows)
+                self._decode_step(rows)
             done = step + 1
         self._skip(rows, steps - done)
 

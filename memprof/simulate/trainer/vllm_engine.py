@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.model_shape import ModelShape
@@ -40,7 +40,7 @@ class ColocatedEngine:
     def generate(self, trainer: Any, sequences: int) -> None:
         """Wake up, generate for so many of a trainer's prompts, and sleep again where that is enabled."""
         self._count_work(sequences)
-        parked = nullcontext()
+        parked: AbstractContextManager[None] = nullcontext()
         if self._settings.park_weights:
             parked = self._parking.parked(trainer.model, trainer.optimizer)
         with parked:
