@@ -34,9 +34,10 @@ def test_the_lean_step_holds_what_arithmetic_says(settings_for: Callable[..., An
     assert _requested(found, "weights") == 2 * PARAMETERS + ROPE
     assert _requested(found, "adapters") == 4 * LORA
     assert _requested(found, "optimizer_state") == 8 * LORA
-    tokens = settings.sequence_length - 1
-    # Two of the four sequences at a time; the last layer's values are there twice while they grow.
-    assert _requested(found, "kv_cache") == 2 * KV * 2 * (2 * LAYERS * tokens + (tokens - 1))
+    # Four sequences in a pool of the tokens of two, less what is gathered of a layer; one slot more is the padding's.
+    gathered = 2 * settings.sequence_length * LAYERS // 4
+    slots = 2 * settings.sequence_length - gathered // LAYERS
+    assert _requested(found, "kv_cache") == 2 * KV * 2 * LAYERS * (slots + 1)
 
 
 def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]) -> None:
