@@ -47,7 +47,8 @@ def _price(row: Mapping[str, Any]) -> list[str]:
         return ["–"] * 4
     price = row["price"]
     seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
-    return [f"{price['passes']}", f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
+    passes = "rolling" if price["passes"] is None else f"{price['passes']}"
+    return [passes, f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
 
 
 def price_by_phase() -> str:

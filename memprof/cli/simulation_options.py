@@ -92,6 +92,10 @@ _OPTIONS = (
         "--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None,
         help="With vllm: let it sleep while the model trains.",
     ),
+    click.option(
+        "--park-weights", is_flag=True, default=None,
+        help="With lean and a vllm that sleeps: keep weights and optimizer state on the host while it generates.",
+    ),
     click.option("--gpus", type=int, metavar="N", help="Train on N GPUs; default 1."),
     click.option(
         "--gpus-per-node", type=_COUNT, metavar="N", help="Let N GPUs share a host's memory; default 8."

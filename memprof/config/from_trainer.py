@@ -163,6 +163,7 @@ def from_arguments(
         values["lora_target_modules"] = _targets(adapter)
     if lean:
         values |= lean_values({name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}, notes)
+        values["park_weights"] = bool(getattr(arguments, "park_weights", False)) and values["generation"] == "vllm"
     values["optim"], note = optimizer_of(str(getattr(arguments.optim, "value", arguments.optim)))
     notes += note
     return Settings(**values)

@@ -84,6 +84,7 @@ class Settings:
     tiled_mlp: int | None = None
     prefix_sharing: bool = False
     generation_batch: int | None = None
+    park_weights: bool = False
     gpus: int = 1
     gpus_per_node: int = 8
     host_memory: str | None = None
@@ -154,6 +155,18 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")
         if self.prefix_sharing and self.recipe != "lean":
             raise UsageError("--prefix-sharing is of the lean trainer: add --recipe lean.")
+        if self.park_weights:
+            self._check_parking()
+
+    def _check_parking(self) -> None:
+        if self.recipe != "lean":
+            raise UsageError("--park-weights is of the lean trainer: add --recipe lean.")
+        if self.generation != "vllm" or not self.vllm_enable_sleep_mode:
+            raise UsageError(
+                "--park-weights makes room for an engine that sleeps: add --generation vllm --vllm-enable-sleep-mode."
+            )
+        if self.gpus > 1 and self.sharding != "ddp":
+            raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")
 
     def _check_numbers(self) -> None:
         for name in (

@@ -43,7 +43,7 @@ GRPO_NAMES = {
     "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
 }
 #: Settings that ``LeanGRPOConfig`` has under the same name.
-LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
+LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch", "park_weights")
 #: 4-bit weights as transformers is asked for them.
 NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")'
 

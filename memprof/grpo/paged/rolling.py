@@ -118,11 +118,11 @@ class RollingBatch:
 
     def _decode(self, rows: list[Any], steps: int) -> None:
         for _ in range(steps):
-            self._step(rows)
+            self._decode_step(rows)
             if any(row.ended for row in rows):
                 return
 
-    def _step(self, rows: list[Any]) -> None:
+    def _decode_step(self, rows: list[Any]) -> None:
         """Choose one more token for every row."""
         for row, slot in zip(rows, self._pool.take(len(rows)), strict=True):
             row.places.append(slot)

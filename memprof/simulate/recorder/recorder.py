@@ -290,6 +290,12 @@ class FakeRecorder:
             self._give_back(watch)
         self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
 
+    def take_away(self, tensor: torch.Tensor) -> None:
+        """Give back the memory of a tensor that lives on elsewhere, until :meth:`birth` takes memory for it again."""
+        watch = self._live.pop(_key_of(tensor.untyped_storage()), None)
+        if watch is not None:
+            self._give_back(watch)
+
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` or :meth:`take` took."""
         self._captured, self._tag = None, ""

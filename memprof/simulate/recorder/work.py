@@ -77,6 +77,8 @@ class Work:
         elif not read and not wrote:
             return
         half = any(t.dtype in _HALF for t in read)  # a float32 sum of halves' products too
+        if func in _TOUCHES_ROWS:  # of the table, what is taken from it, or put into it
+            read, wrote = read[1:], read[1:] if func is _ATEN.index_copy_.default else [*wrote[:1], *wrote[:1]]
         moved = sum(t.numel() * t.element_size() for t in (*read, *wrote))
         kernel = (flops, 0, moved) if half else (0, flops, moved)
         self._here(phase, step).add(kernel, self._times(phase))
@@ -131,6 +133,7 @@ class Work:
 
 
 _ATEN = torch.ops.aten
+_TOUCHES_ROWS = {_ATEN.index_copy_.default, _ATEN.index_select.default, _ATEN.index_select.out}
 _NO_KERNEL = {
     _ATEN.empty.memory_format,
     _ATEN.empty_strided.default,

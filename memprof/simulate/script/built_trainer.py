@@ -267,6 +267,8 @@ def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:
         steps = arguments.steps_per_generation // arguments.gradient_accumulation_steps
         cycle = max(1, steps) * arguments.num_iterations
         arguments.use_vllm = arguments.log_completions = False
+        if hasattr(arguments, "park_weights"):
+            arguments.park_weights = False  # with the engine, modelled
     arguments.output_dir = arguments.logging_dir = folder
     arguments.max_steps = (WARM_UP + MEASURED) * cycle
     arguments.logging_strategy = arguments.eval_strategy = IntervalStrategy.NO

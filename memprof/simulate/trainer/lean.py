@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memprof.grpo.step.pieces import Piece
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["is_lean", "lean_arguments", "lean_world", "sequences_at_once"]
+__all__ = ["is_lean", "lean_arguments", "lean_world"]
 
 # Of the pieces a micro-batch is cut into, those executed: gradients are there from the second on. Where gradients are
 # summed apart until the last piece, its sums are there in the second, and a last one closes them.
@@ -127,21 +127,6 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
     return (*trl_names.CREATE_REFERENCE.place(), on_host)
 
 
-def sequences_at_once(trainer: Any, prompt_ids: list[Any], session: FakeSession | None) -> int:
-    """Count the sequences the lean trainer would generate at once; where it chose them by free memory, a note says so.
-
-    The last generation's is told: in the first there is no optimizer state yet.
-    """
-    from memprof.grpo.generation import sequences_together
-
-    size = sequences_together(trainer.step_context(), prompt_ids)
-    if session is not None and trainer.args.generation_batch is None and _free_bytes(session) < _UNKNOWN:
-        note = f"{_CHOSEN}: {size} of {len(prompt_ids)} sequences generate together, by the card's free memory"
-        session.notes[:] = [*(n for n in session.notes if not n.startswith(_CHOSEN)), note]
-    return size
-
-
-_CHOSEN = "generation_batch"
 _UNKNOWN = 1 << 62  # of a card that was not named: room for all
 
 

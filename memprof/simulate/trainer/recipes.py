@@ -42,7 +42,8 @@ def config_of(settings: Settings) -> dict[str, Any]:
     """Make the arguments of the recipe's config beside those of every recipe."""
     if settings.recipe != "lean":
         return {}
-    return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
+    # The engine is modelled, and so is that weights make room for it.
+    return {**lean_arguments(settings), "weights": "as_given", "park_weights": False, **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:
