@@ -18,8 +18,7 @@ from memprof.config.settings import Settings
 __all__ = ["class_table", "gathered", "inside"]
 
 _MEASURED = {
-    "gpu": "on GPUs, program known", "emulated": "real allocator, emulated card", "cpu": "tensor trace on a CPU",
-    "published": "on GPUs, known by a text",
+    "gpu": "on a GPU", "emulated": "by the real allocator", "cpu": "by tensor trace", "published": "on a GPU",
 }  # fmt: skip
 _ORDER = tuple(_MEASURED)
 

@@ -77,12 +77,14 @@ def stated_range(errors: Sequence[float]) -> tuple[float, float]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """Name the class of runs that a run with these settings belongs to: its trainer, and what is trained."""
+    """Name the class of runs on the real allocator that a run with these settings belongs to: its trainer, and what is
+    trained.
+    """
     trainer = str(config.get("trainer") or "grpo")
     if trainer == "grpo" and config.get("recipe") == "lean":
-        return "lean trainer"
+        return "lean trainer on an emulated card"
     tuned = "full" if config.get("lora_r") is None else "QLoRA" if config.get("load_in_4bit") else "LoRA"
-    return f"TRL, {tuned}" if trainer == "grpo" else f"TRL's {trainer.upper()}, {tuned}"
+    return f"{'TRL' if trainer == 'grpo' else trainer.upper()}, {tuned}, on an emulated card"
 
 
 def parts_of(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
@@ -189,7 +191,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
     words += f", from {found['basis'][0]['comparisons']} {found['class']}"
     for other in found["basis"][1:]:
         words += f"; {_spread(other)} in {other['comparisons']} comparisons of {other['class']}"
-        words += "" if other["class"] == CAPTURED else " on the real allocator, emulated"
     if found["not_compared"]:
         words += f"; never compared: {', '.join(found['not_compared'])}"
     return words + "."

@@ -134,7 +134,8 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
     assert (program["reserved"]["low"], program["reserved"]["high"]) == (round(low, 4), round(high, 4))
     assert program["not_compared"] == []
     trained = [expected_error({"recipe": recipe, "lora_r": 8}) for recipe in ("trl", "lean")]
-    for found, kind in zip(trained, ("TRL, LoRA", "lean trainer"), strict=True):
+    kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
+    for found, kind in zip(trained, kinds, strict=True):
         assert found["class"] == "GPU runs known by a text"
         assert [each["class"] for each in found["basis"]] == [found["class"], "programs on GPUs", kind]
         assert all(f"{each['comparisons']} " in found["sentence"] for each in found["basis"])
