@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 from memprof.simulate.world.known_results import KnownResults, known_results  # noqa: E402
 
 _ATEN = torch.ops.aten
-_Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def known() -> KnownResults:
     return found
 
 
-def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
+def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, None]:
+    return func(*args, **kwargs), None
 
 
 def _arguments() -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _told(run: _Run, times: int) -> list[list[Any]]:
         rounds = []
         for _ in range(times):
             t = _arguments()
-            rounds.append([_facts(run(*operation), t) for operation in _operations(t)])
+            rounds.append([_facts(run(*operation)[0], t) for operation in _operations(t)])
         return rounds
 
 
@@ -99,10 +99,12 @@ def test_a_known_result_is_what_torch_makes(known: KnownResults) -> None:
 def test_a_known_operation_is_not_executed_again(known: KnownResults) -> None:
     with FakeTensorMode() as mode, torch.no_grad():
         one = torch.zeros(3, 5)
-        known.run(_ATEN.mul.Tensor, (one, one), {})
+        _, number = known.run(_ATEN.mul.Tensor, (one, one), {})
         mode.dispatch = None  # whatever asks torch's fake mode now, fails
-        made = known.run(_ATEN.mul.Tensor, (one, one), {})
+        made, alike = known.run(_ATEN.mul.Tensor, (one, one), {})
         assert type(made) is FakeTensor
+        assert alike == number
+        assert alike is not None
         assert made.untyped_storage()._cdata != one.untyped_storage()._cdata
 
 
@@ -124,15 +126,17 @@ def test_an_argument_that_changes_is_no_known_result(known: KnownResults) -> Non
 
 
 def test_a_simulation_is_the_same(settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.config.gpus import find_gpu
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.world import tracking
 
     settings = settings_for(lora_r=4, beta=0.1, gradient_accumulation_steps=2)
-    one = simulate_settings(settings, stacks=False)
+    one = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
     monkeypatch.setattr(tracking, "known_results", lambda: None)
-    other = simulate_settings(settings, stacks=False)
+    other = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
     assert len(one["device_traces"][0]) == len(other["device_traces"][0]) > 1000
     assert _taken(one) == _taken(other)
+    assert one["memprof"]["estimated_time"] == other["memprof"]["estimated_time"] is not None
 
 
 def _taken(raw: dict[str, Any]) -> list[Any]:

@@ -25,7 +25,6 @@ _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _Operator: Any = type(torch.ops.aten.add.Tensor)
 _META = torch.device("meta")
-_UNKNOWN = object()
 _NEEDED = (torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER, torch_names.KEYS_OF)
 # Their result hangs on values, or they change what their argument is.
 _LEFT_ALONE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -44,29 +43,32 @@ class KnownResults:
     """Remember the results of operations by the facts of their arguments, for as long as one fake mode lasts."""
 
     def __init__(self) -> None:
-        self._makers: dict[tuple[Any, ...], _Maker | None] = {}
+        self._makers: dict[tuple[Any, ...], tuple[_Maker | None, int]] = {}
         self._cacheable: dict[int, bool] = {}
         self._make = _Making()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what ``func`` returns for these arguments, executed only where it is not known."""
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+        """Return what ``func`` returns for these arguments, executed only where it is not known.
+
+        Returned beside it: a number that all calls with arguments like these have, None where they are not told apart.
+        """
         number = id(func)  # operators live as long as torch does, and hashing one costs a call
         cacheable = self._cacheable.get(number)
         if cacheable is None:
             cacheable = self._cacheable[number] = _is_cacheable(func)
-        if not cacheable:
-            return func(*args, **kwargs)
         tensors: list[Any] = []
-        key = _key(number, args, kwargs, tensors)
+        key = _key(number, args, kwargs, tensors) if cacheable else None
         if key is None:
-            return func(*args, **kwargs)
-        maker = self._makers.get(key, _UNKNOWN)
-        if maker is _UNKNOWN:
+            return func(*args, **kwargs), None
+        known = self._makers.get(key)
+        if known is None:
             out = func(*args, **kwargs)
             unchanged = _key(number, args, kwargs, []) == key
-            self._makers[key] = self._make.maker_of(out, tensors) if unchanged else None
-            return out
-        return func(*args, **kwargs) if maker is None else maker(tensors)  # type: ignore[operator]
+            alike = len(self._makers)
+            self._makers[key] = (self._make.maker_of(out, tensors) if unchanged else None, alike)
+            return out, alike
+        maker, alike = known
+        return (func(*args, **kwargs) if maker is None else maker(tensors)), alike
 
 
 def _is_cacheable(func: Any) -> bool:
