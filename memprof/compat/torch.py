@@ -123,6 +123,13 @@ FAKE_SYMBOLIC = Target(
     "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED,
     consequence="the simulator takes about a quarter longer",
 )  # fmt: skip
+_SLOWER = "the simulator takes about half as long again"
+NO_DISPATCH = Target("torch._C", "_DisableTorchDispatch", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
+MAKE_SUBCLASS = Target("torch", "Tensor._make_subclass", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
+NO_DATA_POINTER = Target(
+    "torch._C", "_set_throw_on_mutable_data_ptr", how=READ, optional_for=_SIMULATED, consequence=_SLOWER
+)
+KEYS_OF = Target("torch._C", "_dispatch_key_set", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
 NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
 NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
 UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
