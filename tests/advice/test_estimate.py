@@ -275,9 +275,8 @@ OF_GRPO = ("generat", "completion", "vllm", "beta", "lean", "Lean", "KL term")
 def test_trainers_whose_rows_are_given_get_no_advice_about_generation(trainer: str) -> None:
     found = _advice(PASSES, Settings(model="m", trainer=trainer, dtype="float32", **SUPERVISED))
     assert {"checkpointing", "offloaded_checkpoints", "lora", "qlora", "bf16_weights", "micro_batch_1"} <= found.keys()
-    for advice in found.values():
-        words = f"{advice['action']} {advice['setting']} {advice['costs'].split('.')[0]}"
-        assert not [w for w in OF_GRPO if w in words]
+    for row in found.values():
+        assert not [w for w in OF_GRPO if w in f"{row['action']} {row['setting']} {row['costs'].split('.')[0]}"]
     assert found["offloaded_checkpoints"]["setting"].endswith("activation_offloading=True")
     assert "steps_per_generation" not in found["micro_batch_1"]["setting"]
     every = {c.id for c in candidates_for(run_of(report(PASSES, Settings(model="m", trainer=trainer, **SUPERVISED))))}

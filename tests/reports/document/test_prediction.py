@@ -186,3 +186,14 @@ def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
     assert [need.cached_decides for need in document.prediction.needs] == [False, True]
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
         assert "what it holds fits, with what is cached not" in rendered
+
+
+def test_a_simulation_without_a_snapshot_is_made_again_from_its_json() -> None:
+    report = _report()
+    report["source"] |= {"files": [], "config": {"recipe": "trl", "model": "m"}}
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof simulate --like memprof-report.json -o report.html"
+    assert "Every allocation" not in facts
+    report["source"]["files"] = ["sim.pickle"]
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof report sim.pickle -o report.html"
