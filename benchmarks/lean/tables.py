@@ -36,8 +36,8 @@ def memory() -> str:
             f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
         (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
-         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
-         *_price(row))
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
+         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
