@@ -68,7 +68,8 @@ def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     hooks = []
     for parameter in parameters:
         parameter.grad = None
-        hooks.append(parameter.register_post_accumulate_grad_hook(add))
+        hook = parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call, unused-ignore]
+        hooks.append(hook)
     try:
         yield
     finally:
