@@ -10,7 +10,7 @@ import torch
 
 from memprof.grpo.techniques.offload import HostPool
 
-__all__ = ["WeightParking"]
+__all__ = ["WeightParking", "tensors_of"]
 
 
 class WeightParking:
@@ -37,7 +37,7 @@ class WeightParking:
         parameters are on the host: they can be read and copied, and the model cannot run.
         """
         device = self._device
-        moved = [_Storage(group) for group in _by_storage(_tensors(model, optimizer), device)]
+        moved = [_Storage(group) for group in _by_storage(tensors_of(model, optimizer), device)]
         self.parked_bytes = sum(one.size for one in moved)
         try:
             for one in moved:
@@ -106,7 +106,8 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _tensors(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
+def tensors_of(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield what a model's parameters and an optimizer's state are made of."""
     for parameter in model.parameters():
         yield from _with_memory(parameter)
     for state in getattr(optimizer, "state", {}).values():

@@ -129,6 +129,11 @@ class LeanTrainer(_Trainer):
         """The kind of checkpointing in use; ``auto`` leaves it to TRL's own arguments."""
         return self._techniques.checkpointing
 
+    @property
+    def lean_generation(self) -> Generation:
+        """How completions are generated: together, in a rolling batch or in passes."""
+        return self._generation
+
     def step_context(self) -> StepContext:
         """Describe the trainer as it is now to the functions of a step."""
         return StepContext(

@@ -15,7 +15,7 @@ import torch
 
 from memprof.grpo.once_log import OnceLog
 
-__all__ = ["SMALL_SHARE", "gradient_sums"]
+__all__ = ["SMALL_SHARE", "are_summed", "gradient_sums"]
 
 #: Sums this small beside all weights of the model are kept without being asked for.
 SMALL_SHARE = 1 / 16
@@ -33,21 +33,34 @@ def gradient_sums(
         pieces: of the micro-batch. With fewer than three nothing is lost.
         sharded: the parameters are parts of larger ones (FSDP, DeepSpeed), whose gradients are not at hand.
     """
-    if pieces < _MANY or wanted == "never":
-        return nullcontext()
-    parameters = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
+    parameters = _in_bf16(model) if pieces >= _MANY and wanted != "never" else []
     if not parameters:
         return nullcontext()
-    needed = 4 * sum(parameter.numel() for parameter in parameters)
-    gib = f"{needed / 2**30:.2f} GiB"
+    gib = f"{_bytes_of_sums(parameters) / 2**30:.2f} GiB"
     if sharded:
         log.say("gradients of pieces are added up in bf16: FSDP and DeepSpeed hold parts of them")
         return nullcontext()
-    if wanted == "auto" and needed > SMALL_SHARE * sum(p.nbytes for p in model.parameters()):
+    if not are_summed(wanted, model, pieces, sharded=sharded):
         log.say(f"gradients of pieces are added up in bf16; gradient_sums='fp32' takes {gib} for as long as pieces run")
         return nullcontext()
     log.say(f"gradients of pieces are added up in fp32: {gib} for as long as pieces run")
     return _summing(parameters)
+
+
+def are_summed(wanted: str, model: Any, pieces: int, *, sharded: bool) -> bool:
+    """Tell whether :func:`gradient_sums`, asked the same, adds up in fp32."""
+    if pieces < _MANY or wanted == "never" or sharded:
+        return False
+    needed = _bytes_of_sums(_in_bf16(model))
+    return needed > 0 and (wanted == "fp32" or needed <= SMALL_SHARE * sum(p.nbytes for p in model.parameters()))
+
+
+def _in_bf16(model: Any) -> list[torch.Tensor]:
+    return [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
+
+
+def _bytes_of_sums(parameters: Sequence[torch.Tensor]) -> int:
+    return 4 * sum(parameter.numel() for parameter in parameters)
 
 
 @contextmanager
@@ -68,8 +81,7 @@ def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     hooks = []
     for parameter in parameters:
         parameter.grad = None
-        hook = parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call, unused-ignore]
-        hooks.append(hook)
+        hooks.append(parameter.register_post_accumulate_grad_hook(add))  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
