@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import attention_of, generation_of, lean_values, optimizer_of, sharding_of
+from memprof.config.from_trainer import (
+    attention_of,
+    dropout_of,
+    four_bit,
+    generation_of,
+    lean_values,
+    optimizer_of,
+    sharding_of,
+)
 from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
@@ -173,7 +181,10 @@ def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, A
         return {"load_in_4bit": False}
     targets = adapter.get("target_modules") or config.get("lora_target_modules") or ["all-linear"]
     names = (targets,) if isinstance(targets, str) else tuple(str(t) for t in targets)
-    return {"lora_r": int(rank), "lora_target_modules": names, "load_in_4bit": bool(setup.get("load_in_4bit"))}
+    values: dict[str, Any] = {"lora_r": int(rank), "lora_target_modules": names, "lora_dropout": dropout_of(adapter)}
+    if not setup.get("load_in_4bit"):
+        return {**values, "load_in_4bit": False}
+    return {**values, "load_in_4bit": True, **four_bit(setup)}
 
 
 def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:

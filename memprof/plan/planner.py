@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.config.expected_error import MARGIN, expected_error
-from memprof.config.gpus import find_gpu
+from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
+from memprof.config.gpus import Gpu, find_gpu
 from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
@@ -57,7 +57,9 @@ class Plan:
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
             "limit_bytes": limit_of(self.gpu),
-            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows)),
+            "expected_error": expected_error(
+                *(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)
+            ),
             "notes": self.notes,
         }
 
@@ -113,7 +115,8 @@ def make_plan(
             best = best or _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
-        return Plan(base.model, gpu, rows, best, maximize, machine.executed, _notes(base, best, maximize))
+        notes = _notes(base, rows, best, maximize, find_gpu(gpu))
+        return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
 
 
 def _refuse_unknown_speed(gpu: str) -> None:
@@ -189,8 +192,11 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     return None
 
 
-def _notes(base: Settings, best: Row | None, maximized: str) -> list[str]:
+def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, card: Gpu) -> list[str]:
     notes = ["the step was executed on fake tensors; reserved memory came from a model of CUDA's caching allocator"]
+    uncompared = any(margin_of(row.settings.to_dict(), card) > MARGIN for row in rows)
+    if uncompared:
+        notes.append(f"{wide_margin():.0%} is kept, not {MARGIN:.0%}, where part of a run was never compared")
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
     if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):

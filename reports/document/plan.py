@@ -143,7 +143,7 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         best_sentence=_best_sentence(data),
         code=data.get("code") or "",
         yaml=yaml,
-        error_band=_error_band(data["expected_error"]["reserved"]),
+        error_band=_error_band(data["expected_error"]),
         largest_title=_LARGEST[data["maximized"]] if any("largest" in row for row in data["rows"]) else "",
         error=plain(data["expected_error"]["sentence"]),
         notes=tuple(plain(note) for note in data["notes"]),
@@ -170,9 +170,10 @@ _SETTING = {
 }
 
 
-def _error_band(seen: Mapping[str, Any]) -> tuple[float, float]:
-    """Return between which multiples of a simulated need the measured one lay, in the comparisons there are."""
-    return 1 / (1 + seen["high"]), 1 / (1 + seen["low"])
+def _error_band(error: Mapping[str, Any]) -> tuple[float, float]:
+    """Return between which multiples of a simulated need the measured one lay, of programs that are known exactly."""
+    seen = (error.get("basis") or [])[1:2] or [error["reserved"]]
+    return 1 / (1 + seen[0]["high"]), 1 / (1 + seen[0]["low"])
 
 
 def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
