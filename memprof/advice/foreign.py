@@ -45,8 +45,8 @@ def an_adapter() -> Candidate:
         id="lora",
         action=f"Train a LoRA adapter of rank {RANK} instead of all weights",
         setting=adapter_text(RANK),
-        costs="Not slower. Another kind of training: fewer degrees of freedom, and a learning rate about ten times "
-        "higher.",
+        costs="Slower where launches cost more than products, as in small models. Another kind of training: fewer "
+        "degrees of freedom, and a learning rate about ten times higher.",
         exact=False,
         toll=Toll.TRAINED,
         effect=effects.low_rank(RANK),
