@@ -35,9 +35,9 @@ def memory() -> str:
     head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
             f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
-        (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
-         _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
-         *_price(row))
+        (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
+         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
@@ -47,7 +47,8 @@ def _price(row: Mapping[str, Any]) -> list[str]:
         return ["–"] * 4
     price = row["price"]
     seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
-    return [f"{price['passes']}", f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
+    passes = "rolling" if price["passes"] is None else f"{price['passes']}"
+    return [passes, f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
 
 
 def price_by_phase() -> str:

@@ -35,12 +35,20 @@ _OPTIONS = (
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
         help="Read any of these settings, by their own names, from YAML or JSON; options given here win.",
     ),
-    click.option("--trainer", help="Train with grpo, sft or dpo (TRL's trainers); default: grpo."),
+    click.option("--trainer", help="Train with grpo, rloo, sft or dpo (TRL's trainers); default: grpo."),
     click.option("--max-length", type=int, metavar="TOKENS", help="With sft or dpo: make each row this long."),
     click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
     click.option("--lora-target-modules", metavar="NAMES", help="Adapt these modules (a,b,c); default: all-linear."),
+    click.option("--lora-dropout", type=float, metavar="SHARE", help="Drop this share of the adapters' inputs."),
     click.option("--load-in-4bit", is_flag=True, default=None, help="Load base weights as bitsandbytes NF4 (QLoRA)."),
+    click.option(
+        "--bnb-4bit-use-double-quant", is_flag=True, default=None, help="With 4 bits: quantise the scales too."
+    ),
+    click.option(
+        "--bnb-4bit-compute-dtype", metavar="DTYPE",
+        help="With 4 bits: compute products in float32, bfloat16 or float16; default: as autocast does.",
+    ),
     click.option("--num-generations", type=int, metavar="G", help="Generate G completions of each prompt."),
     click.option("--per-device-train-batch-size", type=int, metavar="N", help="Put N completions in a micro-batch."),
     click.option(
@@ -59,7 +67,10 @@ _OPTIONS = (
         "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off,
         help="Checkpoint nothing, as KIND none.",
     ),
-    click.option("--beta", type=float, help="Set the KL coefficient; other than 0 needs a reference model."),
+    click.option(
+        "--beta", type=float,
+        help="Set the KL coefficient; other than 0 needs a reference model. Default: 0; with rloo 0.05, as TRL's.",
+    ),
     click.option("--optim", help="Use this optimizer of transformers, or none for no optimizer step."),
     click.option("--attn", help="Choose attention: auto, flash, efficient or math."),
     click.option("--padding", help="Choose none, or worst: masks hold padding, which rules out flash attention."),
@@ -80,6 +91,10 @@ _OPTIONS = (
     click.option(
         "--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None,
         help="With vllm: let it sleep while the model trains.",
+    ),
+    click.option(
+        "--park-weights", is_flag=True, default=None,
+        help="With lean and a vllm that sleeps: keep weights and optimizer state on the host while it generates.",
     ),
     click.option("--gpus", type=int, metavar="N", help="Train on N GPUs; default 1."),
     click.option(
@@ -128,10 +143,11 @@ def settings_of(config_file: Path | None, given: Mapping[str, Any], *, device: s
         InputError: the file cannot be used.
         UsageError: no model, or settings that contradict each other.
     """
-    from memprof.config.settings import Settings
+    from memprof.config.settings import TRAINERS_OWN, Settings
     from memprof.errors import UsageError
 
     values = given_settings(config_file, given)
+    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values}
     if isinstance(targets := values.get("lora_target_modules"), str):
         values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):

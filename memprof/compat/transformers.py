@@ -34,6 +34,10 @@ LOSS = Target(
     _TRAINER, "Trainer.compute_loss", "(self, model, inputs, *args, **kwargs)", needed_by=_SIMULATED,
     optional_for=("callback",), consequence="phase forward cannot be marked",
 )  # fmt: skip
+COUNTED_FLOS = Target(
+    _TRAINER, "Trainer.floating_point_ops", "(self, inputs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="Trainer._run_epoch",
+)  # fmt: skip
 CREATE_OPTIMIZER = Target(
     _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",),
     used_in="Trainer.create_optimizer_and_scheduler",
@@ -179,6 +183,14 @@ OFFLOADED_CHECKPOINTING = Target(
 SAVE_ON_CPU = Target(
     _MODELS, "save_on_cpu", "(pin_memory, device_type)", how=REPLACED, needed_by=("simulate.offloaded",),
     used_in="PreTrainedModel._activation_checkpointing_enable",
+)  # fmt: skip
+
+# -- a router's auxiliary loss ---------------------------------------------------------------------------------------
+
+LOAD_BALANCING = Target(
+    "transformers.models.mixtral.modeling_mixtral", "load_balancing_loss_func",
+    "(gate_logits, num_experts, top_k, attention_mask)", needed_by=("lean.moe",),
+    used_in="trl.trainer.utils:add_fused_lm_head",
 )  # fmt: skip
 
 # -- loading, for a script that is simulated -------------------------------------------------------------------------

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import attention_of, generation_of, lean_values, optimizer_of, sharding_of
+from memprof.config.from_trainer import (
+    attention_of,
+    dropout_of,
+    four_bit,
+    generation_of,
+    lean_values,
+    optimizer_of,
+    sharding_of,
+)
+from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
@@ -60,14 +69,26 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
 
 
 def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
-    """Return the size of the card that ran, where a simulation has to know it.
+    """Return the card that ran: its name where that is known, for its speed; else its size, where that matters.
 
     An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
     """
     total = source.get("device_total_bytes")
+    if settings.device == "cuda" and (named := _card(str(source.get("device_name") or ""), total)) is not None:
+        return named
     lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
     wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
     return f"{total}B" if wanted and total else None
+
+
+def _card(name: str, total: int | None) -> str | None:
+    """Find the card that a driver calls so and that has that much memory, to 2 %; None where there is none."""
+    try:
+        card = find_gpu(name)
+    except UsageError:
+        return None
+    named = any(card.name == known.name for known in known_gpus())
+    return card.name if named and total and abs(card.total_bytes - total) <= total / 50 else None
 
 
 def _named(model: Any) -> dict[str, Any] | None:
@@ -82,7 +103,7 @@ def _as_simulated(config: Mapping[str, Any]) -> Settings:
     known = {f.name for f in fields(Settings)}
     values = {name: value for name, value in config.items() if name in known}
     if values.get("trainer") not in CHOICES["trainer"]:  # a script's: the name of its class
-        values.pop("trainer", None)
+        values["trainer"] = _kind(config)
     values["lora_target_modules"] = tuple(values.get("lora_target_modules") or ("all-linear",))
     if values.get("gpus", 1) == 1:  # other names were accepted once, and changed nothing
         values["sharding"] = "ddp"
@@ -96,7 +117,7 @@ _SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and our
 def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
     if "num_generations" not in config:
         what = config.get("trainer") or "hand-written loop"
-        raise UsageError(f"a {what} is not GRPO, and what is simulated is TRL's GRPO step")
+        raise UsageError(f"a {what} is neither GRPO nor RLOO, and what is simulated is the step of those")
     setup = source.get("setup") or {}
     values: dict[str, Any] = {n: config[n] for n in _SAME if config.get(n) is not None}
     assumed: list[str] = []
@@ -105,6 +126,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if config.get("reward_bytes"):
         assumed.append("reward models are left out")
     values["model"] = str(config.get("model_name") or "model")
+    values["trainer"] = _kind(config)
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
     values["mixed_precision"] = "bf16" if config.get("mixed_precision") == "bf16" or config.get("bf16") else "no"
@@ -127,9 +149,15 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     return Likeness(Settings(**values), dict(model), tuple(assumed))
 
 
+def _kind(config: Mapping[str, Any]) -> str:
+    """Tell RLOO's runs from GRPO's, subclasses included; old recordings have the trainer's name alone."""
+    told = config.get("trainer_kind") or ("rloo" if "RLOO" in str(config.get("trainer")) else "grpo")
+    return "rloo" if told == "rloo" else "grpo"
+
+
 def _is_lean(config: Mapping[str, Any]) -> bool:
     """Tell the lean trainer's runs; old recordings have the trainer's name and no recipe."""
-    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer"))
+    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"))
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
@@ -153,7 +181,10 @@ def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, A
         return {"load_in_4bit": False}
     targets = adapter.get("target_modules") or config.get("lora_target_modules") or ["all-linear"]
     names = (targets,) if isinstance(targets, str) else tuple(str(t) for t in targets)
-    return {"lora_r": int(rank), "lora_target_modules": names, "load_in_4bit": bool(setup.get("load_in_4bit"))}
+    values: dict[str, Any] = {"lora_r": int(rank), "lora_target_modules": names, "lora_dropout": dropout_of(adapter)}
+    if not setup.get("load_in_4bit"):
+        return {**values, "load_in_4bit": False}
+    return {**values, "load_in_4bit": True, **four_bit(setup)}
 
 
 def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ __all__ = [
     "LEAN_ARGUMENTS",
     "as_built",
     "attention_of",
+    "dropout_of",
+    "four_bit",
     "from_arguments",
     "from_trainer",
     "generation_of",
@@ -30,6 +32,7 @@ __all__ = [
     "optimizer_of",
     "prompt_tokens",
     "sharding_of",
+    "trainer_kind",
 ]
 
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
@@ -63,6 +66,7 @@ _ONLY_THE_TRAINERS = (
     "packing",
     "reference",
     "stochastic_rounding",
+    "gradient_sums",
 )
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
 _ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
@@ -75,7 +79,7 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
     Completions have their full length, prompts the length of the dataset's longest.
 
     Args:
-        trainer: a ``LeanGRPOTrainer``, or a trainer with its arguments.
+        trainer: a lean trainer, or a trainer with its arguments.
         model: its model without the wrappers of an adapter or of a sharded run.
         notes: sentences on what was assumed are added to it.
         name: where the model was loaded from; empty where it was not.
@@ -91,7 +95,8 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
         "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
     }
     name = name or model.config.model_type
-    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name)
+    kind = trainer_kind(trainer)
+    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name, kind=kind)
     accelerator = trainer.accelerator
     stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
     kind = str(getattr(accelerator.distributed_type, "value", ""))
@@ -99,6 +104,11 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
         lora_target_modules=_targets(adapted),
         **sharding_of(int(accelerator.num_processes), kind, stage or 2),
     )
+
+
+def trainer_kind(trainer: Any) -> str:
+    """Return ``rloo`` for TRL's ``RLOOTrainer`` and its subclasses, whatever their names, else ``grpo``."""
+    return "rloo" if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__) else "grpo"
 
 
 def from_arguments(
@@ -110,17 +120,19 @@ def from_arguments(
     *,
     lean: bool = False,
     name: str = "",
+    kind: str = "grpo",
 ) -> Settings:
-    """Describe the run that a ``GRPOConfig``, a model and an adapter make.
+    """Describe the run that a ``GRPOConfig`` or ``RLOOConfig``, a model and an adapter make.
 
     Args:
-        arguments: a ``GRPOConfig``, or for the lean trainer a ``LeanGRPOConfig``.
+        arguments: such a config, or for the lean trainer a lean one.
         model: a model, or the name of one.
         adapter: a ``LoraConfig``, or None: then the adapter that the model has, if any.
         changes: settings that are to be otherwise, and ``device``.
         notes: sentences on what is not simulated as it is are added to it.
         lean: the trainer is the lean one.
         name: where a model was loaded from.
+        kind: ``grpo`` or ``rloo``.
 
     Raises:
         UsageError: the settings contradict each other.
@@ -128,8 +140,13 @@ def from_arguments(
     adapter = _adapter(model) if adapter is None else adapter
     rank = getattr(adapter, "r", None)
     # What is not in changes is the arguments' own, or the default of Settings.
-    values: dict[str, Any] = {ours: getattr(arguments, theirs) for ours, theirs in GRPO_NAMES.items()}
+    values: dict[str, Any] = {
+        ours: getattr(arguments, theirs)
+        for ours, theirs in GRPO_NAMES.items()
+        if kind == "grpo" or ours != "loss_type"  # RLOO has one loss
+    }
     values |= {
+        "trainer": kind,
         "model": model if isinstance(model, str) else name or "the script's model",
         "dtype": _dtype(arguments, model),
         "mixed_precision": "bf16" if arguments.bf16 else "no",
@@ -146,6 +163,7 @@ def from_arguments(
         values["lora_target_modules"] = _targets(adapter)
     if lean:
         values |= lean_values({name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}, notes)
+        values["park_weights"] = bool(getattr(arguments, "park_weights", False)) and values["generation"] == "vllm"
     values["optim"], note = optimizer_of(str(getattr(arguments.optim, "value", arguments.optim)))
     notes += note
     return Settings(**values)
@@ -160,6 +178,10 @@ def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
     """
     kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
     changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
+    if changes["load_in_4bit"]:
+        changes |= four_bit(setup)
+    if settings.lora_r is not None:
+        changes["lora_dropout"] = dropout_of(setup.get("adapter") or {})
     if kinds:
         changes["dtype"] = max(kinds, key=lambda name: kinds[name])
     return settings.with_(**changes)
@@ -172,6 +194,20 @@ def optimizer_of(name: str) -> tuple[str, list[str]]:
     """Return the optimizer that is simulated for ``name``, and a sentence where it is another one."""
     near = nearest(name)
     return near, [] if name in OPTIMIZERS else [f"the optimizer {name} is simulated as {near}"]
+
+
+def four_bit(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of 4-bit weights that a recording's setup tells; {} where it is an old one."""
+    found = setup.get("four_bit") or {}
+    kind = str(found.get("bnb_4bit_compute_dtype", "auto")).removeprefix("torch.")
+    told = {"bnb_4bit_use_double_quant": bool(found.get("bnb_4bit_use_double_quant"))}
+    return {**told, "bnb_4bit_compute_dtype": kind} if kind in CHOICES["bnb_4bit_compute_dtype"] else told
+
+
+def dropout_of(adapter: Mapping[str, Any]) -> float:
+    """Return the share of an adapter's inputs that is dropped."""
+    share = adapter.get("lora_dropout")
+    return float(share) if isinstance(share, (int, float)) and 0 <= share < 1 else 0.0
 
 
 def attention_of(implementation: Any) -> str:

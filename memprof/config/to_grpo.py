@@ -1,4 +1,4 @@
-"""Write memprof's settings as ``GRPOConfig``, ``LeanGRPOConfig`` and ``LoraConfig`` take them, or as text to paste.
+"""Write memprof's settings as ``GRPOConfig``, ``RLOOConfig``, their lean kin and ``LoraConfig`` take them, or as text.
 
 The way back is :mod:`memprof.config.from_trainer`. No torch here.
 """
@@ -43,7 +43,7 @@ GRPO_NAMES = {
     "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
 }
 #: Settings that ``LeanGRPOConfig`` has under the same name.
-LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
+LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch", "park_weights")
 #: 4-bit weights as transformers is asked for them.
 NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")'
 
@@ -54,7 +54,7 @@ _BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
 
 
 def grpo_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the keyword arguments of the ``GRPOConfig`` that makes this run.
+    """Return the keyword arguments of the ``GRPOConfig`` or ``RLOOConfig`` that makes this run.
 
     Not in them: what launches several processes, the adapter (:func:`lora_arguments`), the lean trainer's own
     (:func:`lean_arguments`), and kinds of checkpointing other than transformers' plain one, which has no argument.
@@ -78,6 +78,8 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
     }
     if s.optim == "none":  # of memprof's: the run up to the end of its backward
         del arguments["optim"]
+    if s.trainer == "rloo":  # it has one loss
+        del arguments["loss_type"]
     if s.attn in ("flash", "math"):
         arguments["model_init_kwargs"]["attn_implementation"] = _ATTENTION[s.attn]
     if s.generation != "hf":
@@ -122,17 +124,21 @@ def lora_arguments(settings: Settings) -> dict[str, Any] | None:
     """Return the keyword arguments of the adapter's ``LoraConfig``; None where the whole model is trained."""
     if settings.lora_r is None:
         return None
-    return _lora(settings.lora_r, settings.lora_target_modules)
+    dropout = {"lora_dropout": settings.lora_dropout} if settings.lora_dropout else {}
+    return {**_lora(settings.lora_r, settings.lora_target_modules), **dropout}
 
 
 def four_bit_arguments(settings: Settings) -> dict[str, Any]:
     """Return the keyword arguments of the ``BitsAndBytesConfig`` for 4-bit weights.
 
-    Products are in the dtype of autocast, or of the weights: transformers' default is float32, which unpacks twice as
-    large and copies each layer's input.
+    Unless it is said, products are in the dtype of autocast, or of the weights: transformers' default is float32, which
+    unpacks twice as large and copies each layer's input.
     """
-    compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    compute = settings.bnb_4bit_compute_dtype
+    if compute == "auto":
+        compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
+    asked = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    return {**asked, "bnb_4bit_use_double_quant": True} if settings.bnb_4bit_use_double_quant else asked
 
 
 def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
@@ -144,8 +150,8 @@ def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
 
 
 def as_python(settings: Settings) -> str:
-    """Write ``GRPOConfig(...)`` and, for an adapter, ``LoraConfig(...)``."""
-    lines = ["args = LeanGRPOConfig(" if settings.recipe == "lean" else "args = GRPOConfig("]
+    """Write ``GRPOConfig(...)`` (or RLOO's, or the lean trainer's) and, for an adapter, ``LoraConfig(...)``."""
+    lines = [f"args = {'Lean' if settings.recipe == 'lean' else ''}{settings.trainer.upper()}Config("]
     arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
     lines += [f"    {name}={value!r}," for name, value in arguments.items()]
     lines.append(")")
@@ -167,6 +173,8 @@ def as_yaml(settings: Settings) -> str:
         lines += ["use_peft: true", f"lora_r: {settings.lora_r}"]
     if settings.load_in_4bit:
         lines.append("load_in_4bit: true")
+    if settings.bnb_4bit_use_double_quant:
+        lines.append("use_bnb_nested_quant: true")
     return "\n".join(lines) + "\n"
 
 

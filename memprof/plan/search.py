@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.expected_error import MARGIN, margin_of
 from memprof.config.settings import Settings
 from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["MAXIMIZE", "ROUNDS", "Row", "halved", "largest_of_each", "most_of", "row_of"]
+__all__ = ["MAXIMIZE", "ROUNDS", "Row", "fitted_each", "halved", "largest_of_each", "most_of", "row_of"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 #: So many more simulations a method gets at most.
@@ -85,7 +86,7 @@ def largest_of_each(machine: Runner, rows: list[Row], what: str, room: int) -> t
         machine: simulates; results are kept.
         rows: the methods as given, those that train the most first.
         what: one of :data:`MAXIMIZE`.
-        room: bytes that a prediction must not exceed.
+        room: bytes that a prediction must not exceed; less where parts of the run were never compared.
 
     Returns:
         The rows with their ``largest``, and the largest of all: of equal ones the first.
@@ -104,11 +105,43 @@ def largest_of_each(machine: Runner, rows: list[Row], what: str, room: int) -> t
     return found, best
 
 
+def fitted_each(machine: Runner, rows: list[Row], room: int) -> list[Row]:
+    """Divide the micro-batches of every method that does not fit as given, until it fits; the step's work stays.
+
+    Returns the rows with what fits of each as their ``largest``: the row itself, or its smaller micro-batches.
+    """
+    found: dict[int, Row] = {}
+    waiting = {
+        i: row.settings
+        for i, row in enumerate(rows)
+        if not row.fits and sum(row.categories.get(c, 0) for c in _STANDING) <= room
+    }
+    for _ in range(ROUNDS):
+        smaller = {i: s for i, settings in waiting.items() if (s := _same_work_halved(settings)) is not None}
+        if not smaller:
+            break
+        results = machine.run(list(smaller.values()))
+        waiting = {}
+        for (i, settings), result in zip(smaller.items(), results, strict=True):
+            tried = row_of(rows[i].method, settings, result)
+            if tried.fits:
+                found[i] = tried
+            else:
+                waiting[i] = settings
+    return [replace(row, largest=row if row.fits else found.get(i)) for i, row in enumerate(rows)]
+
+
+def _same_work_halved(settings: Settings) -> Settings | None:
+    smaller = halved(settings)
+    return smaller if smaller is not None and smaller.sequence_length == settings.sequence_length else None
+
+
 class _Search:
     """Look for one method's largest size between the largest that fitted and the smallest that did not."""
 
     def __init__(self, row: Row, what: str, room: int) -> None:
-        self.row, self._what, self._room = row, what, room
+        self.row, self._what = row, what
+        self._room = int(room * (1 + MARGIN) / (1 + margin_of(row.settings.to_dict())))
         self._most = most_of(row.settings, what)
         self.good: Row | None = row if row.fits else None
         self._bad: Row | None = None if row.fits else row

@@ -8,6 +8,7 @@ from typing import Any
 
 from memprof.compat.transformers import ATTENTION_KIND, IN_4BIT, MODEL_NAME
 from memprof.compat.trl import REFERENCE
+from memprof.config.from_trainer import trainer_kind
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
 
@@ -21,6 +22,7 @@ _ARGS = (
     "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "use_liger_kernel", "torch_compile",
     "cache_implementation", "pad_to_multiple_of", "cast_lm_head_to_fp32", "sync_ref_model", "auto_find_batch_size",
     "torch_empty_cache_steps", "average_tokens_across_devices", "dataloader_pin_memory", "ds3_gather_for_generation",
+    "normalize_advantages",
 )  # fmt: skip
 _MODEL = {
     "model_type": "model_type", **SIZE_NAMES, "attn_implementation": ATTENTION_KIND.name, "experts": "num_experts",
@@ -30,6 +32,8 @@ _MODEL = {
 def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
     """Collect what a reader needs to check the figures: the trainer's settings, the models' extents and bytes."""
     facts: dict[str, Any] = {"trainer": type(trainer).__name__}
+    if trainer_kind(trainer) == "rloo":  # whose subclass may have any name
+        facts["trainer_kind"] = "rloo"
     args = trainer.args
     for name in _ARGS:
         value = getattr(args, name, None)
@@ -72,6 +76,8 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
     if isinstance(kwargs, dict) and kwargs:
         setup["checkpointing"] = {str(k): _scalar(v) for k, v in kwargs.items()}
     setup["load_in_4bit"] = bool(IN_4BIT.of(model, False))
+    if setup["load_in_4bit"]:
+        setup["four_bit"] = _four_bit(getattr(model, "config", None))
     return setup
 
 
@@ -94,6 +100,14 @@ def _dtypes(model: Any) -> dict[str, int]:
     return found
 
 
+def _four_bit(config: Any) -> dict[str, Any]:
+    """Return in which dtype 4-bit products are computed, and whether scales are quantised; {} where it is not told."""
+    asked = getattr(config, "quantization_config", None)
+    values: Any = asked if isinstance(asked, dict) else vars(asked) if asked is not None else {}
+    kinds = {"bnb_4bit_compute_dtype": str, "bnb_4bit_use_double_quant": bool}
+    return {name: kind(values[name]) for name, kind in kinds.items() if values.get(name) is not None}
+
+
 def _adapter(model: Any) -> dict[str, Any] | None:
     """Return rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
     settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
@@ -104,6 +118,7 @@ def _adapter(model: Any) -> dict[str, Any] | None:
         "peft_type": str(getattr(settings.peft_type, "value", settings.peft_type)),
         "r": getattr(settings, "r", None),
         "lora_alpha": getattr(settings, "lora_alpha", None),
+        "lora_dropout": getattr(settings, "lora_dropout", None),
         "target_modules": sorted(on),
         "modules_to_save": sorted(getattr(settings, "modules_to_save", None) or []),
     }

@@ -19,6 +19,7 @@ __all__ = [
     "apply_trl_0_14",
     "classes_of",
     "config_of",
+    "entropy_of",
     "liger_loss",
     "log_softmax_rows",
     "logps_from_full_logits",
@@ -27,20 +28,22 @@ __all__ = [
 
 def classes_of(settings: Settings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
+    import trl
+
+    from memprof import grpo
+
+    name = settings.trainer.upper()
     if settings.recipe == "lean":
-        from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
-
-        return LeanGRPOTrainer, LeanGRPOConfig
-    from trl import GRPOConfig, GRPOTrainer
-
-    return GRPOTrainer, GRPOConfig
+        return getattr(grpo, f"Lean{name}Trainer"), getattr(grpo, f"Lean{name}Config")
+    return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
 
 
 def config_of(settings: Settings) -> dict[str, Any]:
     """Make the arguments of the recipe's config beside those of every recipe."""
     if settings.recipe != "lean":
         return {}
-    return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
+    # The engine is modelled, and so is that weights make room for it.
+    return {**lean_arguments(settings), "weights": "as_given", "park_weights": False, **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def logps_from_full_logits(
         logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
         if compute_entropy:
             with torch.no_grad():
-                entropies.append(_entropy(logits))
+                entropies.append(entropy_of(logits))
     return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
 
 
@@ -148,7 +151,7 @@ def selected_logprobs(logits: Any, targets: Any) -> Any:
     return log_softmax_rows(logits, targets)
 
 
-def _entropy(logits: Any) -> Any:
+def entropy_of(logits: Any) -> Any:
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
     for chunk in flat.split(_ENTROPY_ROWS):

@@ -40,8 +40,8 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         return build_model(config, settings.weights_dtype)
 
     with contextlib.ExitStack() as stack:
-        loading = [(target, reference) for target in (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE)]
-        stack.enter_context(patching(*loading, *_without_values(settings)))
+        named = (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE, trl_names.CREATE_RLOO_REFERENCE)
+        stack.enter_context(patching(*((target, reference) for target in named), *_without_values(settings)))
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
@@ -65,6 +65,7 @@ def _without_values(settings: Settings) -> list[tuple[Target, Any]]:
         (transformers_names.MASK_IS_ALL, fast_all),
         (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
         (transformers_names.UNFINISHED, unfinished),
+        (transformers_names.COUNTED_FLOS, lambda *_: 0),  # it asks bitsandbytes how large 4-bit weights are
     ]
 
 
