@@ -44,8 +44,9 @@ SPEED = "H100"
 CARD = "RTX 4090"
 HEADLINE = {**LLAMA, "completion_length": 19_968, "on": CARD}
 OFFLOADED = {**TUNED, "gradient_checkpointing": "offloaded"}
-#: What lets TRL's run fit the next smaller card.
-TIGHT = {"on": "A100-40GB", "alloc_conf": "expandable_segments:True"}
+#: What lets a run fit the card it is on: without, more is reserved than the card has.
+EXPANDABLE = {"alloc_conf": "expandable_segments:True"}
+TIGHT = {"on": "A100-40GB", **EXPANDABLE}
 ENGINE = ("generation", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
 #: What of a case is no setting of the simulator.
 NOT_SETTINGS = ("on", "offloaded_cache")
@@ -61,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints and cache": {
         **HEADLINE, **OFFLOADED, "on": "RTX 5090", "offloaded_cache": True,
     },
-    "8B LoRA, 8 x 20480, lean": {**HEADLINE, "recipe": "lean"},
+    "8B LoRA, 8 x 20480, lean": {**HEADLINE, **EXPANDABLE, "recipe": "lean"},
     "8B LoRA, 8 x 20480, lean, on TRL's card": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
     "8B QLoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {
         **HEADLINE, **OFFLOADED, "load_in_4bit": True, "on": "RTX 5090",
