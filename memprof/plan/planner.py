@@ -43,7 +43,7 @@ class Plan:
     @property
     def fastest(self) -> Row | None:
         """Return the fastest that fits: of the rows, or with smaller micro-batches where those were searched."""
-        return fastest_of([*self.rows, *_smaller(self.rows)] if self.maximized == "speed" else self.rows)
+        return fastest_of(_that_do_the_step(self.rows) if self.maximized == "speed" else self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, schema ``memprof.plan/1``."""
@@ -109,7 +109,7 @@ def make_plan(
         best = _largest_fitting(rows)
         if searched and maximize == "speed":
             rows = fitted_each(machine, rows, limit_of(gpu))
-            best = fastest_of([*rows, *_smaller(rows)]) or _shrunk(machine, rows)
+            best = fastest_of(_that_do_the_step(rows)) or _shrunk(machine, rows)
         elif searched:
             rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
             best = best or _shrunk(machine, rows)
@@ -130,6 +130,11 @@ def _refuse_unknown_speed(gpu: str) -> None:
 def _smaller(rows: list[Row]) -> list[Row]:
     """List the rows in smaller micro-batches, where these were found to fit."""
     return [row.largest for row in rows if row.largest is not None and not row.fits]
+
+
+def _that_do_the_step(rows: list[Row]) -> list[Row]:
+    """List the rows in their order, in smaller micro-batches where they do not fit as given."""
+    return [row.largest if row.largest is not None and not row.fits else row for row in rows]
 
 
 def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:

@@ -21,19 +21,22 @@ def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
         verdict=plain(fit["sentence"]) if fit else "",
         error=plain(error["sentence"]) if error else "",
         limit_bytes=fit["limit_bytes"] if fit else None,
-        needs=tuple(_need(need, fit["phase"]) for need in fit["phases"]) if fit else (),
+        needs=tuple(_need(need, fit) for need in fit["phases"]) if fit else (),
         lengths=tuple(_length(point) for point in lengths["points"]) if lengths else (),
         lengths_sentence=plain(lengths["sentence"]) if lengths else "",
     )
 
 
-def _need(need: Mapping[str, Any], decides: str) -> NeedRow:
+def _need(need: Mapping[str, Any], fit: Mapping[str, Any]) -> NeedRow:
+    """Judge a phase; what it reserves and does not hold is cached, often by a phase before it."""
+    room = fit["limit_bytes"] - fit["non_torch_bytes"]
     return NeedRow(
         label=plain(phase_label(need["phase"])),
         allocated_bytes=need["allocated_bytes"],
         needed_bytes=need["needed_bytes"],
         fits=need["fits"],
-        decides=need["phase"] == decides,
+        decides=need["phase"] == fit["phase"],
+        cached_decides=not need["fits"] and need["allocated_bytes"] <= room,
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate_script"]
 
+_TRAINERS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "RLOOTrainer", "SFTTrainer")
+
 
 def simulate_script(
     script: Path,
@@ -50,8 +52,10 @@ def simulate_script(
     require("script")
     # Loaded before the fake world opens: they make constants, and trainers' classes are looked for.
     import transformers.masking_utils  # noqa: F401
-    import trl  # noqa: F401
+    import trl
 
+    for name in _TRAINERS:  # a class that a script loads later is not intercepted
+        getattr(trl, name, None)
     from memprof.grpo import LeanGRPOTrainer, LeanRLOOTrainer  # noqa: F401
     from memprof.simulate.script.run import NotExecutable, ScriptRun
 

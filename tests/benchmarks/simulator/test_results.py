@@ -58,6 +58,7 @@ def test_the_page_holds_every_table() -> None:
     assert decisions.table(json.loads((results / "decisions.json").read_text())).strip() in PAGE
     assert rivals.table(json.loads((results / "rivals.json").read_text())).strip() in PAGE
     assert published_tables.methods_table(published_tables.kept(results / "published_methods.json")).strip() in PAGE
+    assert published_tables.sft_table(published_tables.kept(results / "published_sft.json")).strip() in PAGE
     components = results / "published_components.json"
     if components.is_file():
         assert published_tables.components_table(published_tables.kept(components)).strip() in PAGE

@@ -175,3 +175,25 @@ def test_an_older_report_has_no_classes() -> None:
 def test_parts_that_were_never_compared_are_named() -> None:
     told = expected_error({"optim": "paged_adamw_8bit", "gpus": 8, "sharding": "zero3", "generation": "vllm"})
     assert told["not_compared"] == ["optimizer paged_adamw_8bit", "vLLM's pool", "sharding zero3"]
+
+
+def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
+    report = _report()
+    held = {"phase": "generate", "allocated_bytes": 4 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
+    report["fit"]["phases"].append({**held, "fits": False})
+    document = build_document(report)
+    assert document.prediction is not None
+    assert [need.cached_decides for need in document.prediction.needs] == [False, True]
+    for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
+        assert "what it holds fits, with what is cached not" in rendered
+
+
+def test_a_simulation_without_a_snapshot_is_made_again_from_its_json() -> None:
+    report = _report()
+    report["source"] |= {"files": [], "config": {"recipe": "trl", "model": "m"}}
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof simulate --like memprof-report.json -o report.html"
+    assert "Every allocation" not in facts
+    report["source"]["files"] = ["sim.pickle"]
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof report sim.pickle -o report.html"
