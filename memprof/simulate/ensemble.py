@@ -24,7 +24,7 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["Ensemble", "Variant", "allocator_of", "ensemble_of", "fits_within", "variants_of"]
+__all__ = ["Ensemble", "Variant", "allocator_of", "ensemble_of", "fits_within", "margin_kept", "variants_of"]
 
 # What grows with the sequences.
 _BY_TOKENS = (
@@ -55,13 +55,13 @@ class Variant(NamedTuple):
     more: int
 
 
-def ensemble_of(analysis: Analysis, gpu: Gpu, margin: float = MARGIN) -> Ensemble:
+def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
     """Run the variants of a simulated run on a card.
 
-    A run of the lengths that were asked for must leave the ``margin`` free, whatever its workspaces; one of other
+    A run of the lengths that were asked for must leave the margin free, whatever its workspaces; one of other
     lengths need only live.
     """
-    settings = allocator_of(analysis)
+    settings, margin = allocator_of(analysis), margin_kept(analysis)
     reserved, failed, flushes = [], 0, False
     for variant in variants_of(analysis, gpu):
         room = gpu.available_bytes if variant.more else room_bytes(gpu, margin)
@@ -71,6 +71,12 @@ def ensemble_of(analysis: Analysis, gpu: Gpu, margin: float = MARGIN) -> Ensembl
             failed += not fits
             flushes |= fits
     return Ensemble(len(reserved), failed, flushes, min(reserved), max(reserved))
+
+
+def margin_kept(analysis: Analysis) -> float:
+    """Return what a verdict demands above this run's prediction: more where parts of it were never compared."""
+    told = analysis.snapshot.extra.get("expected_error") or {}
+    return float(told.get("margin", MARGIN))
 
 
 def allocator_of(analysis: Analysis) -> AllocatorSettings:

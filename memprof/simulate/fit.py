@@ -11,9 +11,9 @@ from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.ensemble import ensemble_of
+from memprof.simulate.ensemble import ensemble_of, margin_kept
 from memprof.simulate.run import simulate_settings
-from memprof.simulate.verdict import Verdict, host_need, margin_kept, verdict_of
+from memprof.simulate.verdict import Verdict, host_need, verdict_of
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
@@ -51,11 +51,10 @@ def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor:
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
-    margin = margin_kept(analysis)
-    room = room_bytes(gpu, margin)
+    room = room_bytes(gpu, margin_kept(analysis))
     if int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
-    ensemble = ensemble_of(analysis, gpu, margin)
+    ensemble = ensemble_of(analysis, gpu)
     own = analysis.device_peak.reserved_bytes <= room
     verdict = verdict_of(
         analysis, gpu, fits=own and not ensemble.failed, flushes=own and ensemble.flushes, ensemble=ensemble

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from memprof.config.expected_error import MARGIN, room_bytes
+from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu
-from memprof.simulate.ensemble import Ensemble
+from memprof.simulate.ensemble import Ensemble, margin_kept
 from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["HostNeed", "PhaseNeed", "Verdict", "host_need", "margin_kept", "verdict_of"]
+__all__ = ["HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,6 @@ def verdict_of(
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
     )
-
-
-def margin_kept(analysis: Analysis) -> float:
-    """Return what a verdict demands above this run's prediction: more where parts of it were never compared."""
-    told = analysis.snapshot.extra.get("expected_error") or {}
-    return float(told.get("margin", MARGIN))
 
 
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:
