@@ -35,7 +35,7 @@ def memory() -> str:
     head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
             f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
-        (name, row["settings"]["on"], _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
+        (name, row["settings"].get("on", "–"), _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
          _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
          *_price(row))
         for name, row in _memory(lambda name: True).items()
@@ -43,6 +43,8 @@ def memory() -> str:
 
 
 def _price(row: Mapping[str, Any]) -> list[str]:
+    if "price" not in row:
+        return ["–"] * 4
     price = row["price"]
     seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
     passes = "rolling" if price["passes"] is None else f"{price['passes']}"
@@ -51,7 +53,7 @@ def _price(row: Mapping[str, Any]) -> list[str]:
 
 def price_by_phase() -> str:
     """Show where the estimated time of the longest runs goes, all at one card's speed."""
-    rows = _memory(lambda name: name.startswith("8B"))
+    rows = {name: row for name, row in _memory(lambda name: name.startswith("8B")).items() if "price" in row}
     head = (f"estimated seconds at an {SPEED}'s speed", "generation", "forward", "backward", "rest", "step")
     lines = []
     for name, row in rows.items():
@@ -162,19 +164,17 @@ def speed() -> str:
 
 
 def lengths() -> str:
-    """Show training peaks by length: simulated, and traced where that was done."""
-    rows = read("lean_lengths")
-    head = ("tokens a sequence", "TRL, 8 together", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
+    """Show training peaks by length: of a simulated GPU, and of real micro-batches that were traced."""
+    from benchmarks.lean.speed import LEAST
+
+    head = ("tokens a sequence", "TRL, 8 together, MB", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
     lines = []
-    for device, words in (("cuda", ""), ("cpu", ", traced")):
-        for row in (row for row in rows.values() if row["device"] == device):
+    for device, words in (("cuda", ""), ("traced", ", traced on a CPU")):
+        for row in (row for row in read("lean_lengths").values() if row["device"] == device):
             found = row["peak_bytes"]
-            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAN_RIVAL, "lean"))
-            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAN_RIVAL]:.3f}"))
+            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
+            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAST]:.3f}"))
     return table(head, lines)
-
-
-LEAN_RIVAL = "trl, micro-batch 1"
 
 
 def _steps(log: list[str]) -> int:

@@ -107,10 +107,22 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
-    """Yield a model's parameters and an optimizer's state."""
-    yield from model.parameters()
+    """Yield what a model's parameters and an optimizer's state are made of."""
+    for parameter in model.parameters():
+        yield from _with_memory(parameter)
     for state in getattr(optimizer, "state", {}).values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                yield from _with_memory(value)
+
+
+def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Return the tensors that hold what ``tensor`` is made of: torchao's moments are codes and scales."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _with_memory(getattr(tensor, name))
 
 
 def _by_storage(tensors: Iterator[torch.Tensor], device: torch.device) -> list[list[torch.Tensor]]:

@@ -19,6 +19,7 @@ __all__ = [
     "apply_trl_0_14",
     "classes_of",
     "config_of",
+    "entropy_of",
     "liger_loss",
     "log_softmax_rows",
     "logps_from_full_logits",
@@ -135,7 +136,7 @@ def logps_from_full_logits(
         logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
         if compute_entropy:
             with torch.no_grad():
-                entropies.append(_entropy(logits))
+                entropies.append(entropy_of(logits))
     return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
 
 
@@ -150,7 +151,7 @@ def selected_logprobs(logits: Any, targets: Any) -> Any:
     return log_softmax_rows(logits, targets)
 
 
-def _entropy(logits: Any) -> Any:
+def entropy_of(logits: Any) -> Any:
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
     for chunk in flat.split(_ENTROPY_ROWS):

@@ -65,6 +65,7 @@ def _without_values(settings: Settings) -> list[tuple[Target, Any]]:
         (transformers_names.MASK_IS_ALL, fast_all),
         (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
         (transformers_names.UNFINISHED, unfinished),
+        (transformers_names.COUNTED_FLOS, lambda *_: 0),  # it asks bitsandbytes how large 4-bit weights are
     ]
 
 
