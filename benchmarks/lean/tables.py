@@ -35,9 +35,9 @@ def memory() -> str:
     head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
             f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
-        (name, row["settings"].get("on", "–"), _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
-         _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
-         *_price(row))
+        (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
+         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
@@ -134,8 +134,19 @@ def longest() -> str:
         for kind in ("training alone", "with generation"):
             row = rows.get(f"{name}, {kind}")
             cells += ["–", "–"] if row is None else _length(row)
-        lines.append(cells)
-    return table(("", "training alone", "ends in", "with generation", "ends in"), lines)
+        lines.append([*cells, *_decoding(rows.get(f"{name}, with generation"))])
+    return table(("", "training alone", "ends in", "with generation", "ends in", "passes", "decode steps"), lines)
+
+
+def _decoding(row: Mapping[str, Any] | None) -> list[object]:
+    """Count the passes of a generation of that length, and the decode steps of all of them."""
+    if row is None:
+        return ["–", "–"]
+    passes = -(-_GROUP // row["settings"].get("generation_batch", _GROUP))
+    return [passes, f"{passes * (row['longest'] - row['settings']['prompt_length']):,}"]
+
+
+_GROUP = 8
 
 
 def _length(row: Mapping[str, Any]) -> list[object]:
@@ -148,18 +159,15 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Show medians of interleaved rounds, wall and CPU time, and live bytes at the traced peak."""
+    """Show the lean trainer's CPU time over each baseline's: medians of interleaved rounds."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    found = read("lean_speed")
-    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL as on CUDA, wall", "CPU time",
-            "lean ÷ TRL's micro-batch 1, CPU time", "lean ÷ TRL on a CPU, CPU time", "peak, MB: micro-batch 1",
-            "lean")  # fmt: skip
+    head = ("SmolLM2-135M, fp32, CPU time", "tokens a row", "rounds", "lean ÷ TRL, head as on CUDA",
+            "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU")  # fmt: skip
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"][FAIR],
-         *(row["cpu_ratio"][kind] for kind in (FAIR, LEAST, "trl")),
-         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in (LEAST, "lean")))
-        for name, row in found["cases"].items()
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["pairs"],
+         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")))
+        for name, row in read("lean_speed")["cases"].items()
     ])  # fmt: skip
 
 
