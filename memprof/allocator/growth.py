@@ -17,7 +17,7 @@ step asks the same, is *parked*: its steps are counted and not run. That changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ TAKE, DROP, DROP_OLD = range(3)
 _GAP = 3  # what parked pools hold meanwhile: the highest and the last, in bytes
 _PERIODS = 4  # steps after which a pool may be back where it was
 _NOTHING = -1
+_FEWEST_ROUNDS = 5
 
 
 class Operation(NamedTuple):
@@ -50,6 +51,50 @@ class Step(NamedTuple):
     sizes: Sequence[int]
     streams: Sequence[int]
     places: int
+
+
+class _Rounds(NamedTuple):
+    """Rounds within a step (layers) that do the same as one another: ``length`` operations from ``first`` on, ``count``
+    times. ``carried``: where the first round takes what the second drops."""
+
+    first: int
+    length: int
+    count: int
+    carried: list[int]
+
+    def begin(self, done: int) -> int:
+        """Return the first operation after so many rounds."""
+        return self.first + done * self.length
+
+
+def _rounds_of(operations: Sequence[Operation]) -> _Rounds | None:
+    """Find rounds of the same operations around the middle of a step; None where there are fewer than five."""
+    taken = {o.place: at for at, o in enumerate(operations) if o.kind == TAKE}
+    forms = [(k, size if k == TAKE else at - taken[place]) for at, (k, place, size) in enumerate(operations)]
+    middle = first = end = len(forms) // 2
+    lengths = (n for n in range(2, middle // 2) if forms[middle : middle + n] == forms[middle - n : middle])
+    length = next(lengths, None)
+    if length is None:
+        return None
+    while first > 0 and forms[first - 1] == forms[first - 1 + length]:
+        first -= 1
+    while end + length < len(forms) and forms[end] == forms[end + length]:
+        end += 1
+    count = (end + length - first) // length
+    dropped = {o.place: at for at, o in enumerate(operations) if o.kind == DROP}
+    carried = []
+    for at in range(first, first + length):
+        kind, place, _ = operations[at]
+        if kind == TAKE and (gone := dropped.get(place)) is not None and gone >= first + length:
+            if gone >= first + 2 * length:
+                return None
+            carried.append(at)
+    return _Rounds(first, length, count, carried) if count >= _FEWEST_ROUNDS else None
+
+
+class _Rest(NamedTuple):
+    rounds: int  # that were run
+    skipped: int  # after them
 
 
 class _Parked(NamedTuple):
@@ -79,7 +124,11 @@ class GrowthReplay:
         self._around: list[tuple[int, int, int, int]] | None = None
         self._count = 0
         self._own: list[Block | None] = []
-        self._at, self._running, self._aside = 0, False, 0
+        self._at, self._running, self._aside, self._needed = 0, False, 0, False
+        self._rounds: _Rounds | None = None
+        self._skips: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self._skipping: tuple[set[int], int] | None = None
+        self._resting: set[int] = set()
 
     def run(self, step: Step) -> None:
         """Run one more step.
@@ -93,7 +142,7 @@ class GrowthReplay:
         if self._parked:
             self._run_around()
         else:
-            self._run(0)
+            self._run_in_rounds()
         for place in self._keeps:
             if self._own[place] is None:
                 self._own[place] = self._blocks[place]
@@ -102,6 +151,11 @@ class GrowthReplay:
         self._count += 1
         if self._parks:
             self._look_for_rest(changed)
+
+    @property
+    def place(self) -> int:
+        """Return the number of the block that is being taken."""
+        return self._step.operations[self._at].place if self._step.operations else 0
 
     def settle(self) -> list[Block | None]:
         """Bring everything up to the last step; return its blocks by number, None where one was dropped."""
@@ -120,11 +174,14 @@ class GrowthReplay:
         parked, highest = list(self._parked), self._highest()
         self._allocator.allocated -= self._aside
         self._allocator.active -= self._aside
-        self._aside = 0
+        self._aside, self._needed = 0, True
         self._unpark(parked)
         done = self._step.operations[: self._at] if self._running else ()
         for pool in parked:
-            self._replay(done, pool, self._own)
+            self._replay(range(self._at if self._running else 0), pool, self._own)
+        if self._skipping is not None:
+            for pool in self._skipping[0]:
+                self._replay(range(self._skipping[1], self._at), pool, self._own)
         self._restore(highest)
         gone = {(o.kind, o.place) for o in done}
         held = [(False, n, self._blocks[n]) for n in self._kept if (DROP_OLD, n) not in gone]
@@ -145,10 +202,13 @@ class GrowthReplay:
             pairs = zip(self._needs, step.streams, strict=True)
             self._homes = [self._allocator.pool_of(need, stream) for need, stream in pairs]
             self._size_of = {o.place: o.size for o in step.operations if o.kind == TAKE}
+            self._rounds = _rounds_of(step.operations)
+            self._skips.clear()
             dropped = {o.place for o in step.operations if o.kind == DROP}
             self._keeps = [place for place in self._size_of if place not in dropped]
             self._crossed = set()
             self._states.clear()
+            self._resting = self._find_resting()
             return None
         changed, new = self._crossed, self._new_needs(step, before)
         self._crossed = set()
@@ -164,6 +224,8 @@ class GrowthReplay:
             self._homes[number] = self._allocator.pool_of(need, step.streams[number])
         if self._crossed:
             self._around = None
+            self._skips.clear()
+            self._resting = self._find_resting()
         return changed
 
     def _new_needs(self, step: Step, before: Step) -> list[tuple[int, int]]:
@@ -174,12 +236,12 @@ class GrowthReplay:
                 found.append((number, need))
         return found
 
-    def _run(self, first: int) -> None:
-        """Run the current step's operations from this one on."""
+    def _run(self, first: int, end: int | None = None) -> None:
+        """Run the current step's operations from this one on, up to ``end``."""
         operations, sizes, needs, homes = self._step.operations, self._step.sizes, self._needs, self._homes
         acquire, drop = self._allocator.acquire, self._allocator.drop
         own, old = self._own, self._blocks
-        for at in range(first, len(operations)):
+        for at in range(first, len(operations) if end is None else end):
             kind, place, size = operations[at]
             if kind == TAKE:
                 self._at = at
@@ -187,25 +249,97 @@ class GrowthReplay:
             else:
                 drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
 
+    def _run_in_rounds(self) -> None:
+        """Run the whole step; where its rounds leave pools as they were, run only the others' part of the rest."""
+        rounds, pools = self._rounds, self._resting
+        if rounds is None or not pools or self._crossed:
+            self._run(0)
+            return
+        done = self._rounds_until_rest(rounds, pools, self._own, self._run)
+        begin, end = rounds.begin(done.rounds), rounds.begin(done.rounds + done.skipped)
+        if done.skipped:
+            self._skipping, self._aside = (pools, begin), 0
+            if (begin, end) not in self._skips:
+                self._skips[begin, end] = self._order_without(pools, begin, end)
+            at = self._run_order(self._skips[begin, end])
+            self._skipping, self._aside = None, 0
+            if at is not None:  # the pools were needed, and are where this operation finds them
+                self._run(at)
+                return
+            self._carry(rounds, pools, self._own, done)
+        self._run(end)
+
+    def _rounds_until_rest(
+        self, rounds: _Rounds, pools: set[int], own: list[Block | None], run: Callable[[int, int], None]
+    ) -> _Rest:
+        """Run the step up to the round after which these pools are where an earlier round had left them."""
+        run(0, rounds.begin(1))
+        states = [self._round_state(rounds, pools, own, 1)]
+        for done in range(2, min(rounds.count - 1, _PERIODS + 2) + 1):
+            run(rounds.begin(done - 1), rounds.begin(done))
+            states.append(self._round_state(rounds, pools, own, done))
+            for period in range(1, len(states)):
+                if states[-1] == states[-1 - period]:
+                    return _Rest(done, (rounds.count - done) // period * period)
+        return _Rest(len(states), 0)
+
+    def _round_state(self, rounds: _Rounds, pools: set[int], own: list[Block | None], done: int) -> list[object]:
+        """Return where pools are after so many rounds: their free blocks, and what the next round finds in use."""
+        found: list[object] = [(tuple(home.free), tuple(home.unmapped)) for home in self._homes if id(home) in pools]
+        for at in rounds.carried:
+            block = own[self._step.operations[at + (done - 1) * rounds.length].place]
+            found.append(block.address if block is not None and id(block.pool) in pools else None)
+        return found
+
+    def _carry(self, rounds: _Rounds, pools: set[int], own: list[Block | None], rest: _Rest) -> None:
+        """Number what a round finds in use of these pools as the rounds after the skipped ones do."""
+        for at in rounds.carried:
+            now, later = (at + (done - 1) * rounds.length for done in (rest.rounds, rest.rounds + rest.skipped))
+            block = own[self._step.operations[now].place]
+            if block is not None and id(block.pool) in pools:
+                own[self._step.operations[later].place] = block
+
+    def _find_resting(self) -> set[int]:
+        """Find the pools of which the rounds keep nothing and give back nothing that was there before."""
+        rounds = self._rounds
+        if rounds is None or not self._parks:
+            return set()
+        keeps = set(self._keeps)
+        inside = self._step.operations[rounds.first : rounds.begin(rounds.count)]
+        touched = {id(self._homes[self._size_of[place]]) for _, place, _ in inside if place in keeps}
+        return {id(home) for home in self._homes if self._is_exact(home)} - touched
+
+    def _is_exact(self, home: Pool) -> bool:
+        """Tell whether every block is as large as asked for (rounded), wherever it lies."""
+        return home.small or self._allocator.settings.expandable_segments
+
     def _run_around(self) -> None:
         """Run the current step without the parked pools, and with them once they are needed."""
-        allocator, sizes, needs, homes = self._allocator, self._step.sizes, self._needs, self._homes
-        acquire, drop = allocator.acquire, allocator.drop
-        own, old = self._own, self._blocks
         self._aside = 0
         if self._around is None:
-            self._around = self._order_around()
-        for kind, place, size, at in self._around:
+            self._around = self._order_without(set(self._parked), 0, len(self._step.operations))
+        at = self._run_order(self._around)
+        self._aside = 0
+        if at is not None:
+            self._run(at)
+
+    def _run_order(self, order: list[tuple[int, int, int, int]]) -> int | None:
+        """Run an order without some pools; return the operation to go on from where these were needed."""
+        sizes, needs, homes = self._step.sizes, self._needs, self._homes
+        acquire, drop = self._allocator.acquire, self._allocator.drop
+        own, old = self._own, self._blocks
+        self._needed = False
+        for kind, place, size, at in order:
             if kind == TAKE:
                 self._at = at
                 own[place] = acquire(homes[size], needs[size], sizes[size])
-                if not self._parked:
-                    self._run(at + 1)
-                    return
+                if self._needed:
+                    return at + 1
             elif kind == _GAP:
                 self._hold_aside(place, size)
             else:
                 drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+        return None
 
     def _hold_aside(self, highest: int, last: int) -> None:
         """Count what parked pools hold at their highest, and in the end, beside what they held before."""
@@ -216,13 +350,13 @@ class GrowthReplay:
         allocator.active += last
         self._aside += last
 
-    def _order_around(self) -> list[tuple[int, int, int, int]]:
-        """List the operations of the pools that are not parked, and between them what the parked ones hold."""
+    def _order_without(self, pools: set[int], begin: int, end: int) -> list[tuple[int, int, int, int]]:
+        """List the operations of the other pools, and between them what these pools hold."""
         order: list[tuple[int, int, int, int]] = []
         level = highest = 0
-        for at, (kind, place, size) in enumerate(self._step.operations):
-            home = self._home_of(kind, place, size)
-            if id(home) in self._parked:
+        for at in range(begin, end):
+            kind, place, size = self._step.operations[at]
+            if id(self._home_of(kind, place, size)) in pools:
                 need = self._needs[self._size_of[place]]
                 level += need if kind == TAKE else -need
                 highest = max(highest, level)
@@ -231,7 +365,7 @@ class GrowthReplay:
                 order.append((_GAP, highest, level, at))
                 level = highest = 0
             order.append((kind, place, size, at))
-        return [*order, (_GAP, highest, level, len(self._step.operations))]
+        return [*order, (_GAP, highest, level, end)]
 
     def _home_of(self, kind: int, place: int, size: int) -> Pool:
         if kind == DROP_OLD:
@@ -246,7 +380,7 @@ class GrowthReplay:
         """Park every pool that a step like this one leaves as it was, or as some steps before had left it."""
         pools = {id(home): home for home in self._homes}
         for pool, home in pools.items():
-            if pool in self._parked or not (home.small or self._allocator.settings.expandable_segments):
+            if pool in self._parked or not self._is_exact(home):
                 continue
             states = self._states.setdefault(pool, [])
             if changed is None or pool in changed:
@@ -270,7 +404,7 @@ class GrowthReplay:
             since, period = self._parked.pop(pool)
             for _ in range((self._count - since) % period):
                 own: list[Block | None] = [None] * len(self._blocks)
-                self._replay(self._done.operations, pool, own)
+                self._replay_step(pool, own)
                 self._blocks = [new or old for new, old in zip(own, self._blocks, strict=True)]
             self._tell_requested(pool)
         self._restore(highest)
@@ -306,12 +440,27 @@ class GrowthReplay:
         heap = self._allocator
         heap.max_active, heap.max_allocated, heap.max_requested = highest
 
-    def _replay(self, operations: Sequence[Operation], pool: int, own: list[Block | None]) -> None:
+    def _replay_step(self, pool: int, own: list[Block | None]) -> None:
+        """Run that part of a step that concerns one pool; it needs no new memory."""
+
+        def run(first: int, end: int) -> None:
+            self._replay(range(first, end), pool, own)
+
+        end, rounds = 0, self._rounds
+        if rounds is not None and pool in self._resting:
+            rest = self._rounds_until_rest(rounds, {pool}, own, run)
+            self._carry(rounds, {pool}, own, rest)
+            end = rounds.begin(rest.rounds + rest.skipped)
+        run(end, len(self._step.operations))
+
+    def _replay(self, positions: range, pool: int, own: list[Block | None]) -> None:
         """Run those operations that concern one pool; they need no new memory."""
-        for kind, place, size in operations:
+        operations, homes, needs, sizes = self._step.operations, self._homes, self._needs, self._step.sizes
+        for at in positions:
+            kind, place, size = operations[at]
             if kind == TAKE:
-                if id(self._homes[size]) == pool:
-                    own[place] = self._allocator.acquire(self._homes[size], self._needs[size], self._step.sizes[size])
+                if id(homes[size]) == pool:
+                    own[place] = self._allocator.acquire(homes[size], needs[size], sizes[size])
                 continue
             block = own[place] if kind == DROP else self._blocks[place]
             if block is not None and id(block.pool) == pool:

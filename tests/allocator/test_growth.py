@@ -15,7 +15,8 @@ class _Loop:
     """Build steps like a decoding loop's: ids that grow, a cache that grows in every layer, temporaries within a layer
     and from one to the next, and beside them what a kernel asks for, which changes every 32 steps."""
 
-    def __init__(self, chance: random.Random, layers: int, token: int, width: int) -> None:
+    def __init__(self, chance: random.Random, layers: int, token: int, width: int, *, alike: bool = True) -> None:
+        self.alike = alike
         self.operations: list[Operation] = []
         self.sizes: list[tuple[int, int]] = []
         self.kept: list[int] = []
@@ -26,11 +27,12 @@ class _Loop:
     def _build(self, chance: random.Random, layers: int, token: int, width: int) -> None:
         self._keep(0, 64)
         stream = self._take(width, 0)
-        for _ in range(layers):
-            work = [self._take(width * chance.choice((1, 2, 3)), 0) for _ in range(3)]
+        widths, more = [chance.choice((1, 2, 3)) for _ in range(3)], chance.choice((0, 900))
+        for layer in range(layers):
+            work = [self._take(width * w * (1 + (not self.alike and layer)), 0) for w in widths]
             self._drop(work.pop(1))
             self._keep(0, token)
-            self._keep(chance.choice((0, 900)), token)
+            self._keep(more, token)
             after = self._take(width, 0)
             for place in (stream, *work):
                 self._drop(place)
@@ -101,10 +103,11 @@ _CONFS = ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power
 
 @pytest.mark.parametrize("conf", [*_CONFS, "garbage_collection_threshold:0.6"])
 @pytest.mark.parametrize("token", [300, 8192, 70_000, 300_000])
-def test_replayed_as_one_by_one(conf: str, token: int) -> None:
+@pytest.mark.parametrize("alike", [True, False])
+def test_replayed_as_one_by_one(conf: str, token: int, alike: bool) -> None:
     """On a device with room for all, and on ever smaller ones, down to where it is out of memory."""
-    loop = _Loop(random.Random(token), 4, token, 4096)
-    steps = [loop.step(number) for number in range(20, 150)]
+    loop = _Loop(random.Random(token), 9, token, 4096, alike=alike)
+    steps = [loop.step(number) for number in range(20, 110)]
     whole = CachingAllocator(parse_settings(conf))
     one_by_one(whole, begun(whole, loop, 20), steps)
     spare = whole.max_reserved - whole.max_allocated

@@ -19,6 +19,7 @@ __all__ = [
     "quantize_nf4",
 ]
 
+
 def load_config(model: str) -> Any:
     """Make a transformers config for a hub id, a folder or a ``config.json``.
 

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings
+from memprof.simulate.recorder.decoding import Decoding, NotAlike, Player, Run, learn
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.lean import sequences_at_once
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
+    from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["counted", "fake_rollout", "unfinished"]
+__all__ = ["counted", "cutting", "fake_rollout", "pieces_to_execute"]
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
+# Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
+_FIRST_TOKENS, _LAST_TOKENS = 3, 4
+_NOT_REPLAYED = "generation was executed at its first and last tokens only"
+_wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
 
 
 def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
@@ -42,7 +51,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
             size = sequences_at_once(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
-            _generate(self, size, settings)
+            _generate(self, size, settings, session)
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None
@@ -55,8 +64,8 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
 
 
-def _generate(trainer: Any, batch: int, settings: Settings) -> None:
-    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
+def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None) -> None:
+    """Generate a batch's completions: from what a few tokens' steps do, where these repeat one another."""
     with (
         trl_names.UNWRAPPED.get()(
             trainer.model_wrapped,
@@ -68,15 +77,75 @@ def _generate(trainer: Any, batch: int, settings: Settings) -> None:
         torch.no_grad(),
         _gathered(trainer),
     ):
-        asked = settings.prompt_length
-        if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
-            _some_tokens(trainer, model, batch, asked, settings.completion_length)
-            return
-        shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
-        if settings.completion_length > _DECODED:
-            held = settings.sequence_length - 1 - _DECODED
-            cache = filled_cache(model, shapes, held, settings)
-            _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
+        decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
+        if session is not None and decoding is not None:
+            Player(session.fake_recorder, decoding).play()
+        else:
+            _execute_ends(trainer, model, batch, settings)
+
+
+def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session: FakeSession) -> Decoding | None:
+    """Learn what generation does, once for every size of batch; None, with a note, where that cannot be learned."""
+    known: dict[int, Decoding | None] = vars(trainer).setdefault("_memprof_decodings", {})
+    if batch not in known:
+        try:
+            known[batch] = _learned(trainer, model, batch, settings, session.fake_recorder)
+        except NotAlike as reason:
+            known[batch] = None
+            session.notes.append(
+                f"{_NOT_REPLAYED} ({reason}): what its growth makes the allocator reserve is not known"
+            )
+    return known[batch]
+
+
+def _learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
+    if settings.gpus > 1 and settings.sharding != "ddp":
+        raise NotAlike(f"the model is divided by {settings.sharding}")
+    runs = []
+    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings)):
+        with recorder.rehearsing() as rehearsal:
+            longest = settings.sequence_length - prompt
+            _some_tokens(trainer, model, batch, prompt, longest, count=tokens, whole=True)
+        runs.append(Run(prompt, rehearsal))
+    return learn(runs, settings.completion_length)
+
+
+def pieces_to_execute(settings: Settings, windows: Sequence[int]) -> list[tuple[int, int]]:
+    """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
+    length at which a window is full, the last ones."""
+    first, last = settings.prompt_length, settings.sequence_length
+    wanted = [(first, first + _FIRST_TOKENS)]
+    wanted += [(window - 4, window + 3) for window in windows if first < window + 3 and window - 4 < last]
+    wanted.append((last - _LAST_TOKENS, last))
+    found: list[tuple[int, int]] = []
+    for begin, end in wanted:
+        begin, end = max(begin, first), min(end, last)
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return [(begin, end - begin) for begin, end in found]
+
+
+def _windows(model: Any, settings: Settings) -> list[int]:
+    """List the lengths at which a layer's cache stops growing."""
+    from transformers import DynamicCache
+
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return sorted({w for layer in layers if (w := transformers_names.CACHE_WINDOW.of(layer)) is not None})
+
+
+def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings) -> None:
+    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
+    asked = settings.prompt_length
+    if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
+        _some_tokens(trainer, model, batch, asked, settings.completion_length)
+        return
+    shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
+    if settings.completion_length > _DECODED:
+        held = settings.sequence_length - 1 - _DECODED
+        cache = filled_cache(model, shapes, held, settings)
+        _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
 def _gathered(trainer: Any) -> AbstractContextManager[Any]:
@@ -85,32 +154,55 @@ def _gathered(trainer: Any) -> AbstractContextManager[Any]:
     return nullcontext() if zero is None else zero.gathered()
 
 
-def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int, cache: Any = None) -> Any:
-    """Generate :data:`_DECODED` tokens of at most ``longest`` after ``tokens``; returns the cache."""
+def _some_tokens(
+    trainer: Any,
+    model: Any,
+    batch: int,
+    tokens: int,
+    longest: int,
+    cache: Any = None,
+    *,
+    count: int = _DECODED,
+    whole: bool = False,
+) -> Any:
+    """Generate ``count`` tokens of at most ``longest`` after ``tokens``; return the cache, or what TRL asks for."""
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
     generation.max_new_tokens = longest
-    generation.return_dict_in_generate = True
+    generation.return_dict_in_generate = not whole
     if cache is not None:
         generation.cache_implementation = generation.cache_config = None
-    out = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
-    )
-    return out.past_key_values
+    wanted = _wanted.set(count)
+    try:
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
+        )
+    finally:
+        _wanted.reset(wanted)
+    return out if whole else out.past_key_values
 
 
 def counted(sample: Any) -> Any:
-    """Wrap transformers' sampling so that it makes :data:`_DECODED` tokens."""
+    """Wrap transformers' sampling so that it makes as many tokens as are wanted."""
 
     @functools.wraps(sample)
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._memprof_tokens = _DECODED
+        self._memprof_tokens = _wanted.get()
         return sample(self, *args, **kwargs)
 
     return limited
 
 
-def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-    """Tell whether sampling goes on: a count, since no fake token ever ends a sequence."""
-    self._memprof_tokens -= 1
-    return bool(self._memprof_tokens >= 0)
+def cutting(recorder: FakeRecorder | None) -> Any:
+    """Make what tells whether sampling goes on: a count, since no fake token ever ends a sequence.
+
+    It is asked before every token, where a rehearsal's next part begins.
+    """
+
+    def unfinished(self: Any, *_: Any, **__: Any) -> bool:
+        if recorder is not None and recorder.rehearsal is not None:
+            recorder.rehearsal.cut()
+        self._memprof_tokens -= 1
+        return bool(self._memprof_tokens >= 0)
+
+    return unfinished
