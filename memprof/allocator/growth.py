@@ -68,28 +68,35 @@ class _Rounds(NamedTuple):
 
 
 def _rounds_of(operations: Sequence[Operation]) -> _Rounds | None:
-    """Find rounds of the same operations around the middle of a step; None where there are fewer than five."""
+    """Find the rounds around the middle of a step that cover most of it; None where there are fewer than five."""
     taken = {o.place: at for at, o in enumerate(operations) if o.kind == TAKE}
     forms = [(k, size if k == TAKE else at - taken[place]) for at, (k, place, size) in enumerate(operations)]
-    middle = first = end = len(forms) // 2
-    lengths = (n for n in range(2, middle // 2) if forms[middle : middle + n] == forms[middle - n : middle])
-    length = next(lengths, None)
-    if length is None:
+    middle, best = len(forms) // 2, range(0)
+    for length in range(2, middle // 2):
+        if forms[middle : middle + length] != forms[middle - length : middle]:
+            continue
+        first, end = middle, middle
+        while first > 0 and forms[first - 1] == forms[first - 1 + length]:
+            first -= 1
+        while end + length < len(forms) and forms[end] == forms[end + length]:
+            end += 1
+        found = range(first, end + 1, length)  # where each round begins
+        if len(found) * length > len(best) * best.step:
+            best = found
+        if 2 * len(best) * best.step > len(forms):
+            break
+    if len(best) < _FEWEST_ROUNDS:
         return None
-    while first > 0 and forms[first - 1] == forms[first - 1 + length]:
-        first -= 1
-    while end + length < len(forms) and forms[end] == forms[end + length]:
-        end += 1
-    count = (end + length - first) // length
     dropped = {o.place: at for at, o in enumerate(operations) if o.kind == DROP}
+    second, third = best[1], best[2]
     carried = []
-    for at in range(first, first + length):
+    for at in range(best[0], second):
         kind, place, _ = operations[at]
-        if kind == TAKE and (gone := dropped.get(place)) is not None and gone >= first + length:
-            if gone >= first + 2 * length:
+        if kind == TAKE and dropped.get(place, 0) >= second:
+            if dropped[place] >= third:
                 return None
             carried.append(at)
-    return _Rounds(first, length, count, carried) if count >= _FEWEST_ROUNDS else None
+    return _Rounds(best.start, best.step, len(best), carried)
 
 
 class _Rest(NamedTuple):
