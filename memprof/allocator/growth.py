@@ -54,12 +54,12 @@ class Step(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """Rounds within a step (layers) that do the same as one another: ``length`` operations from ``first`` on, ``count``
-    times. ``carried``: where the first round takes what the second drops."""
+    """Rounds within a step (layers) that do the same as one another: ``length`` operations from ``first`` on,
+    ``number`` times. ``carried``: where the first round takes what the second drops."""
 
     first: int
     length: int
-    count: int
+    number: int
     carried: list[int]
 
     def begin(self, done: int) -> int:
@@ -282,12 +282,12 @@ class GrowthReplay:
         """Run the step up to the round after which these pools are where an earlier round had left them."""
         run(0, rounds.begin(1))
         states = [self._round_state(rounds, pools, own, 1)]
-        for done in range(2, min(rounds.count - 1, _PERIODS + 2) + 1):
+        for done in range(2, min(rounds.number - 1, _PERIODS + 2) + 1):
             run(rounds.begin(done - 1), rounds.begin(done))
             states.append(self._round_state(rounds, pools, own, done))
             for period in range(1, len(states)):
                 if states[-1] == states[-1 - period]:
-                    return _Rest(done, (rounds.count - done) // period * period)
+                    return _Rest(done, (rounds.number - done) // period * period)
         return _Rest(len(states), 0)
 
     def _round_state(self, rounds: _Rounds, pools: set[int], own: list[Block | None], done: int) -> list[object]:
@@ -312,7 +312,7 @@ class GrowthReplay:
         if rounds is None or not self._parks:
             return set()
         keeps = set(self._keeps)
-        inside = self._step.operations[rounds.first : rounds.begin(rounds.count)]
+        inside = self._step.operations[rounds.first : rounds.begin(rounds.number)]
         touched = {id(self._homes[self._size_of[place]]) for _, place, _ in inside if place in keeps}
         return {id(home) for home in self._homes if self._is_exact(home)} - touched
 

@@ -33,6 +33,7 @@ PARTS: dict[str, Any] = {
     },
 }  # fmt: skip
 _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
+_GENERATION = {"held_bytes": (int,), "reserved_bytes": (int,), "flushes": (int,), "expandable": (bool,)}
 
 
 def usable(name: str, value: Any) -> dict[str, Any] | None:
@@ -41,6 +42,8 @@ def usable(name: str, value: Any) -> dict[str, Any] | None:
         part: dict[str, Any] = _like(value, PARTS[name])
         if name == "fit":
             part["host"] = None if value.get("host") is None else _like(value["host"], _HOST)
+            if value.get("generation") is not None:
+                part["generation"] = _like(value["generation"], _GENERATION)
     except (TypeError, KeyError):
         return None
     return part

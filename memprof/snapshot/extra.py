@@ -44,6 +44,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     # Only in simulated runs; memprof.analysis.prediction checks their content.
     "expected_error": (dict,),
     "fit": (dict,),
+    "generation": (dict,),
     "lengths": (dict,),
 }
 

@@ -36,6 +36,10 @@ class Run(NamedTuple):
     rehearsal: Rehearsal
 
 
+class _Rest(NamedTuple):
+    """All is given back that is left of the prompt's forward and of the first token."""
+
+
 @dataclass(frozen=True)
 class _Span:
     """Hold steps ``first`` to ``last``, none of them logged, between two that are."""
@@ -56,7 +60,7 @@ class Decoding:
 
     logs: dict[int, list[Logged]]
     spans: dict[int, _Span]
-    end: list[Logged]
+    end: list[Logged | _Rest]
 
     @property
     def repeated(self) -> int:
@@ -73,16 +77,31 @@ def learn(runs: Sequence[Run], tokens: int) -> Decoding:
     prompt = runs[0].prompt
     logs: dict[int, list[Logged]] = {}
     for run in runs:
-        if not run.rehearsal.usable or run.rehearsal.alive:
+        if not run.rehearsal.usable:
             raise NotAlike("it does more than take and give back memory")
+        if run.rehearsal.alive:
+            raise NotAlike("something that it made outlives it")
         for part in range(0 if run is runs[0] else 3, len(run.rehearsal.parts) - 1):
             logs[part + run.prompt - prompt] = _placed(run.rehearsal.parts[part], part, run is runs[0])
-    end = _placed(runs[0].rehearsal.parts[-1], len(runs[0].rehearsal.parts) - 1, True)
+    end = _end_of(runs[-1], runs[-1] is runs[0])
     spans = {}
     for number, after in zip(sorted(logs), sorted(logs)[1:], strict=False):
         if after > number + 1:
             spans[number + 1] = _span(logs, number, after)
     return Decoding({n: log for n, log in logs.items() if n <= tokens}, spans, end)
+
+
+def _end_of(run: Run, first: bool) -> list[Logged | _Rest]:
+    """Return what follows the last token; a later run's first parts stand for those of the first run."""
+    log, part = run.rehearsal.parts[-1], len(run.rehearsal.parts) - 1
+    found: list[Logged | _Rest] = []
+    for entry in log:
+        if isinstance(entry, Given) and entry.part <= 1 and not first:
+            if not any(isinstance(known, _Rest) for known in found):
+                found.append(_Rest())
+        else:
+            found += _placed([entry], part, first)
+    return found
 
 
 def _placed(log: list[Logged], part: int, first: bool) -> list[Logged]:
@@ -95,7 +114,7 @@ def _placed(log: list[Logged], part: int, first: bool) -> list[Logged]:
                 if entry.part > 1 or not first:
                     raise NotAlike("what a step makes outlives the step after it")
                 whose = -1 - entry.part
-            entry = entry._replace(part=whose)  # type: ignore[assignment]
+            entry = entry._replace(part=whose)
         found.append(entry)
     return found
 
@@ -181,9 +200,9 @@ class _Steps:
                 raise NotAlike("a step gives back what the first ones made")
             self._order.append(Operation(DROP if one.part == _OWN else DROP_OLD, one.place))
         elif isinstance(one, Kernel):
-            key = (one.func, _plain(one.args), _plain(other.args), _plain(one.made))
-            self._kernels.setdefault(key, (one, other))
-            self._order.append(key)
+            kernel = (one.func, _plain(one.args), _plain(other.args), _plain(one.made))
+            self._kernels.setdefault(kernel, (one, other))
+            self._order.append(kernel)
 
     @property
     def places(self) -> int:
@@ -234,10 +253,10 @@ def _plain(value: Any) -> Any:
 
 
 class Player:
-    """Repeat a generation on a recorder's device."""
+    """Repeat a generation on a recorder's device: ``whole``, or of each span of repeated steps the last one only."""
 
-    def __init__(self, recorder: FakeRecorder, decoding: Decoding) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: FakeRecorder, decoding: Decoding, *, whole: bool = True) -> None:
+        self._recorder, self._whole = recorder, whole
         self._decoding = decoding
         self._first: list[dict[int, int]] = []  # addresses of the first two steps' blocks, by place
         self._before: dict[int, int] = {}
@@ -261,7 +280,7 @@ class Player:
                 number = span.last + 1
         self._tell(decoding.end)
 
-    def _tell(self, log: Sequence[Logged]) -> None:
+    def _tell(self, log: Sequence[Logged | _Rest]) -> None:
         """Do what a log says, and let the trace tell it."""
         recorder, own = self._recorder, {}
         place = 0
@@ -277,9 +296,17 @@ class Player:
                 recorder.run_kernel(entry.func, entry.args, entry.kwargs, entry.made)
             elif isinstance(entry, Workspace):
                 recorder.claim_workspace()
+            elif isinstance(entry, _Rest):
+                self._give_back_first()
         if len(self._first) < 2:
             self._first.append(own)
         self._before = own
+
+    def _give_back_first(self) -> None:
+        for blocks in self._first:
+            for address in blocks.values():
+                self._recorder.release(address)
+            blocks.clear()
 
     def _of(self, whose: int, own: dict[int, int]) -> dict[int, int]:
         return own if whose == _OWN else self._before if whose == _BEFORE else self._first[-1 - whose]
@@ -289,7 +316,7 @@ class Player:
             self._recorder.owners.claim_address(address, entry.category, entry.detail, entry.name)
 
     def _repeat(self, span: _Span) -> None:
-        if not isinstance(self._recorder.allocator, CachingAllocator):
+        if not self._whole or not isinstance(self._recorder.allocator, CachingAllocator):
             # Without an allocator a block is what was asked for: the span's last step leaves what all of them leave.
             between = _Between(span.first - 1, span.last + 1)
             pairs = zip(span.before, span.after, strict=True)

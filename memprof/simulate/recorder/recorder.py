@@ -8,6 +8,7 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -389,6 +390,8 @@ class FakeRecorder:
         self._rehearsal = Rehearsal()
         try:
             yield self._rehearsal
+            if self._rehearsal.alive:  # in circles of references
+                gc.collect()
         finally:
             self._rehearsal = None
 

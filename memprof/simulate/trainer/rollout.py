@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["counted", "cutting", "fake_rollout", "pieces_to_execute"]
+__all__ = ["counted", "cutting", "fake_rollout", "learned", "pieces_to_execute"]
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
@@ -79,7 +79,9 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
     ):
         decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
         if session is not None and decoding is not None:
-            Player(session.fake_recorder, decoding).play()
+            player = Player(session.fake_recorder, decoding, whole=session.growth)
+            with session.generating() if session.growth else nullcontext():
+                player.play()
         else:
             _execute_ends(trainer, model, batch, settings)
 
@@ -89,7 +91,7 @@ def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session:
     known: dict[int, Decoding | None] = vars(trainer).setdefault("_memprof_decodings", {})
     if batch not in known:
         try:
-            known[batch] = _learned(trainer, model, batch, settings, session.fake_recorder)
+            known[batch] = learned(trainer, model, batch, settings, session.fake_recorder)
         except NotAlike as reason:
             known[batch] = None
             session.notes.append(
@@ -98,7 +100,7 @@ def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session:
     return known[batch]
 
 
-def _learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
+def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
     if settings.gpus > 1 and settings.sharding != "ddp":
         raise NotAlike(f"the model is divided by {settings.sharding}")
     runs = []
