@@ -153,6 +153,8 @@ class _Between(NamedTuple):
 
     def at(self, step: int, one: Any, other: Any) -> Any:
         """Read off a number, or anything made of numbers."""
+        if one is other:
+            return one
         if type(one) is int:
             grown, odd = divmod(other - one, self.after - self.before)
             if odd:
@@ -201,7 +203,8 @@ class _Steps:
             self._order.append(Operation(DROP if one.part == _OWN else DROP_OLD, one.place))
         elif isinstance(one, Kernel):
             kernel = (one.func, _plain(one.args), _plain(other.args), _plain(one.made))
-            self._kernels.setdefault(kernel, (one, other))
+            args, made = _shared(one.args, other.args), _shared(one.made, other.made)
+            self._kernels.setdefault(kernel, (one, other._replace(args=args, made=made)))
             self._order.append(kernel)
 
     @property
@@ -244,6 +247,15 @@ class _Steps:
                 ]
                 found += [Operation(DROP, place) for place in places]
         return found, more
+
+
+def _shared(one: Any, other: Any) -> Any:
+    """Return ``other`` with what is equal in ``one`` taken from there: it need not be read off at every step."""
+    if type(one) is tuple:
+        if len(one) != len(other):
+            raise NotAlike("a kernel has other arguments")
+        return tuple(_shared(a, b) for a, b in zip(one, other, strict=True))
+    return one if _plain(one) == _plain(other) else other
 
 
 def _plain(value: Any) -> Any:

@@ -30,6 +30,7 @@ __all__ = ["counted", "cutting", "fake_rollout", "learned", "pieces_to_execute"]
 _DECODED = 2
 # Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
 _FIRST_TOKENS, _LAST_TOKENS = 3, 4
+_MANY_TOKENS = 2048  # from so many on, the warm-up step's generation is not repeated token by token
 _NOT_REPLAYED = "generation was executed at its first and last tokens only"
 _wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
 
@@ -79,9 +80,11 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
     ):
         decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
         if session is not None and decoding is not None:
-            player = Player(session.fake_recorder, decoding, whole=session.growth)
-            with session.generating() if session.growth else nullcontext():
-                player.play()
+            warm = vars(trainer).get("_memprof_generated", False)
+            trainer._memprof_generated = True
+            whole = session.growth and (warm or decoding.repeated < _MANY_TOKENS)
+            with session.generating() if whole else nullcontext():
+                Player(session.fake_recorder, decoding, whole=whole).play()
         else:
             _execute_ends(trainer, model, batch, settings)
 
