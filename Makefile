@@ -51,8 +51,8 @@ test: setup lint types browser
 test-all: setup lint types browser
 	$(PYTEST)
 
-# 0.7 GB to download (torch 527 MB, Triton 198 MB), 2 GB on disk. The emulator is compiled once for each version of its
-# sources, in half a minute.
+# 0.8 GB to download (torch 527 MB, Triton 198 MB, bitsandbytes 43 MB), 2 GB on disk. The emulator is compiled once for
+# each version of its sources, in half a minute.
 $(CUDA_READY): $(READY) requirements-cuda.txt pyproject.toml
 	test -x $(CUDA)/bin/python || $(BIN)/python -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps -r requirements-cuda.txt

@@ -1,6 +1,6 @@
-"""Take the README's picture from a page of the demo.
+"""Take the README's pictures from the pages of the demo: one run, and both runs side by side.
 
-    python -m benchmarks.docs report-picture [demo/full.html] [docs/images/report.png]
+    python -m benchmarks.docs report-picture [demo] [docs/images]
 """
 
 from __future__ import annotations
@@ -11,14 +11,21 @@ import click
 
 from tests.reports.html.browser import chromium, open_page
 
+# Page of the demo and its picture: from the top to the end of the table of components.
+PICTURES = {"full.html": "report.png", "compare.html": "compare.png"}
+_LAST = "#components"
+_WIDTH, _MARGIN = 1280, 16
+
 
 @click.command(help=__doc__)
-@click.argument("page", default="demo/full.html", type=click.Path(path_type=Path, exists=True))
-@click.argument("picture", default="docs/images/report.png", type=click.Path(path_type=Path))
-@click.option("--height", default=1500, show_default=True, help="How much of the page is shown.")
-def main(page: Path, picture: Path, height: int) -> None:
-    size = {"width": 1280, "height": height}
-    with chromium() as browser, open_page(browser, page, viewport=size, color_scheme="light") as view:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        view.wait_for_timeout(500)  # plotly draws after the page is ready
-        view.screenshot(path=picture)
+@click.argument("pages", default="demo", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("pictures", default="docs/images", type=click.Path(path_type=Path, file_okay=False))
+def main(pages: Path, pictures: Path) -> None:
+    pictures.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        for page, picture in PICTURES.items():
+            size = {"width": _WIDTH, "height": 1000}
+            with open_page(browser, pages / page, viewport=size, color_scheme="light") as view:
+                box = view.locator(_LAST).bounding_box()
+                clip = {"x": 0, "y": 0, "width": _WIDTH, "height": box["y"] + box["height"] + _MARGIN}
+                view.screenshot(path=pictures / picture, full_page=True, clip=clip)

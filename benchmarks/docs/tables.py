@@ -2,7 +2,7 @@
 
     python -m benchmarks.docs tables [--check]
 
-The figures are those of ``benchmarks/results/cpu/*.json``, the forms of ``docs/oom.md`` those of the tests;
+The figures are those of ``benchmarks/results/*/*.json``, the forms of ``docs/oom.md`` those of the tests;
 ``--check`` (and a test) only compares. Nothing is simulated here.
 """
 
@@ -18,6 +18,7 @@ import click
 from benchmarks.lean import tables as lean_tables
 from benchmarks.oom import forms_table
 from benchmarks.tabling import ROOT, read, table
+from benchmarks.versions import cuda as cuda_versions
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
@@ -25,7 +26,7 @@ PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom")
+        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom", "emulate")
     ),
     ROOT / "examples" / "README.md",
 )
@@ -211,6 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fused-loss": fused_loss,
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
+    "cuda-versions": lambda: cuda_versions.table_of(cuda_versions.read()),
     **lean_tables.TABLES,
     **forms_table.TABLES,
 }

@@ -97,8 +97,8 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
                 each = found.counted.total() - before
         found.add(recorder, (len(rounds) - executed) * each)
 
-    def planned(*given: Any) -> Any:
-        pieces = plan(*given)
+    def planned(*given: Any, **how: Any) -> Any:
+        pieces = plan(*given, **how)
         found.last = len(pieces)
         return pieces
 

@@ -21,8 +21,6 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 __all__ = ["candidates_for"]
 
-# Tokens of the lean trainer's pieces where it is not told (memprof.grpo.step.pieces, which needs torch).
-_PIECE = 2048
 _EIGHT_BITS = {
     False: "As fast; embeddings' moments stay in 32 bits.",
     True: "A step waits for the moments that are on the host.",
@@ -315,7 +313,8 @@ def _lean(s: Settings) -> Iterator[Candidate]:
 
 
 def _pieces(s: Settings) -> Iterator[Candidate]:
-    together = min((s.max_tokens_per_piece or _PIECE) // s.sequence_length, s.per_device_train_batch_size)
+    # Where it is not told, the trainer takes no more together than is small beside the weights.
+    together = min((s.max_tokens_per_piece or 0) // s.sequence_length, s.per_device_train_batch_size)
     if together > 1:
         yield Candidate(
             id="smaller_pieces",

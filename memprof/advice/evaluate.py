@@ -154,6 +154,8 @@ def _entry(
     }
     if device is not None:
         data["device_saves_bytes"] = device
+    if row.get("step_s") and base.get("step_s"):
+        data["time_ratio"] = round(row["step_s"] / base["step_s"], 3)
     if row["host_bytes"] > base["host_bytes"]:
         data["host_bytes"] = int(row["host_bytes"] - base["host_bytes"])
     if not candidate.device:

@@ -79,7 +79,7 @@ def holdings_of_analysis(analysis: Analysis) -> Holdings:
     examples: dict[Key, int] = {}
     for (stack, size), row, count in zip(kinds.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
         if stack not in keys:
-            keys[stack] = stack_key([str(frame) for frame in analysis.snapshot.stacks.of(stack)])
+            keys[stack] = stack_key(analysis.stacks.of(stack))
         key = (keys[stack], size)
         held[key] = held.get(key, 0) + count
         examples.setdefault(key, row)

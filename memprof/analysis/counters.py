@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
 
 __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
@@ -109,7 +110,7 @@ def find_counters(place: Path) -> list[Path]:
     """
     if place.is_file():
         return [place]
-    for folder in (place, place / "_memprof"):
+    for folder in places_of_run(place):
         try:
             found = [(int(m.group(1)), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
         except OSError:

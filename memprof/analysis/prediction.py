@@ -1,4 +1,4 @@
-"""Check the parts that only a simulated run's snapshot has: expected error, verdict and lengths."""
+"""Check the parts that only a simulated run's snapshot has: expected error, estimated time, verdict and lengths."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ _POINT = {
     "length": (int,), "share_below": _NUMBER, "needed_bytes": (int,), "peak_bytes": (int,), "fits": (bool, _NONE),
     "executed": (bool,), "names": [(str,)],
 }  # fmt: skip
-# A dict stands for a record that must have all these names, a list for a list of one kind, and a tuple for the types
-# a value may have.
+# A dict stands for a record that must have all these names, or for a table of one kind where its key is ``str``; a list
+# for a list of one kind, and a tuple for the types a value may have.
 PARTS: dict[str, Any] = {
     "expected_error": {"allocated": _RANGE, "reserved": _RANGE, "not_compared": [(str,)], "sentence": (str,)},
+    "estimated_time": {
+        "step_s": _NUMBER, "phases": {str: _NUMBER}, "basis": (str,), "assumptions": [(str,)],
+    },
     "fit": {
         "gpu": (str,), "total_bytes": (int,), "limit_bytes": (int,), "needed_bytes": (int,), "reserved_bytes": (int,),
         "non_torch_bytes": (int,), "headroom_bytes": (int,), "margin": _NUMBER, "fits": (bool,), "flushes": (bool,),
@@ -54,6 +57,10 @@ def _like(value: Any, wanted: Any) -> Any:
         if type(value) not in wanted:
             raise TypeError
         return value
+    if isinstance(wanted, dict) and str in wanted:
+        if not isinstance(value, dict):
+            raise TypeError
+        return {str(name): _like(entry, wanted[str]) for name, entry in value.items()}
     if isinstance(wanted, list):
         if not isinstance(value, list):
             raise TypeError

@@ -180,10 +180,8 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
     if peak is None:
         empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
         return {**dict.fromkeys(empty), "grown_by": []}
-    stacks = analysis.snapshot.stacks
     grown = [
-        {"bytes": g.bytes, "phase": g.phase, "stack": [str(frame) for frame in stacks.of(g.stack)]}
-        for g in peak.grown_by[:_MAX_GROWTH]
+        {"bytes": g.bytes, "phase": g.phase, "stack": analysis.stacks.of(g.stack)} for g in peak.grown_by[:_MAX_GROWTH]
     ]
     # Smaller entries stay in the sum, merged by phase.
     tail: dict[str, int] = {}
@@ -226,7 +224,7 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
         "fits_defragmented": requested <= room + sum(split.values()),
         "phase": at.phase,
         "step": at.step,
-        "stack": [str(frame) for frame in analysis.snapshot.stacks.of(int(trace.stack[event]))],
+        "stack": analysis.stacks.of(int(trace.stack[event])),
         "time_us": at.time_us,
         "allocated_bytes": at.allocated_bytes,
         "categories": {category: n for category, n in at.categories.items() if n},
@@ -238,16 +236,17 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
 
 
 def capacity_of(device: Mapping[str, Any], oom: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the memory of the card, and where that is known from; None where nothing tells.
+    """Return the memory of the card (of the machine, for a run on a CPU), and where that is known from.
 
     Without a recorded total, what torch had reserved when memory ran out and what was free then are a lower bound:
-    memory outside torch is not in it. A limit of the process that refused a request stands for its card.
+    memory outside torch is not in it. A limit of the process that refused a request stands for its card. None where
+    nothing tells.
     """
     if oom and oom.get("limited") and oom.get("limit_bytes"):
         return {"bytes": oom["limit_bytes"], "from": "limit"}
     total = device.get("total_bytes")
     if isinstance(total, int) and total > 0:
-        return {"bytes": total, "from": "device"}
+        return {"bytes": total, "from": "machine" if device.get("type") == "cpu" else "device"}
     if oom and oom.get("reserved_bytes") and oom["device_free_bytes"] is not None:
         return {"bytes": oom["reserved_bytes"] + oom["device_free_bytes"], "from": "oom"}
     return None
@@ -297,7 +296,7 @@ def _held_at(analysis: Views, time_us: int | None) -> dict[str, Any]:
 def _growth(analysis: Views) -> dict[str, Any]:
     tokens = {row[0]: row[3] for row in analysis.snapshot.extra.get("steps") or [] if len(row) > 3 and row[3]}
     found = growth(analysis.timeline, analysis.attribution, tokens)
-    stacks, categories = analysis.snapshot.stacks, list(Category)
+    categories = list(Category)
     return {
         "steps": [asdict(step) for step in found.steps],
         "end_bytes_per_step": found.end_slope,
@@ -310,7 +309,7 @@ def _growth(analysis: Views) -> dict[str, Any]:
                 "steps": leftover.steps,
                 "category": str(categories[leftover.category]),
                 "held_by": sorted({who for row in leftover.rows for who in analysis.holders.get(row, [])}),
-                "stack": [str(frame) for frame in stacks.of(leftover.stack)],
+                "stack": analysis.stacks.of(leftover.stack),
             }
             for leftover in found.leftovers[:_MAX_LEFTOVERS]
         ],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from memprof.analysis.allocations.alike import largest_groups
+from memprof.analysis.allocations.stacks import ReadableStacks
 from memprof.analysis.breakdown import Breakdown
 from memprof.analysis.curves import group_peaks, own_peaks, phase_peak_instants
 from memprof.analysis.peaks.counted import (
@@ -72,6 +73,11 @@ class Views:
         """Return the process's bytes on this device outside torch, by the driver; None where it was not asked."""
         found: int | None = self.snapshot.extra.get("non_torch_bytes")
         return found if self.snapshot.recorder_asked_about(self.timeline.device) else None
+
+    @cached_property
+    def stacks(self) -> ReadableStacks:
+        """Return the snapshot's stacks as they are written for a reader."""
+        return ReadableStacks(self.snapshot)
 
     @cached_property
     def _split(self) -> Callable[[int], dict[str, int]]:
@@ -186,7 +192,6 @@ class Views:
     def allocation(self, row: int) -> dict[str, Any]:
         """Return all that is known of one allocation, as it is written to JSON."""
         line, found = self.timeline, self.attribution
-        frames = self.snapshot.stacks.of(int(line.stack[row]))
         died = int(line.died_us[row])
         step = int(found.step[row])
         return {
@@ -206,7 +211,7 @@ class Views:
             "retained": bool(found.retained[row]),
             "held_by": self.holders.get(row, []),
             "tag": self.snapshot.metadata[line.metadata[row]] or None,
-            "stack": [str(frame) for frame in frames],
+            "stack": self.stacks.of(int(line.stack[row])),
         }
 
     def instant_of(self, at: str) -> int:

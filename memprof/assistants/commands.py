@@ -65,8 +65,8 @@ class Reader:
         except (OSError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"{text!r:.200} cannot be read ({reason}).") from None
-        # A folder's _memprof is read too, and may be a link.
-        if not all(self._allowed(place) for place in (path, (path / "_memprof").resolve())):
+        # A folder's _memprof (_memprof-2 ...) is read too, and may be a link.
+        if not all(self._allowed(place) for place in (path, *(p.resolve() for p in path.glob("_memprof*")))):
             named = ", ".join(map(str, self.roots))
             raise InputError(f"{text!r:.200} is outside the folders this server may read: {named}.")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -22,6 +22,7 @@ __all__ = ["LoadedModel", "apply_loaded_models", "embedding_geometry"]
 
 _NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales) do not tell models apart
 _SAME = 0.9  # two models with this share of bytes in common have the same architecture
+_OF_REINFORCEMENT = (Phase.GENERATE, Phase.REWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MINOR = 0.02  # a group of at most this share of the policy is part of it (buffers, late parameters)
 
 
@@ -183,7 +184,8 @@ def _role_beside(
         ]
         return Category.REFERENCE_MODEL if needs_reference and not exact else Category.REWARD_MODEL
     if trained and _common(model.sizes, trained) >= 0.5 * model.bytes and not alike:
-        return Category.VALUE_MODEL
+        # A critic judges what was generated. In any other training, a part made at another line is the model's own.
+        return Category.VALUE_MODEL if any(map(facts.has_phase, _OF_REINFORCEMENT)) else Category.WEIGHTS
     # With adapters the reference is the policy itself, adapters off. What else was loaded is a part of the policy:
     # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
     if alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained)):

@@ -130,10 +130,34 @@ def _apply_specific(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> N
 
 
 def _apply_context(facts: Facts, draft: Draft) -> None:
-    if len(draft.category):
-        _apply_matched(
-            facts, draft, facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)], context=True
-        )
+    if not len(draft.category):
+        return
+    matched = facts.stacks.first_rule("context", *_pairs(facts))[_pair_of_row(facts)]
+    only_by_place = np.array(
+        [r.category is Category.LOSS_LOGITS and not (r.any or r.inner) for r in facts.stacks.rules.rules] + [False],
+        bool,
+    )
+    loss = only_by_place[matched] & facts.stacks.has_python[facts.timeline.stack]
+    if facts.module.any():
+        _apply_before_the_model(facts, draft, loss)
+    else:
+        matched = np.where(loss, -1, matched)  # a loss follows a model's output, and no model ran
+    _apply_matched(facts, draft, matched, context=True)
+
+
+def _apply_before_the_model(facts: Facts, draft: Draft, rows: NDArray[np.bool_]) -> None:
+    """Decide those of ``rows`` that a pass makes before its model runs: its inputs.
+
+    CUDA's history tells no dtype, and nothing but the place would speak for a mask or a kernel's scratch as a loss.
+    """
+    early = np.zeros(len(rows), bool)
+    for phase in (Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS, Phase.FORWARD):
+        for span in facts.spans_of(phase):
+            born = facts.born_in(span)
+            ran = np.flatnonzero(facts.module[born])
+            early[born[: ran[0] if len(ran) else 0]] = True
+    draft.fill(rows & early, Category.INPUTS, Evidence.LIFETIME, "program.before-the-model",
+               alternatives=(Category.TEMPORARIES, Category.LOSS_LOGITS))  # fmt: skip
 
 
 def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, context: bool = False) -> None:

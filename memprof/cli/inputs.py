@@ -106,9 +106,10 @@ def read_report(path: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 def _highest_of(folder: Path) -> Path:
     """Choose by the reports beside the snapshots; without any, take the newest snapshot."""
+    from memprof.analysis.ranks.run_folders import places_of_run
     from memprof.analysis.report_files import read_memprof_json
 
-    places = (folder, folder / "_memprof")
+    places = places_of_run(folder)
     snapshots = [p for place in places for p in sorted(place.glob("*.pickle"))]
     peaks: dict[Path, int] = {}
     for path in (p for place in places for p in sorted(place.glob("*.json"))):
@@ -287,8 +288,9 @@ def _told_by_rank_0(
 ) -> list[dict[str, Any]]:
     """Find ranks whose files are elsewhere in what they told rank 0 when the run ended."""
     from memprof.analysis.ranks import check_summary
+    from memprof.analysis.ranks.run_folders import places_of_run
 
-    for place in (folder, folder / "_memprof") if folder is not None and step is not None else ():
+    for place in places_of_run(folder) if folder is not None and step is not None else ():
         path = place / f"step-{step:06d}.ranks.json"
         data = _report_or_none(path) if path.is_file() else None
         if data is not None and data["source"].get("world_size") in claims:

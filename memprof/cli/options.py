@@ -1,12 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what is checked of them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-__all__ = ["device_option", "redact_option", "rules_option", "seconds_option"]
+from memprof.errors import InputError
+
+__all__ = ["check_folder", "device_option", "redact_option", "rules_option", "seconds_option"]
 
 device_option = click.option(
     "--device",
@@ -27,3 +30,16 @@ seconds_option = click.option(
     "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",
     help="Start no simulation after this long; estimate the rest.",
 )  # fmt: skip
+
+
+def check_folder(folder: Path) -> None:
+    """Check, before a long run, that a folder can be made and written to; it is not made.
+
+    Raises:
+        InputError: it cannot.
+    """
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{folder}: cannot be written to ({nearest.name} is no folder).")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be written to ({nearest} is read-only for this user).")

@@ -56,7 +56,7 @@ def require(feature: str) -> None:
 
 
 def missing(feature: str, of: Any = None) -> list[str]:
-    """Notes, one for each optional target of ``feature`` that is not as expected; [] where all are.
+    """Notes, one for each consequence of an optional target of ``feature`` that is not as expected; [] where all are.
 
     Args:
         of: the object the feature works on, such as a trainer. Targets of its sisters' classes are left out: a trainer
@@ -67,8 +67,11 @@ def missing(feature: str, of: Any = None) -> list[str]:
     """
     names = targets_for(feature)
     wanted = (target for target in TARGETS if names.intersection(target.optional_for) and _concerns(target, of))
-    notes = [f"{target.consequence}: {fault}" for target, fault in _faults(wanted, imports=FEATURES[feature].imports)]
-    return [note[:1].upper() + note[1:] for note in dict.fromkeys(notes)]
+    faults: dict[str, list[str]] = {}
+    for target, fault in _faults(wanted, imports=FEATURES[feature].imports):
+        faults.setdefault(target.consequence, []).append(fault)
+    notes = [f"{consequence}: {'; '.join(dict.fromkeys(found))}" for consequence, found in faults.items()]
+    return [note[:1].upper() + note[1:] for note in notes]
 
 
 def fault_of(target: Target) -> str | None:

@@ -36,6 +36,10 @@ CURRENT_TAG = Target(
     _MEMORY, "_get_memory_metadata", "()", optional_for=_CUDA,
     consequence="allocations carry no phase of their own, and phases are known by time alone",
 )  # fmt: skip
+WHEN_CUDA_IS_USED = Target(
+    "torch.cuda", "_lazy_call", "(callable)", optional_for=("run",),
+    consequence="an out-of-memory error before a model's first forward is not recorded",
+)  # fmt: skip
 PINNED = Target(
     "torch.cuda", "host_memory_stats", "()", optional_for=_CUDA, consequence="pinned host memory cannot be counted"
 )
@@ -166,8 +170,10 @@ AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
 ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
+SOFTMAX_BACKWARD = Target("torch", "ops.aten._softmax_backward_data.default", how=READ, needed_by=_SIMULATED)
 FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)
 LOCAL_SCALAR = Target("torch", "ops.aten._local_scalar_dense.default", "(self)", needed_by=_SIMULATED)
+UNSAFE_VIEW = Target("torch", "ops.aten._unsafe_view.default", "(self, size)", needed_by=_SIMULATED)
 
 # -- attention's kernels ---------------------------------------------------------------------------------------------
 

@@ -188,6 +188,33 @@ OFF_POLICY_MASK = Target(_GRPO, "GRPOTrainer.off_policy_mask_threshold", how=ASS
 AUX_LOSS = Target(_GRPO, "GRPOTrainer.aux_loss_enabled", how=ASSIGNED, needed_by=_LEAN)
 GROUP_SIZE = Target(_GRPO, "GRPOTrainer.num_generations", how=ASSIGNED, needed_by=_LEAN)
 
+# -- RLOOTrainer: what the lean one overrides, under the names that GRPOTrainer has too ------------------------------
+
+_RLOO, _LEAN_RLOO = "trl.trainer.rloo_trainer", ("lean.rloo",)
+RLOO_INIT = Target(
+    _RLOO, "RLOOTrainer.__init__", "(self, model, reward_funcs, args, *, peft_config)", needed_by=_LEAN_RLOO
+)
+RLOO_COMPUTE_LOSS = Target(
+    _RLOO, "RLOOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
+    needed_by=_LEAN_RLOO, used_in="transformers.trainer:Trainer.training_step",
+)  # fmt: skip
+RLOO_LOSS = Target(
+    _RLOO, "RLOOTrainer._compute_loss", "(self, model, inputs)", how=REPLACED, needed_by=_LEAN_RLOO,
+    used_in="RLOOTrainer.compute_loss",
+)  # fmt: skip
+RLOO_LOGPS = Target(
+    _RLOO, "RLOOTrainer._get_per_token_logps_and_entropies",
+    "(self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **kwargs)",
+    how=REPLACED, needed_by=_LEAN_RLOO, used_in="RLOOTrainer._compute_loss",
+)  # fmt: skip
+RLOO_GENERATE = Target(
+    _RLOO, "RLOOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields)", how=REPLACED,
+    needed_by=_LEAN_RLOO, used_in="RLOOTrainer._generate",
+)  # fmt: skip
+RLOO_METRICS = Target(_RLOO, "RLOOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN_RLOO)
+RLOO_TOKENIZER = Target(_RLOO, "RLOOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN_RLOO)
+RLOO_OLD = Target(_RLOO, "old_logps", how=KEY, used_in="RLOOTrainer._compute_loss", needed_by=_LEAN_RLOO)
+
 # -- keys of a micro-batch -------------------------------------------------------------------------------------------
 
 _WRITES, _READS = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"

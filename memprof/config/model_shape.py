@@ -28,6 +28,9 @@ SIZE_NAMES = {
     "tie_word_embeddings": "tie_word_embeddings",
 }
 
+# Kinds of layers that keep a state of fixed size, or nothing.
+_WITHOUT_CACHE = ("linear_attention", "conv", "mamba", "mlp")
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -92,6 +95,7 @@ class ModelShape:
         layer_kinds: ``full_attention``, ``sliding_attention`` or ``linear_attention``, one a layer.
         window: tokens that a ``sliding_attention`` layer sees; None for all of them.
         attention_bias, mlp_bias: the linear layers have biases.
+        latent: width of what multi-head latent attention caches of a token in place of keys and values; else 0.
         counted: how many parameters there really are, where that is known; ``parameters`` is this number then.
     """
 
@@ -111,6 +115,7 @@ class ModelShape:
     window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    latent: int = 0
     counted: int | None = None
 
     @classmethod
@@ -132,7 +137,8 @@ class ModelShape:
         hidden, heads = _count(read, "hidden_size"), _count(read, "num_attention_heads")
         layers = _count(read, "num_hidden_layers")
         intermediate = _widest(read("intermediate_size")) or 4 * hidden
-        head_dim = read("head_dim") or hidden // heads
+        rotary = int(read("qk_rope_head_dim") or 0) if read("kv_lora_rank") else 0
+        head_dim = rotary + int(read("qk_nope_head_dim") or 0) if rotary else read("head_dim") or hidden // heads
         tied = read("tie_word_embeddings")
         return cls(
             model_type=kind,
@@ -151,6 +157,7 @@ class ModelShape:
             window=read("sliding_window"),
             attention_bias=bool(read("attention_bias")),
             mlp_bias=bool(read("mlp_bias")),
+            latent=int(read("kv_lora_rank")) + rotary if rotary else 0,
             counted=counted,
         )
 
@@ -215,17 +222,23 @@ class ModelShape:
             ends += self.experts * (2 * (self.hidden + 2 * inner) + self.hidden + inner) + self.hidden + self.experts
         return self.layers * rank * ends
 
+    @property
+    def caching_layers(self) -> int:
+        """Layers that keep keys and values; at least 1."""
+        return max(1, sum(kind not in _WITHOUT_CACHE for kind in self.layer_kinds))
+
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none.
+        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
+        attention what both are made from.
 
         Args:
             tokens: of the sequence.
             itemsize: bytes of one element.
         """
         window = self.window or tokens
-        held = {"sliding_attention": min(tokens, window), "linear_attention": 0}
+        held = {"sliding_attention": min(tokens, window), **dict.fromkeys(_WITHOUT_CACHE, 0)}
         seen = sum(held.get(kind, tokens) for kind in self.layer_kinds)
-        return self.kv_heads * (self.head_dim + self.value_dim) * seen * itemsize
+        return (self.latent or self.kv_heads * (self.head_dim + self.value_dim)) * seen * itemsize
 
 
 def _reader(config: Any) -> Callable[[str], Any]:
@@ -253,6 +266,9 @@ def _kinds(read: Callable[[str], Any], family: Family, layers: int) -> tuple[str
     stated = read("layer_types")
     if stated:
         return tuple(str(kind) for kind in stated)
+    interval = int(read("full_attention_interval") or 0)  # Qwen3-Next's config.json
+    if interval:
+        return tuple("linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers))
     if read("sliding_window") is None or read("use_sliding_window") is False:
         return ("full_attention",) * layers
     every = int(read("sliding_window_pattern") or family.full_every)

@@ -20,6 +20,7 @@ __all__ = [
     "as_python",
     "as_yaml",
     "cache_arguments",
+    "four_bit_arguments",
     "grpo_arguments",
     "lean_arguments",
     "lora_arguments",
@@ -44,7 +45,7 @@ GRPO_NAMES = {
 #: Settings that ``LeanGRPOConfig`` has under the same name.
 LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
 #: 4-bit weights as transformers is asked for them.
-NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")'
+NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")'
 
 # TRL's own defaults (1.16): not worth a line to paste.
 _DEFAULTS = {"num_iterations": 1, "loss_type": "dapo", "max_grad_norm": 1.0}
@@ -124,6 +125,16 @@ def lora_arguments(settings: Settings) -> dict[str, Any] | None:
     return _lora(settings.lora_r, settings.lora_target_modules)
 
 
+def four_bit_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the keyword arguments of the ``BitsAndBytesConfig`` for 4-bit weights.
+
+    Products are in the dtype of autocast, or of the weights: transformers' default is float32, which unpacks twice as
+    large and copies each layer's input.
+    """
+    compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
+    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+
+
 def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
     names = list(targets)
     return {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear" if names == ["all-linear"] else names}
@@ -144,7 +155,8 @@ def as_python(settings: Settings) -> str:
     if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):
         lines.append(f"# {settings.checkpointing} checkpointing: wrap the model first (docs/simulating.md)")
     if settings.load_in_4bit:
-        lines.append("quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
+        inside = ", ".join(f"{name}={value!r}" for name, value in four_bit_arguments(settings).items())
+        lines.append(f"quantization_config = BitsAndBytesConfig({inside})")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memprof.emulate.headers import find_headers
 from memprof.emulate.stubs import stub_source
-from memprof.emulate.symbols import Wanted, defined_functions, wanted_by
+from memprof.emulate.symbols import Wanted, defined_functions, has_new_strings, wanted_by
 from memprof.emulate.torch_build import TorchBuild, find_torch
 from memprof.errors import InputError, UsageError
 
@@ -149,7 +149,7 @@ def _named_libraries(wanted: Wanted, objects: Path) -> Iterator[tuple[str, list[
 def _build_values(torch: TorchBuild, tools: _Tools, folder: Path) -> None:
     include, lib = torch.folder / "include", torch.folder / "lib"
     tools.cxx(
-        "-std=c++20", "-shared",
+        "-std=c++20", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={int(has_new_strings(torch))}",
         f"-I{include}", f"-I{include}/torch/csrc/api/include",
         _NATIVE / "values" / "operators.cpp", "-o", folder / VALUES,
         f"-L{lib}", f"-L{folder}", f"-Wl,-rpath-link,{folder}", "-Wl,-rpath,$ORIGIN",

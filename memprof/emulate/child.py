@@ -1,4 +1,4 @@
-"""Do inside a process on the emulated device what takes Python: Triton's values, the recording, the early end.
+"""Do inside a process on the emulated device what takes Python: others' kernels' values, the recording, the early end.
 
 ``startup/sitecustomize.py`` calls :func:`attach` when Python starts, in every process of the command: the script's,
 each rank's, a launcher's. Only where a model trains is anything recorded.
@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from memprof.emulate.operator_values import compute_operators
 from memprof.emulate.triton_values import compute_launches, count_compiled
 from memprof.watch.import_hook import when_imported
 from memprof.watch.run import Attachment
@@ -33,7 +34,7 @@ def attach(values: bool) -> None:
     would be computed twice.
 
     Args:
-        values: compute what Triton's kernels would have written.
+        values: compute what Triton's and bitsandbytes' kernels would have written.
     """
     global _attached
     if _attached:
@@ -42,6 +43,7 @@ def attach(values: bool) -> None:
     if values:
         when_imported("triton.runtime.jit", compute_launches)
         when_imported("torch._inductor.runtime.triton_heuristics", count_compiled)
+        when_imported("bitsandbytes", compute_operators)
     if RECORD in os.environ:
         _record(json.loads(os.environ[RECORD]))
 

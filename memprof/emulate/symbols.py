@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memprof.emulate.torch_build import TorchBuild
 
-__all__ = ["Wanted", "defined_functions", "wanted_by"]
+__all__ = ["Wanted", "defined_functions", "has_new_strings", "wanted_by"]
 
 _LINKED = re.compile(
     r"(__cuda|cuda[A-Z]|cu[A-Z][a-z]|cublas|cudnn|cusparse|cusolver|cupti|cufft|curand|nvrtc|nccl|nvshmem)\w*"
@@ -48,6 +48,12 @@ def wanted_by(torch: TorchBuild) -> Wanted:
                 libraries[name].add(version)
     functions.update(_looked_up(torch.folder / "lib" / name for name in _LOOKING))
     return Wanted(frozenset(functions), {name: tuple(sorted(versions)) for name, versions in libraries.items()})
+
+
+def has_new_strings(torch: TorchBuild) -> bool:
+    """Whether torch's C++ was compiled with the strings of C++11; wheels before torch 2.7 were not."""
+    defined = _output("nm", "-D", "--defined-only", "--format=just-symbols", torch.folder / "lib" / "libc10.so")
+    return any(name.startswith("_ZN3c105Error") and "__cxx11" in name for name in defined)
 
 
 def defined_functions(objects: Iterable[Path]) -> frozenset[str]:

@@ -13,8 +13,8 @@ from memprof.errors import UsageError
 
 __all__ = ["TorchBuild", "find_torch"]
 
-# Before, the dispatcher does not hand out the kernels that the values' library calls.
-_OLDEST = (2, 9)
+# The oldest that was tried, and the oldest that the lean trainer runs with.
+_OLDEST = (2, 6)
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,6 @@ def find_torch() -> TorchBuild:
             "needed)."
         )
     if tuple(int(n) for n in version.group(1).split(".")[:2]) < _OLDEST:
-        raise UsageError(f"memprof emulate works with torch 2.9 and later, and torch {version.group(1)} is installed.")
+        oldest = ".".join(map(str, _OLDEST))
+        raise UsageError(f"memprof emulate needs torch {oldest} or later, and torch {version.group(1)} is installed.")
     return TorchBuild(folder, version.group(1), (int(cuda.group(1)), int(cuda.group(2))))

@@ -1,6 +1,7 @@
-"""Train with TRL's own GRPO trainer and loss in a fraction of the memory.
+"""Train with TRL's own GRPO and RLOO trainers and losses in a fraction of the memory.
 
-:class:`LeanGRPOTrainer` takes the place of ``trl.GRPOTrainer``, :class:`LeanGRPOConfig` that of ``trl.GRPOConfig``.
+:class:`LeanGRPOTrainer` takes the place of ``trl.GRPOTrainer``, :class:`LeanGRPOConfig` that of ``trl.GRPOConfig``;
+:class:`LeanRLOOTrainer` and :class:`LeanRLOOConfig` those of RLOO.
 Importing this package is cheap: TRL and torch are loaded on first use of either.
 """
 
@@ -12,11 +13,17 @@ from memprof.grpo.moved import keep_old_names
 
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
+    from memprof.grpo.rloo import LeanRLOOConfig, LeanRLOOTrainer
     from memprof.grpo.trainer import LeanGRPOTrainer
 
-__all__ = ["LeanGRPOConfig", "LeanGRPOTrainer"]
+__all__ = ["LeanGRPOConfig", "LeanGRPOTrainer", "LeanRLOOConfig", "LeanRLOOTrainer"]
 
-_HOME = {"LeanGRPOConfig": "memprof.grpo.config", "LeanGRPOTrainer": "memprof.grpo.trainer"}
+_HOME = {
+    "LeanGRPOConfig": "memprof.grpo.config",
+    "LeanGRPOTrainer": "memprof.grpo.trainer",
+    "LeanRLOOConfig": "memprof.grpo.rloo",
+    "LeanRLOOTrainer": "memprof.grpo.rloo",
+}
 _INSTALLED_BY = {"torch", "transformers", "trl", "accelerate", "datasets"}
 
 keep_old_names()

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from memprof.errors import UsageError
 
-__all__ = ["LeanGRPOConfig"]
+__all__ = ["LeanGRPOConfig", "LeanSettings"]
 
 _CHOICES = {
     "exact_two_pass": ("auto", "always", "never"),
@@ -17,13 +17,14 @@ _CHOICES = {
     "reference": ("auto", "adapter", "host", "device"),
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
+    "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
 
 
 @dataclass
-class LeanGRPOConfig(GRPOConfig):
-    """Arguments of :class:`~memprof.grpo.LeanGRPOTrainer`: all of ``GRPOConfig``'s, and these.
+class LeanSettings:
+    """What the lean trainers' arguments have beside TRL's, whichever of its configs they are mixed into.
 
     Each can be switched by itself; the defaults are the lean ones. None changes the loss or, beyond rounding, its
     gradients. ``docs/lean-trainer.md`` says what each saves and costs.
@@ -39,8 +40,8 @@ class LeanGRPOConfig(GRPOConfig):
     max_tokens_per_piece: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens that go through the model together; a longer sequence goes alone. None: 2048, so that "
-            "sequences longer than 1024 tokens go one by one."
+            "help": "Tokens that go through the model together; a longer sequence goes alone. None: as many as hold "
+            "1/64 of the weights' bytes, 2048 at most: sequences go one by one unless they are short."
         },
     )
     exact_two_pass: str = field(
@@ -65,7 +66,11 @@ class LeanGRPOConfig(GRPOConfig):
         },
     )
     loss_chunk_tokens: int | None = field(
-        default=None, metadata={"help": "Tokens whose logits exist at a time. None: as many as fit 256 MiB in fp32."}
+        default=None,
+        metadata={
+            "help": "Tokens whose logits exist at a time. None: no more in fp32 than 256 MiB, than TRL's own tile, or "
+            "1/64 of the weights if that is more."
+        },
     )
     checkpointing: str = field(
         default="auto",
@@ -91,11 +96,19 @@ class LeanGRPOConfig(GRPOConfig):
         default=False,
         metadata={"help": "Sequences of a piece lie end to end in one row instead of being padded to the longest."},
     )
+    generation: str | None = field(
+        default=None,
+        metadata={
+            "help": "How sequences generate whose KV cache has no room: 'paged' (a rolling batch over a pool of "
+            "bounded size) or 'generate' (transformers' generate in passes). None: paged where the model and the "
+            "sampling settings allow it. 'paged' is used even where all have room."
+        },
+    )
     generation_batch: int | None = field(
         default=None,
         metadata={
-            "help": "Sequences that transformers' generate works on together. None: as many as the GPU has "
-            "room for the KV cache of; elsewhere all."
+            "help": "Sequences of full length whose KV cache generation may hold; the size of a pass. None: as many as "
+            "the GPU has room for; elsewhere all."
         },
     )
     generation_cache: str = field(
@@ -130,6 +143,13 @@ class LeanGRPOConfig(GRPOConfig):
             "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
         },
     )
+    park_weights: bool = field(
+        default=False,
+        metadata={
+            "help": "Weights and optimizer state wait in pinned host memory while a colocated vLLM generates: for a "
+            "card that cannot hold both. Costs two copies of each over PCIe a generation, and as much host memory."
+        },
+    )
     vllm_enable_sleep_mode: bool = field(
         default=True, metadata={"help": "Let a colocated vLLM give its memory back while training (TRL's default: no)."}
     )
@@ -138,7 +158,7 @@ class LeanGRPOConfig(GRPOConfig):
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise UsageError(f"{name} is one of {', '.join(allowed)}: got {value!r}.")
+                raise UsageError(f"{name} is one of {', '.join(map(str, allowed))}: got {value!r}.")
         if self.tiled_mlp is not None and self.tiled_mlp < 0:
             raise UsageError(f"tiled_mlp is a number of tokens, or 0 for off: got {self.tiled_mlp}.")
         for name in ("max_tokens_per_piece", "loss_chunk_tokens", "generation_batch"):
@@ -147,15 +167,15 @@ class LeanGRPOConfig(GRPOConfig):
                 raise UsageError(f"{name} must be at least 1: got {value}.")
         if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
             self.cache_implementation = self.generation_cache
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]
 
     @classmethod
-    def of(cls, args: GRPOConfig | None, output_dir: str) -> LeanGRPOConfig:
-        """Return ``args`` as it is, a plain ``GRPOConfig`` with the lean defaults added, or all defaults for None."""
+    def of(cls, args: Any, output_dir: str) -> Any:
+        """Return ``args`` as it is, TRL's plain config with the lean defaults added, or all defaults for None."""
         if isinstance(args, cls):
             return args
         if args is None:
-            return cls(output_dir)
+            return cls(output_dir=output_dir)  # type: ignore[call-arg]
         lean = object.__new__(cls)
         own = {f.name: f.default for f in fields(cls) if f.name not in vars(args)}
         lean.__dict__.update({**own, **vars(args)})  # already checked by its own class
@@ -163,5 +183,10 @@ class LeanGRPOConfig(GRPOConfig):
 
     def lean_settings(self) -> dict[str, Any]:
         """Return the settings this class adds, by name."""
-        theirs = {f.name for f in fields(GRPOConfig)}
+        theirs = {f.name for base in type(self).__mro__ if base.__module__.startswith("trl.") for f in fields(base)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in theirs}
+
+
+@dataclass
+class LeanGRPOConfig(LeanSettings, GRPOConfig):
+    """Arguments of :class:`~memprof.grpo.LeanGRPOTrainer`: all of ``GRPOConfig``'s, and :class:`LeanSettings`."""

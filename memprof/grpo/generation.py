@@ -1,17 +1,26 @@
-"""Choose how many sequences generate together: as many as their keys and values leave room for."""
+"""Generate within what memory has room for: all together, in a rolling batch over a pool, or in passes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from memprof.compat.patching import replacing
 from memprof.compat.peft import CONFIGS
 from memprof.config.model_shape import ModelShape
 from memprof.grpo import device as machine
+from memprof.grpo.paged.rolling import CHUNK, PoolSize, Work
+from memprof.grpo.paged.support import NotPaged, why_not
+from memprof.grpo.paged.transformers_loop import decode_in_pool
 from memprof.grpo.step.context import StepContext
+from memprof.units import format_gib
 
-__all__ = ["PassSize", "cache_bytes", "decode_bytes", "prompt_bytes", "sequences_together"]
+__all__ = ["Generation", "PassSize", "cache_bytes", "decode_bytes", "pool_size", "prompt_bytes", "sequences_together"]
+
+#: The entry of the trainer's state, and so of its checkpoints, that holds how a run generates.
+KEPT = "LeanGeneration"
 
 #: Share of the memory that is free which generation plans with: the rest is for fragmentation and activations.
 _SHARE = 0.85
@@ -32,10 +41,20 @@ def cache_bytes(config: Any, tokens: int, itemsize: int) -> int:
 
 def decode_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """What one more sequence costs while it decodes: its cache, one layer of it twice (transformers' cache grows by
-    concatenation), and its logits."""
+    concatenation), keys and values of one layer where the cache has what they are made from, and its logits."""
     shape = ModelShape.of(config)
     cache = shape.kv_cache_bytes(tokens, itemsize)
-    return cache + cache // shape.layers + _LOGITS_COPIES * 4 * shape.vocabulary
+    made = _made_bytes(shape, tokens, itemsize) if shape.latent else 0
+    return cache + cache // shape.caching_layers + made + _logits_bytes(shape)
+
+
+def _made_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
+    """Count one layer's keys and values of one sequence, of all query heads."""
+    return tokens * shape.heads * (shape.head_dim + shape.value_dim) * itemsize
+
+
+def _logits_bytes(shape: ModelShape) -> int:
+    return _LOGITS_COPIES * 4 * shape.vocabulary
 
 
 def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, tile: int | None) -> tuple[int, int]:
@@ -79,6 +98,43 @@ def _most_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> in
     return max(1, min(count, room // decode, (room - shared) // prefill))
 
 
+def pool_size(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
+    """Choose the pool of a rolling batch: ``generation_batch`` sequences of full length, else what is free on CUDA.
+
+    What is gathered of one layer for a forward counts as the pool's. Elsewhere there is room for all.
+    """
+    longest = max(map(len, prompt_ids)) + step.completion_length
+    whole = len(prompt_ids) * longest
+    demand = _demand(step, prompt_ids)
+    layers = ModelShape.of(step.base_model().config).caching_layers
+    cap = _pool_cap(step, prompt_ids, longest)
+    if cap is None or demand + whole / layers <= cap:
+        return PoolSize(demand, whole)
+    # What is gathered has every row's prompt, and rows as long as the longest of them; at most a quarter of the cap.
+    prompts = sum(map(len, prompt_ids))
+    own = max(0, cap - sum(map(len, set(map(tuple, prompt_ids)))))
+    gathered = min(whole, prompts + 3 * own // 2, cap * layers // 4)
+    return PoolSize(max(longest, min(demand, cap - math.ceil(gathered / layers))), gathered)
+
+
+def _pool_cap(step: StepContext, prompt_ids: Sequence[Sequence[int]], longest: int) -> int | None:
+    """Count the tokens a generation may hold; None: as many as it likes."""
+    if step.settings.generation_batch is not None:
+        return int(step.settings.generation_batch) * longest
+    device = step.accelerator.device
+    if machine.device_kind(device) != "cuda":
+        return None
+    model = step.base_model()
+    shape, size = ModelShape.of(model.config), int(model.dtype.itemsize)
+    adapters = CONFIGS.of(step.policy) is not None
+    chunk, shared = prompt_bytes(model.config, min(CHUNK, longest), size, adapters=adapters, tile=step.tile)
+    mask = longest * min(CHUNK, longest) * (1 + size)
+    made = _made_bytes(shape, longest, size) * (len(prompt_ids) if shape.latent else 1)
+    others = chunk + shared + mask + made + len(prompt_ids) * _logits_bytes(shape)
+    room = int(_SHARE * machine.free_bytes(device)) - others
+    return max(0, room) // shape.kv_cache_bytes(1, size)
+
+
 class PassSize:
     """How many sequences one run's passes of ``generate`` have, once free memory has limited it.
 
@@ -87,7 +143,7 @@ class PassSize:
     """
 
     def __init__(self) -> None:
-        self._kept: int | None = None
+        self.kept: int | None = None  #: The most sequences together that memory has allowed; None: it has not limited.
 
     def of(self, step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
         """Return the size for these prompts, equal on all ranks, and log the passes it takes."""
@@ -105,8 +161,110 @@ class PassSize:
         return size
 
     def _keep(self, step: StepContext, count: int, most: int) -> int:
-        if most < min(count, self._kept or count):
-            if self._kept is not None:
-                step.log.warn(f"the free memory holds {most} sequences in generation now, and held {self._kept} before")
-            self._kept = most
-        return min(most, self._kept or most)
+        if most < min(count, self.kept or count):
+            if self.kept is not None:
+                step.log.warn(f"the free memory holds {most} sequences in generation now, and held {self.kept} before")
+            self.kept = most
+        return min(most, self.kept or most)
+
+
+class Generation:
+    """Generates a run's completions, and keeps how: with what it keeps, a seed draws the same ones after a resume."""
+
+    def __init__(self) -> None:
+        self._passes = PassSize()
+        self._pool: PoolSize | None = None
+
+    def run(
+        self,
+        step: StepContext,
+        prompt_ids: Sequence[Sequence[int]],
+        generate: Callable[[Sequence[Sequence[int]]], Any],
+        kept: dict[str, Any],
+    ) -> Any:
+        """Return what ``generate`` returns for all prompts: completions' ids, and None.
+
+        Args:
+            generate: TRL's own generation by transformers' ``generate``.
+            kept: a dict that goes into checkpoints; its entry :data:`KEPT` is read and written.
+        """
+        self._recall(kept.get(KEPT) or {})
+        found = self._in_pool(step, prompt_ids, generate) if self._wants_pool(step, prompt_ids) else None
+        if found is None:
+            found = self._in_passes(step, prompt_ids, generate)
+        kept[KEPT] = {"pass": self._passes.kept, "pool": self._pool and [self._pool.slots, self._pool.gathered]}
+        return found
+
+    def _recall(self, kept: dict[str, Any]) -> None:
+        if self._passes.kept is None and kept.get("pass"):
+            self._passes.kept = int(kept["pass"])
+        if self._pool is None and kept.get("pool"):
+            self._pool = PoolSize(*map(int, kept["pool"]))
+
+    def _wants_pool(self, step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> bool:
+        wanted = step.settings.generation
+        if wanted is not None:
+            return bool(wanted == "paged")
+        if step.ranks.forward_together:  # ranks decide alike: in passes
+            return False
+        return self._pool is not None or _most_together(step, prompt_ids) < len(prompt_ids)
+
+    def _in_pool(self, step: StepContext, prompt_ids: Sequence[Sequence[int]], generate: Callable[..., Any]) -> Any:
+        """Generate in a rolling batch; None, with a line in the log, where that is not for this model or settings."""
+        model = step.base_model()
+        longest = max(map(len, prompt_ids)) + step.completion_length
+        reason = why_not(model, step.settings, longest, together=step.ranks.forward_together)
+        if reason is None:
+            size, work = self._size(step, prompt_ids), Work()
+            policy = step.accelerator.unwrap_model(step.policy)
+            decode = partial(decode_in_pool, size=size, work=work)
+            try:
+                with replacing((policy, "generate", partial(policy.generate, custom_generate=decode))):
+                    found = generate(prompt_ids)
+            except NotPaged as error:
+                reason = str(error)
+            else:
+                _tell(step, len(prompt_ids), size, work)
+                return found
+        tell = step.log.warn if step.settings.generation == "paged" else step.log.say
+        tell(f"no rolling batch, so that sequences generate in passes: {reason}")
+        return None
+
+    def _size(self, step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
+        """Return the pool that is kept, or a smaller one, with a warning, where that has no room any more."""
+        now = pool_size(step, prompt_ids)
+        if self._pool is None:
+            self._pool = now
+        limited = step.settings.generation_batch is None and machine.device_kind(step.accelerator.device) == "cuda"
+        if limited and now.slots < min(self._pool.slots, _demand(step, prompt_ids)):
+            step.log.warn(f"the free memory holds {now.slots} tokens in generation now, and held {self._pool.slots}")
+            self._pool = now
+        return self._pool if limited else now
+
+    def _in_passes(self, step: StepContext, prompt_ids: Sequence[Sequence[int]], generate: Callable[..., Any]) -> Any:
+        size = self._passes.of(step, prompt_ids)
+        if size >= len(prompt_ids):
+            return generate(prompt_ids)
+        parts = [generate(prompt_ids[start : start + size]) for start in range(0, len(prompt_ids), size)]
+        return [ids for part, _ in parts for ids in part], None
+
+
+def _demand(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """Count the tokens of all sequences at full length, equal prompts once."""
+    return sum(map(len, set(map(tuple, prompt_ids)))) + len(prompt_ids) * step.completion_length
+
+
+def _tell(step: StepContext, count: int, size: PoolSize, work: Work) -> None:
+    """Log what a generation held and ran, for the first of a run."""
+    if any(line.startswith(_ROLLING) for line in step.log.said):
+        return
+    model = step.base_model()
+    token = cache_bytes(model.config, 1, model.dtype.itemsize)
+    step.log.say(
+        f"{_ROLLING} over a pool of {size.slots} tokens ({format_gib(size.slots * token)} GiB): {count} sequences took "
+        f"{work.steps} decode steps of {work.rows / max(1, work.steps):.1f} on average, and computed {work.again} "
+        "tokens again"
+    )
+
+
+_ROLLING = "sequences generate in a rolling batch"

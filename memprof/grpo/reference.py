@@ -167,7 +167,7 @@ class HostReference(torch.nn.Module):
 
     def _by_layers(self, step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> torch.Tensor:
         found, unused = blank(inputs), blank(inputs)
-        pieces = pieces_of([row for row in rows if row.completion], step.settings.max_tokens_per_piece)
+        pieces = pieces_of([row for row in rows if row.completion], step.piece_tokens[1])
         if not pieces:
             return found
         with self._here(self._around), step.accelerator.autocast():

@@ -7,7 +7,7 @@ without its padding needs no attention mask: what is left is causal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ import torch
 
 from memprof.compat.torch import FAKE_TENSOR
 
-__all__ = ["Row", "is_fake", "longest", "parts_of", "row_inputs", "rows_of"]
+__all__ = ["Place", "Row", "is_fake", "longest", "parts_of", "places_of", "row_inputs", "rows_of"]
+
+#: Where tokens of completions are in ``[B, T]``: an index for such a tensor that picks them out, ``[N]``.
+Place = Any
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,16 @@ def _fake_tensor() -> type:
 def longest(rows: Sequence[Row]) -> int:
     """Count the tokens of the longest row, 0 for none."""
     return max((row.length for row in rows), default=0)
+
+
+def places_of(rows: Sequence[Row], device: torch.device) -> Callable[[int, int], Place]:
+    """Return what tells where in ``[B, T]`` tokens ``start:stop`` of the rows' completions, end to end, are."""
+    if len(rows) == 1:
+        index = rows[0].index
+        return lambda start, stop: (index, slice(start, stop))
+    lines = torch.cat([torch.full((row.completion,), row.index) for row in rows]).to(device)
+    columns = torch.cat([torch.arange(row.completion) for row in rows]).to(device)
+    return lambda start, stop: (lines[start:stop], columns[start:stop])
 
 
 def row_inputs(

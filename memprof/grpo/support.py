@@ -28,6 +28,8 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
     if args.generation_cache == "quantized" and not any(map(_installed, ("optimum.quanto", "hqq"))):
         raise UsageError("generation_cache='quantized' needs optimum-quanto or hqq: pip install optimum-quanto.")
+    if args.park_weights:
+        _check_parking(args)
     if args.memory_budget is not None and str(args.memory_budget).strip().lower() != "auto":
         capacity_bytes(str(args.memory_budget))
     if args.exact_two_pass == "never" and args.top_entropy_quantile < 1.0:
@@ -42,22 +44,34 @@ def check_supported(args: Any, known_loss: bool = True) -> None:
         )
 
 
+def _check_parking(args: Any) -> None:
+    if not (args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode):
+        raise UsageError(
+            "park_weights makes room for vLLM in this process: set use_vllm=True, vllm_mode='colocate' and "
+            "vllm_enable_sleep_mode=True."
+        )
+    if args.fsdp or args.deepspeed:
+        raise UsageError("park_weights moves whole parameters, and FSDP and DeepSpeed hold parts of them: set it off.")
+
+
 def refuse_other_trainers(kind: type, trained_as: type) -> None:
-    """Refuse a class that mixes the lean trainer into another of TRL's trainers.
+    """Refuse a class that mixes a lean trainer into another of TRL's trainers than its own.
 
     Args:
         kind: the class of the trainer.
-        trained_as: ``trl.GRPOTrainer``.
+        trained_as: ``trl.GRPOTrainer`` or ``trl.RLOOTrainer``.
 
     Raises:
-        UsageError: the other trainer is named. Its loss and arguments are not GRPO's.
+        UsageError: the other trainer is named. Its loss and arguments are others.
     """
     for base in kind.__mro__:
         theirs = base.__module__.startswith("trl.") and base.__name__.endswith("Trainer") and base.__name__[0] != "_"
         if theirs and not issubclass(base, trained_as):
+            lean = f"Lean{trained_as.__name__}"
+            other = "LeanRLOOTrainer" if base.__name__ == "RLOOTrainer" else f"{base.__name__} itself"
             raise UsageError(
-                f"LeanGRPOTrainer trains with GRPO's loss and cannot be combined with {base.__name__}: use "
-                f"{base.__name__} itself, or GRPOTrainer's settings."
+                f"{lean} trains with the loss of {trained_as.__name__} and cannot be combined with {base.__name__}: "
+                f"use {other}, or {trained_as.__name__}'s settings."
             )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from trl import GRPOTrainer
@@ -14,14 +14,16 @@ from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
-from memprof.grpo.generation import PassSize
+from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
 from memprof.grpo.once_log import OnceLog
+from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
 from memprof.grpo.rows import Row, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
+from memprof.grpo.step.piece_sizes import PieceSizes
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
@@ -31,37 +33,45 @@ from memprof.grpo.techniques.layers import counts_padding
 from memprof.grpo.techniques.rounding import rounded_optimizer
 from memprof.grpo.weights import choose_weights
 
-__all__ = ["LeanGRPOTrainer"]
+__all__ = ["LeanGRPOTrainer", "LeanTrainer"]
+
+# What the methods call is that of the trainer it is mixed into; mypy is told of one.
+_Trainer: Any = GRPOTrainer if TYPE_CHECKING else object
 
 # Without it no trainer can be constructed, but the class can be imported and say why.
 _profiled: Callable[[Any], Any] = trl.PROFILED.find() or (lambda method: method)
 
 
-class LeanGRPOTrainer(GRPOTrainer):
-    """Drop-in for ``trl.GRPOTrainer``: same arguments, data, rewards, logs and checkpoints.
+class LeanTrainer(_Trainer):
+    """What makes one of TRL's trainers lean, its first base: same arguments, data, rewards, logs and checkpoints.
 
-    ``args`` may be a :class:`~memprof.grpo.LeanGRPOConfig`, which adds switches, or a plain ``GRPOConfig``. Generation,
-    rewards, advantages and the formula of the loss are TRL's own code. What differs is how a micro-batch goes through
-    the model: in pieces without padding, each with its forward and backward, the loss's normalisers being those of
-    the whole.
+    ``args`` may be the lean config, which adds switches, or TRL's plain one. Generation, rewards, advantages and the
+    formula of the loss are TRL's own code. What differs is how a micro-batch goes through the model: in pieces without
+    padding, each with its forward and backward, the loss's normalisers being those of the whole.
 
     Raises:
         UsageError: a combination that cannot work, named; or an installed package has no longer what this needs.
     """
 
+    _trained_as: Any
+    _config: Any
+    _feature = "lean"
+
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
-        refuse_other_trainers(type(self), GRPOTrainer)
-        require("lean")
+        refuse_other_trainers(type(self), self._trained_as)
+        require(self._feature)
         name = model if isinstance(model, str) else transformers.MODEL_NAME.of(model.config, "") or "model"
-        lean = LeanGRPOConfig.of(args, f"{name.rstrip('/').split('/')[-1]}-GRPO")
-        given = inspect.signature(GRPOTrainer.__init__).bind(self, model, reward_funcs, lean, *rest, **options)
+        method = self._trained_as.__name__.removesuffix("Trainer")
+        lean = self._config.of(args, f"{name.rstrip('/').split('/')[-1]}-{method}")
+        given = inspect.signature(self._trained_as.__init__).bind(self, model, reward_funcs, lean, *rest, **options)
         chosen = {key: value for key, value in given.arguments.items() if key != "self"}
         self._handover = Handover()
         self._once_log = OnceLog()
-        self._pass_size = PassSize()
+        self._generation = Generation()
+        self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
-        choose_weights(lean, chosen)
+        choose_weights(lean, chosen, self._once_log)
         adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
         place, why_device = reference_place(lean, adapter)
         with _no_copy(lean, place == "host"):
@@ -75,12 +85,18 @@ class LeanGRPOTrainer(GRPOTrainer):
     def _prepare_model(self, lean: LeanGRPOConfig) -> None:
         for note in missing("lean"):
             self._once_log.warn(note)
+        if lean.use_vllm and lean.vllm_mode == "colocate" and lean.vllm_enable_sleep_mode:
+            self._once_log.warn("unlike TRL by default, vLLM sleeps while training (vllm_enable_sleep_mode=False)")
         base = base_model_of(self.accelerator, self.model)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
-        self._lean_head = Head.of(base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens)
+        self._sizes = PieceSizes(base)
+        self._lean_head = Head.of(
+            base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens, self._sizes.small_bytes
+        )
         self._counts_padding = counts_padding(base)
         self._clear_cache = accelerate.CLEAR_CACHE.get()
+        self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
         self._whole_batch_reason = whole_batch_reason(self)
         if self._whole_batch_reason:
@@ -115,10 +131,10 @@ class LeanGRPOTrainer(GRPOTrainer):
             accelerator=self.accelerator,
             policy=self.model,
             head=self._lean_head,
-            loss=LossTerms.of(
-                self,
+            loss=self._loss_terms(
                 is_trls=self._loss_is_trls,
-                is_wrapped=type(self).compute_loss is not LeanGRPOTrainer.compute_loss,
+                is_wrapped=type(self).compute_loss is not LeanTrainer.compute_loss,
+                couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
             ),
             ranks=Ranks.of(self.accelerator, self.model),
             log=self._once_log,
@@ -127,6 +143,7 @@ class LeanGRPOTrainer(GRPOTrainer):
             group_size=trl.GROUP_SIZE.of(self),
             completion_length=trl.COMPLETION_LENGTH.of(self),
             tile=self._techniques.tile,
+            piece_tokens=self._sizes.of(self.args, self._techniques.checkpointing),
         )
 
     @_profiled
@@ -140,15 +157,19 @@ class LeanGRPOTrainer(GRPOTrainer):
         rows = None if return_outputs else self._rows(inputs)
         if rows is None:
             whole: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return whole
+            return whole / self._divisor if self._divisor > 1 else whole
         if not torch.is_grad_enabled():
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
         step = self.step_context()
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients)
         self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
-        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls)
-        return PiecewiseStep(step, objective, model, inputs, rows, scheme.name).run()
+        objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=self._divisor)
+        pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
+        loss = pieces.run()
+        if pieces.couples:
+            self._coupling.append(getattr(type(self), trl.LOSS.name))
+        return loss
 
     @_profiled
     def _get_per_token_logps_and_entropies(
@@ -190,27 +211,26 @@ class LeanGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[Any], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
-        """Do as TRL, a few sequences at a time where transformers generates; sampling then draws in another order."""
-        size = len(prompt_ids)
-        engine = trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self)
-        if not (engine or images or multimodal_fields):
-            size = self._pass_size.of(self.step_context(), prompt_ids)
+        """Do as TRL; where transformers generates, within what memory holds: draws then come in another order."""
         generate = super()._generate_single_turn
-        if size >= len(prompt_ids):
-            found = generate(prompt_ids, images, multimodal_fields, *more, **options)
+        if trl.USE_VLLM.of(self) or trl.CONTINUOUS_BATCHING.of(self) or images or multimodal_fields:
+            parked = self._parking.parked(self.model, self.optimizer) if self.args.park_weights else nullcontext()
+            with parked:
+                found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
-            parts = [
-                generate(prompt_ids[start : start + size], images, multimodal_fields, *more, **options)
-                for start in range(0, len(prompt_ids), size)
-            ]
-            found = [ids for part, _ in parts for ids in part], None
+            found = self._generation.run(
+                self.step_context(),
+                prompt_ids,
+                lambda some: generate(some, images, multimodal_fields, *more, **options),
+                self.state.stateful_callbacks,
+            )
         if self.accelerator.device.type != "cpu":
             self._clear_cache()  # what the cache was in is of no use to training, whose blocks have other sizes
         return found
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> Any:
         """Return TRL's choice, with stochastic rounding where bf16 weights are trained."""
-        kind, keywords = GRPOTrainer.get_optimizer_cls_and_kwargs(args, model)
+        kind, keywords = self._trained_as.get_optimizer_cls_and_kwargs(args, model)
         if self.args.stochastic_rounding == "never":
             return kind, keywords
         sharded = transformers.FSDP_IS_ON.of(self) or transformers.DEEPSPEED_IS_ON.of(self)
@@ -231,12 +251,29 @@ class LeanGRPOTrainer(GRPOTrainer):
     @property
     def _loss_is_trls(self) -> bool:
         """Tell whether the loss is TRL's function of TRL's log-probabilities, which no subclass has replaced."""
-        own, logps = type(self), LeanGRPOTrainer._get_per_token_logps_and_entropies
+        own, logps = type(self), LeanTrainer._get_per_token_logps_and_entropies
         return (
-            getattr(own, trl.LOSS.name) is trl.LOSS.get()
+            getattr(own, trl.LOSS.name) is getattr(self._trained_as, trl.LOSS.name)
             and trl.LOSS.name not in vars(self)
             and own._get_per_token_logps_and_entropies is logps
         )
+
+    @property
+    def _divisor(self) -> int:
+        """What TRL's loss is to be divided by; accumulated micro-batches are in that of GRPO."""
+        return 1
+
+    def _loss_terms(self, **known: bool) -> LossTerms:
+        raise NotImplementedError
+
+
+class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
+    """Drop-in for ``trl.GRPOTrainer``; ``args``: a ``LeanGRPOConfig`` or a plain ``GRPOConfig``."""
+
+    _trained_as, _config = GRPOTrainer, LeanGRPOConfig
+
+    def _loss_terms(self, **known: bool) -> LossTerms:
+        return LossTerms.of(self, **known)
 
 
 _IMAGE_INPUTS = (

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from importlib.util import find_spec
 from typing import Any
 
 from memprof.errors import UsageError
+from memprof.grpo.once_log import OnceLog
 
 __all__ = ["choose_weights"]
 
-logger = logging.getLogger(__name__)
 
-
-def choose_weights(lean: Any, options: dict[str, Any]) -> None:
+def choose_weights(lean: Any, options: dict[str, Any], log: OnceLog) -> None:
     """Put ``lean.weights`` into what the trainer is built with, for a model given as a string.
 
     ``auto``: bf16 under an adapter, because the base is never updated, where ``bf16`` is on; otherwise TRL's default,
     fp32 master weights, because updates of 1e-6 of a weight vanish in bf16's 8 bits. A dtype or quantisation that is
-    given stands.
+    given stands. What TRL would not do by itself is logged.
 
     Raises:
         UsageError: ``nf4`` without an adapter or without bitsandbytes.
@@ -27,13 +25,14 @@ def choose_weights(lean: Any, options: dict[str, Any]) -> None:
     wanted = lean.weights
     if wanted == "as_given" or not isinstance(options["model"], str):
         if wanted not in ("auto", "as_given"):
-            logger.warning("LeanGRPOTrainer: weights=%r is for models given as a string; this one is loaded.", wanted)
+            log.warn(f"weights={wanted!r} is for models given as a string; this one is loaded.")
         return
     quantised = options.get("quantization_config") is not None or "quantization_config" in given
     if wanted == "auto":
         if "dtype" in given or quantised or options.get("peft_config") is None or not lean.bf16:
             return
         wanted = "bf16"
+        log.warn("unlike TRL, the weights under the adapter are loaded in bf16 (weights='as_given' loads them in fp32)")
     if wanted == "nf4":
         options["quantization_config"] = _nf4(options)
     lean.model_init_kwargs = {**given, "dtype": "float32" if wanted == "fp32" else "bfloat16"}

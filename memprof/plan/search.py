@@ -30,6 +30,7 @@ class Row:
     """Hold one simulated configuration; sizes in bytes. ``device_peak_bytes`` is reserved plus outside torch.
 
     ``largest`` is the largest configuration of the same method that was found to fit, where one was searched.
+    ``step_s`` estimates the seconds of one step; None where the card has no speed that is known.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Row:
     phase: str
     categories: dict[str, int] = field(default_factory=dict)
     largest: Row | None = None
+    step_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as in ``memprof.plan/1``."""
@@ -55,6 +57,7 @@ class Row:
             "largest_category": self.largest_category,
             "phase": self.phase,
             "categories": self.categories,
+            "step_s": self.step_s,
         }
         return found if self.largest is None else {**found, "largest": self.largest.to_dict()}
 
@@ -71,6 +74,7 @@ def row_of(name: str, settings: Settings, result: dict[str, Any]) -> Row:
         largest_category=result["largest_category"],
         phase=result["peak_phase"],
         categories=result.get("categories") or {},
+        step_s=result.get("step_s"),
     )
 
 

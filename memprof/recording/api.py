@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.compat import missing, require
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError
+from memprof.recording import phases
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind
@@ -46,6 +47,8 @@ def make_recorder(
     """
     import torch
 
+    while phases.STANDING_BY:
+        phases.STANDING_BY.pop()()
     room = None if capacity is None else capacity_bytes(capacity)
     where = _device(device)
     if kind == "auto":

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from memprof.errors import UsageError
 from memprof.vocabulary import Phase
 
-__all__ = ["ACTIVE", "REHEARSAL", "ActiveRecording", "PhaseLog", "PhaseMark", "phase", "phase_id"]
+__all__ = ["ACTIVE", "REHEARSAL", "STANDING_BY", "ActiveRecording", "PhaseLog", "PhaseMark", "phase", "phase_id"]
 
 # Enclosing phases a nested span names in its ``within``.
 _OUTER = {Phase.EVALUATE.value}
@@ -63,6 +63,8 @@ class ActiveRecording(Protocol):
 
 #: Recordings that run now, oldest first; ``phase`` marks all of them.
 ACTIVE: list[ActiveRecording] = []
+#: What ends recordings that nobody asked for: called, and taken out, when somebody asks for one.
+STANDING_BY: list[Callable[[], None]] = []
 
 
 class PhaseLog:

@@ -116,6 +116,7 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
             alive[breakdown.phase] = {name: size for name, size in breakdown.categories.items() if size}
     host = outcome.raw["memprof"]["host"]
     device_peak = analysis.device_peak
+    time = outcome.raw["memprof"].get("estimated_time")
     return {
         "peak_bytes": analysis.peak.allocated_bytes,
         "peak_phase": analysis.peak.phase,
@@ -127,6 +128,7 @@ def summary_of(outcome: Outcome) -> dict[str, Any]:
         "phase_categories": alive,
         "verdict": outcome.verdict.to_dict() if outcome.verdict is not None else None,
         "fits": outcome.verdict.fits if outcome.verdict is not None else None,
+        "step_s": time["step_s"] if time else None,
     }
 
 

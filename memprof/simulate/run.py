@@ -88,7 +88,17 @@ def simulate(
         fn(session)
     raw = session.to_raw()
     raw["memprof"]["expected_error"] = expected_error(config or {})
+    raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
+
+
+def _time_of(session: FakeSession, gpu: Gpu | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Estimate the time of the last step, which is the measured one."""
+    from memprof.simulate.step_time import estimated_time
+
+    half = config.get("mixed_precision") or config.get("dtype")
+    work = session.fake_recorder.work
+    return estimated_time(work.of_step(work.last_step()), gpu, bfloat16=half != "float16" and half != "fp16")
 
 
 @contextlib.contextmanager

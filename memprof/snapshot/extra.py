@@ -43,6 +43,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "own_folders": (list,),
     # Only in simulated runs; memprof.analysis.prediction checks their content.
     "expected_error": (dict,),
+    "estimated_time": (dict, type(None)),
     "fit": (dict,),
     "generation": (dict,),
     "lengths": (dict,),

@@ -6,13 +6,17 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.finder import find_trainer
+from memprof.integrations.callback.output import say
+from memprof.watch.run_folder import RunFolder
 
 __all__ = ["LaunchedCallback", "give_callback"]
 
@@ -22,9 +26,9 @@ class LaunchedCallback(MemProfCallback):
 
     stream = "stderr"
 
-    def __init__(self, begun: Callable[[], None], **options: Any) -> None:
+    def __init__(self, begun: Callable[[], None], folder: RunFolder, **options: Any) -> None:
         super().__init__(**options)
-        self._begun = begun
+        self._begun, self._folder = begun, folder
 
     def _begin(self, state: Any) -> None:
         trainer = find_trainer(self, state)
@@ -32,17 +36,24 @@ class LaunchedCallback(MemProfCallback):
         others = [c for c in getattr(handler, "callbacks", []) if isinstance(c, MemProfCallback) and c is not self]
         self._begun()
         require("run")
-        if not others:
-            super()._begin(state)
+        if others:
+            return
+        if self._options.output_dir is None:
+            default = Path(trainer.args.output_dir) / RUN_FOLDER
+            if moved := self._folder.sentence(default):
+                say(moved, self.stream)
+            self._options = replace(self._options, output_dir=self._folder.of(default))
+        super()._begin(state)
 
 
-def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None]) -> None:
+def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:
     """Let ``transformers.Trainer``, and so every subclass, be built with a callback of ours.
 
     Args:
         module: ``transformers.trainer``.
         options: of the callback. With an ``output_dir``, trainers after the first get a folder of their own in it.
         begun: called when one of them begins to train.
+        folder: numbers the folder where an earlier run wrote to it.
     """
     trainer = module.Trainer
     original = trainer.__init__
@@ -57,7 +68,7 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
             given = list(bound.arguments.get("callbacks") or [])
             if not any(isinstance(c, MemProfCallback) for c in given):
                 built += 1
-                bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, **_options(options, built))]
+                bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]
                 args, kwargs = bound.args[1:], bound.kwargs
         except Exception as error:
             warnings.warn(f"memprof could not attach to {type(self).__name__} ({error!r}).", stacklevel=2)

@@ -29,6 +29,7 @@ from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations
 from memprof.units import parse_size
 from memprof.vocabulary import Phase
+from memprof.watch.loading import LoadWatch
 
 __all__ = ["PlainLoop"]
 
@@ -65,6 +66,8 @@ class PlainLoop:
         self._snapshots: list[Path] = []
         self._oom_written = False
         self._over = False
+        self._loading = LoadWatch(options, self._ran_out_while_loading)
+        self._load_snapshot: Path | None = None
         self._terminations = Terminations(self._terminated)
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -84,6 +87,15 @@ class PlainLoop:
         self._wrap(torch.autograd, torch_names.BACKWARD.name, Phase.BACKWARD)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._wrap(owner, torch_names.CLIP.name, Phase.OPTIMIZER_STEP)
+        self._loading.begin()
+
+    def loaded(self) -> None:
+        """A model runs: loading is over, and memory that ran out meanwhile did not end the script."""
+        self._loading.end()
+        if self._load_snapshot is not None:
+            self._load_snapshot.unlink(missing_ok=True)
+            self._snapshots = [path for path in self._snapshots if path != self._load_snapshot]
+            self._load_snapshot = None
 
     def watch_generation(self, mixin: Any) -> None:
         """transformers' ``generate`` is a phase; it may be imported later than torch."""
@@ -104,11 +116,12 @@ class PlainLoop:
 
     @property
     def recorded(self) -> bool:
-        """Whether anything was recorded: a model's forward ran in a step that was wanted."""
-        return self._first > 0
+        """Whether anything was recorded: a model's forward in a step that was wanted, or memory that ran out before."""
+        return self._first > 0 or self._load_snapshot is not None
 
     def _finish(self) -> None:
         self._over = True
+        self._loading.end()
         self._unhook()
         try:
             self._write_recording()
@@ -128,6 +141,7 @@ class PlainLoop:
         self._depth += 1
         if self._depth > 1:
             return
+        self.loaded()
         self._next_step()
         self._begin_if_due(module)
         if self._session is not None:
@@ -189,6 +203,7 @@ class PlainLoop:
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
         if not self._depth and args:
+            self.loaded()
             self._next_step()
             self._begin_if_due(args[0])
 
@@ -263,6 +278,10 @@ class PlainLoop:
             session.look_again()
             self._write(session)
 
+    def _ran_out_while_loading(self, session: Session) -> None:
+        self._load_snapshot = self._folder / f"step-000000.rank-{session.rank}.pickle"
+        self._write_to(self._load_snapshot, session)
+
     def _write_recording(self) -> None:
         session, self._session = self._session, None
         self._marks = []
@@ -274,7 +293,9 @@ class PlainLoop:
             self._oom_written = False
 
     def _write(self, session: Session) -> None:
-        path = self._folder / f"step-{self._first:06d}.rank-{session.rank}.pickle"
+        self._write_to(self._folder / f"step-{self._first:06d}.rank-{session.rank}.pickle", session)
+
+    def _write_to(self, path: Path, session: Session) -> None:
         session.write(path)
         disk = self._options.get("max_disk")
         limit = parse_size(disk) if isinstance(disk, str) else disk
@@ -327,6 +348,7 @@ class PlainLoop:
         if self._over:
             return
         self._over = True
+        self._loading.end()
         self._unhook()
         self._terminations.stop()
         session, self._session = self._session, None

@@ -6,13 +6,16 @@ Nothing heavy may be imported here: the script decides when torch and transforme
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat.check import fault_of
 from memprof.compat.transformers import TRAINER_INIT
 from memprof.errors import UsageError
 from memprof.watch.import_hook import when_imported
+from memprof.watch.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from memprof.watch.loop import PlainLoop
@@ -29,6 +32,11 @@ class Attachment:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
+        self._folder = RunFolder()
+        self._asked: Path | None = self._options.get("output_dir")
+        if self._asked is not None:
+            self._asked = Path(self._asked)
+            self._options["output_dir"] = self._folder.of(self._asked)
         self._loop: PlainLoop | None = None
         self._trained = False
 
@@ -43,10 +51,13 @@ class Attachment:
 
     def end(self, error: BaseException | None) -> None:
         """Report when the script is over; ``error`` ended it, or None."""
+        from memprof.integrations.callback.output import say, say_later
+
         if self._loop is not None:
             self._loop.end()
-        from memprof.integrations.callback.output import say_later
-
+        asked = self._asked or (Path(RUN_FOLDER) if self._loop is not None else None)
+        if self.recorded and asked is not None and (moved := self._folder.sentence(asked)):
+            say(moved, "stderr")
         say_later()
 
     @property
@@ -58,15 +69,19 @@ class Attachment:
         from memprof.watch.loop import PlainLoop
 
         if not self._trained:
-            self._loop = PlainLoop(self._options)
+            self._loop = PlainLoop({**self._options, "output_dir": self._asked_or_own()})
             self._loop.begin()
+
+    def _asked_or_own(self) -> Path:
+        """Return where a loop without a trainer is written."""
+        return self._options.get("output_dir") or self._folder.of(Path(RUN_FOLDER))
 
     def _trainer(self, module: ModuleType) -> None:
         if (fault := fault_of(TRAINER_INIT)) is not None:
             raise UsageError(f"{fault}.")
         from memprof.watch.launched_callback import give_callback
 
-        give_callback(module, self._options, self._training)
+        give_callback(module, self._options, self._training, self._folder)
 
     def _generation(self, module: ModuleType) -> None:
         if self._loop is not None:
@@ -76,5 +91,6 @@ class Attachment:
         """Leave a trainer to its callback: it sees more than a loop's hooks do."""
         self._trained = True
         if self._loop is not None:
+            self._loop.loaded()
             self._loop.end()
             self._loop = None

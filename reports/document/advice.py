@@ -31,9 +31,19 @@ def _change(entry: Mapping[str, Any], report: Mapping[str, Any]) -> Advice:
         setting=plain(entry.get("setting") or ""),
         exact=bool(entry["exact"]),
         after_bytes=entry.get("peak_after_bytes"),
+        of_bytes=_whole_step(entry, report),
         limit=_limit(entry),
         also=_also(entry, report),
     )
+
+
+def _whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> int | None:
+    """Return what a step that ran out of memory needs in all, where the saving counts from that and not the peak."""
+    after = entry.get("peak_after_bytes")
+    if after is None or entry["basis"] != "estimated" or not (report.get("oom") or {}).get("ahead"):
+        return None
+    whole = int(entry["saves_bytes"] + after)
+    return whole if whole > report["peak"]["active_bytes"] else None
 
 
 def _limit(entry: Mapping[str, Any]) -> str:
@@ -53,6 +63,8 @@ def _also(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         words.append(f"The device's peak changes by {gib(-device)} GiB.")
     if entry.get("host_bytes"):
         words.append(f"Takes {gib(entry['host_bytes'])} GiB of host memory.")
+    if ratio := entry.get("time_ratio"):
+        words.append(f"A step takes {ratio:.2f} times as long (estimated).")
     return " ".join(words)
 
 
@@ -66,7 +78,9 @@ def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
     how = "simulated" if chosen.basis == "simulated" else "an estimate"
     stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
     same = f"; {stays} the same" if chosen.exact else ""
-    return f"First thing to change: {_lower(chosen.action)}. It saves {gib(chosen.saves_bytes)} GiB ({how}{same})."
+    whole = f"of the {gib(chosen.of_bytes)} GiB that the step needs in all" if chosen.of_bytes else "GiB"
+    saves = f"{gib(chosen.saves_bytes)} {whole}"
+    return f"First thing to change: {_lower(chosen.action)}. It saves {saves} ({how}{same})."
 
 
 def _to_spare(report: Mapping[str, Any]) -> str:
@@ -89,10 +103,13 @@ def _basis(changes: Sequence[Advice], report: Mapping[str, Any]) -> str:
     kinds = {a.basis for a in changes}
     if not kinds:
         return ""
+    order = "the first to begin with, then by what each saves at the peak" if len(changes) > 1 else "at the peak"
+    whole = next((a.of_bytes for a in changes if a.of_bytes), None)
     if "simulated" not in kinds:
-        return "ranked by what each saves at the peak, estimated from recorded sizes"
+        counted = f"; counted from the {gib(whole)} GiB that the step needs in all" if whole else ""
+        return f"{order}, estimated from recorded sizes{counted}"
     unchanged = report.get("unchanged")
-    words = "ranked by what each saves at the peak, found by simulating the changed run"
+    words = f"{order}, found by simulating the changed run"
     if unchanged and report["source"]["kind"] != "simulated":
         error = 100 * (unchanged["simulated_bytes"] - unchanged["measured_bytes"]) / max(unchanged["measured_bytes"], 1)
         where = "above" if error > 0 else "below"

@@ -10,7 +10,7 @@ from memprof.reports.document.advice import advised
 from memprof.reports.document.checks import adds_up
 from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
-from memprof.reports.document.prediction import prediction_of
+from memprof.reports.document.prediction import assumed, prediction_of
 from memprof.reports.document.ranks import ranks_of, recording_rows
 from memprof.reports.document.summary import room_of, summary_of
 from memprof.reports.document.tables import (
@@ -115,7 +115,9 @@ def build_document(
         advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
-        timeline=timeline_of(series) if series and series["time_us"] else None,
+        timeline=timeline_of(series, timed=report["source"]["kind"] != "simulated")
+        if series and series["time_us"]
+        else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
@@ -129,7 +131,7 @@ def build_document(
         host=_host(report.get("host")),
         reproduce=_reproduce(report["source"]),
         config=_config(report["source"]["config"]),
-        notes=tuple(_sentence(note) for note in report["notes"]),
+        notes=tuple(_sentence(note) for note in [*report["notes"], *assumed(report)]),
         prediction=prediction_of(report),
         report=report,
         ranks=ranks_of(report),

@@ -4,7 +4,7 @@ are shown. Every string is one harmless line."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -320,20 +320,25 @@ def ratio_words(ratio: float | None) -> str:
 
 
 def change_words(
-    first: int | None, other: int | None, first_most: int | None = None, other_most: int | None = None
+    first: int | None,
+    other: int | None,
+    first_most: int | None = None,
+    other_most: int | None = None,
+    write: Callable[[int], str] = gib,
 ) -> str:
     """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
 
-    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``.
+    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
+    ``write`` says how a size is written there.
     """
     if first is None or other is None:
         return "–"
     if first == other:
         return "same"
     if not other:
-        return f"0 then, {gib(other_most)} at most" if other_most else "none"
+        return f"0 then, {write(other_most)} at most" if other_most else "none"
     if not first:
-        return f"0 before, {gib(first_most)} at most" if first_most else "new"
+        return f"0 before, {write(first_most)} at most" if first_most else "new"
     if other >= 2 * first:
         return f"{other / first:.1f}× as much"
     share = 100 * abs(other - first) / first

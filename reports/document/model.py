@@ -126,6 +126,7 @@ class Oom:
 class Advice:
     """A change that would lower the peak.
 
+    ``after_bytes`` is what it leaves; of ``of_bytes``, where that is not the peak but all that a failed step needs.
     ``limit`` says where the peak is then, if not where it was; ``also`` what else there is to know (host memory, which
     of the two peaks this is about).
     """
@@ -137,6 +138,7 @@ class Advice:
     setting: str = ""
     exact: bool = False
     after_bytes: int | None = None
+    of_bytes: int | None = None
     limit: str = ""
     also: str = ""
 
@@ -394,7 +396,7 @@ class Timeline:
 
     ``time_us`` is counted from the first point, which is at ``clock_us`` on the recording's clock. ``categories`` maps
     ids to bytes, bottom of the stack first, those that are never used left out. ``phase_x`` puts every point on an
-    axis where each span is one unit wide.
+    axis where each span is one unit wide. Where nothing ran (``timed`` is False) the clock counts events.
     """
 
     clock_us: int
@@ -405,18 +407,28 @@ class Timeline:
     reserved: tuple[int, ...] | None
     total: tuple[int, ...]
     peak_point: int
+    timed: bool = True
+
+    @property
+    def unit(self) -> int:
+        """Return what the clock counts in one unit of the axis: microseconds in a second, or an event."""
+        return 1_000_000 if self.timed else 1
 
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks."""
+    """All runs of one phase, the worst one shown. ``low_bytes`` is the lowest of their peaks.
+
+    ``total_us`` is None where nothing ran and no time is estimated; ``estimated``: it is one step's, at the roofline.
+    """
 
     phase: str
     label: str
     count: int
     step: int | None
-    total_us: int
-    time_share: float
+    total_us: int | None
+    time_share: float | None
+    estimated: bool
     low_bytes: int
     peak_bytes: int
     peak_time_us: int

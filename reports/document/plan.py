@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.model import Part
-from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain, thousands
+from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain, thousands, time_taken
 
 from memprof.units import format_gib
 
@@ -32,6 +32,7 @@ class PlanRow:
     parts: tuple[Part, ...]
     largest: int | None = None
     largest_bytes: int = 0
+    step_us: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -69,15 +70,22 @@ class PlanDocument:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Write the rows as a table of words, its head first."""
-        head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", "Highest in", "Largest")
+        step = ("Step",) if self.timed else ()
+        head = ("Method", "Verdict", "Needed GiB", "Allocated GiB", "Host GiB", *step, "Highest in", "Largest")
         if not self.largest_title:
-            return [head, *(_cells(row) for row in self.rows)]
-        return [(*head, self.largest_title), *((*_cells(row), row.largest_words) for row in self.rows)]
+            return [head, *(_cells(row, self.timed) for row in self.rows)]
+        return [(*head, self.largest_title), *((*_cells(row, self.timed), row.largest_words) for row in self.rows)]
+
+    @property
+    def timed(self) -> bool:
+        """Tell whether any row's time is estimated."""
+        return any(row.step_us is not None for row in self.rows)
 
 
-def _cells(row: PlanRow) -> tuple[str, ...]:
+def _cells(row: PlanRow, timed: bool) -> tuple[str, ...]:
     sizes = (format_gib(n) for n in (row.needed_bytes, row.held_bytes, row.host_bytes))
-    return (row.method, "fits" if row.fits else "OOM", *sizes, row.phase_label, row.largest_label)
+    took = (time_taken(row.step_us, estimated=True),) if timed else ()
+    return (row.method, "fits" if row.fits else "OOM", *sizes, *took, row.phase_label, row.largest_label)
 
 
 def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
@@ -136,6 +144,7 @@ def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
         parts=(*held, *rest),
         largest=(row["largest"]["config"][_SETTING[maximized]] if "largest" in row else 0) if maximized else None,
         largest_bytes=int(row["largest"]["device_peak_bytes"]) if "largest" in row else 0,
+        step_us=round(row["step_s"] * 1e6) if row.get("step_s") else None,
     )
 
 
@@ -150,5 +159,15 @@ def _best_sentence(data: Mapping[str, Any]) -> str:
     return (
         f"{how}: {config['per_device_train_batch_size']} completions in a micro-batch of "
         f"{config['prompt_length']} + {config['completion_length']} tokens, "
-        f"{gib(best['device_peak_bytes'])} GiB needed."
+        f"{gib(best['device_peak_bytes'])} GiB needed.{_fastest(data)}"
     )
+
+
+def _fastest(data: Mapping[str, Any]) -> str:
+    """Name the fastest of the methods that fit as given, where their times are estimated."""
+    timed = [row for row in data["rows"] if row["fits"] and row.get("step_s")]
+    if len(timed) < 2:
+        return ""
+    row = min(timed, key=lambda row: row["step_s"])
+    took = time_taken(round(row["step_s"] * 1e6), estimated=True)
+    return f" Fastest that fits as given: {plain(row['method'])}, {took} a step (estimated)."

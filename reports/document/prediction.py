@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memprof.reports.document.model import Fact, LengthRow, NeedRow, Prediction
-from memprof.reports.document.text import gib, phase_label, plain
+from memprof.reports.document.text import duration, gib, phase_label, plain
 
-__all__ = ["prediction_facts", "prediction_of"]
+__all__ = ["assumed", "prediction_facts", "prediction_of"]
 
 
 def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
@@ -65,7 +65,21 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         if error["not_compared"]:
             note += f"; never compared: {', '.join(error['not_compared'])}"
         facts.append(Fact("Expected error", _range(held), plain(note)))
+    if time := report.get("estimated_time"):
+        facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)
+
+
+def assumed(report: Mapping[str, Any]) -> list[str]:
+    """Say what an estimated time rests on, in one note."""
+    time = report.get("estimated_time")
+    return [f"Estimated time: {'; '.join(time['assumptions'])}"] if time else []
+
+
+def _slowest(time: Mapping[str, Any]) -> str:
+    phases = sorted(time["phases"].items(), key=lambda item: -item[1])[:2]
+    parts = ", ".join(f"{phase_label(name).lower()} {duration(round(s * 1e6))}" for name, s in phases)
+    return f"{parts}; estimated at the card's published speed, not measured"
 
 
 def _host(host: Mapping[str, Any] | None) -> list[Fact]:

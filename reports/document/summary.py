@@ -173,6 +173,7 @@ def _floor(report: Mapping[str, Any]) -> Fact:
 
 _FROM = {
     "device": "the card",
+    "machine": "this machine's memory",
     "option": "the card asked about",
     "limit": "what this process may reserve",
     "oom": "the card at least, by what was free when memory ran out",
@@ -247,11 +248,13 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
         return f"{gib(needed)} GiB with the request that failed; the recording does not say how large the card is."
     of = f"{gib(card['bytes'])} GiB ({_FROM[card['from']]})"
     left = card["bytes"] - needed
+    short = ((report.get("oom") or {}).get("ahead") or {}).get("short_bytes") or 0
+    whole = f" For the whole step {size(short)} were missing." if short > max(0, -left) else ""
     if request and left >= 0:
-        return f"{gib(needed)} of {of} with the {size(request)} that failed: free, but not in one piece."
+        return f"{gib(needed)} of {of} with the {size(request)} that failed: free, but not in one piece.{whole}"
     if left < 0:
         with_it = f" with the {size(request)} that failed" if request else ""
-        words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}."
+        words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}.{whole}"
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
     if report["peak"]["reserved_bytes"] is None:

@@ -39,6 +39,7 @@ __all__ = [
     "evidence_shares",
     "group_rows",
     "icicle",
+    "is_native",
     "phase_rows",
     "shown_stack",
     "whole_stack",
@@ -58,9 +59,6 @@ _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx
 # Frames of the interpreter's own library, and what stands before a package's name in a path.
 _LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
 _INSTALLED = re.compile(r"^\S*[/\\](?:site-packages|dist-packages)[/\\]")
-
-# Frames that say where Python was, not whose tensor it is.
-_STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))|^<")
 
 
 def category_parts(categories: Mapping[str, int], guessed: Mapping[str, int] | None = None) -> tuple[Part, ...]:
@@ -130,13 +128,23 @@ def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
-    everything = sum(p["end_us"] - p["start_us"] for p in report["phases"]) or 1
-    return tuple(_phase_row(name, group, everything, report["peak"]) for name, group in runs.items())
+    times = _phase_times(report, runs)
+    return tuple(_phase_row(name, group, times, report) for name, group in runs.items())
 
 
-def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int, peak: Mapping[str, Any]) -> PhaseRow:
-    worst = max(runs, key=lambda p: p["peak_bytes"])
-    total_us = sum(p["end_us"] - p["start_us"] for p in runs)
+def _phase_times(report: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int]:
+    """Return the microseconds of each phase: measured, or one simulated step's where they are estimated."""
+    if report["source"]["kind"] != "simulated":
+        return {name: sum(p["end_us"] - p["start_us"] for p in group) for name, group in runs.items()}
+    estimated = (report.get("estimated_time") or {}).get("phases", {})
+    return {name: round(seconds * 1e6) for name, seconds in estimated.items()}
+
+
+def _phase_row(
+    name: str, runs: Sequence[Mapping[str, Any]], times: Mapping[str, int], report: Mapping[str, Any]
+) -> PhaseRow:
+    worst, peak = max(runs, key=lambda p: p["peak_bytes"]), report["peak"]
+    total_us = times.get(name)
     holds_peak = any(name == peak["phase"] and p["start_us"] <= peak["time_us"] <= p["end_us"] for p in runs)
     return PhaseRow(
         phase=plain(name),
@@ -144,7 +152,8 @@ def _phase_row(name: str, runs: Sequence[Mapping[str, Any]], everything_us: int,
         count=len(runs),
         step=worst["step"],
         total_us=total_us,
-        time_share=total_us / everything_us,
+        time_share=None if total_us is None else total_us / (sum(times.values()) or 1),
+        estimated=report["source"]["kind"] == "simulated",
         low_bytes=min(p["peak_bytes"] for p in runs),
         peak_bytes=worst["peak_bytes"],
         peak_time_us=worst["peak_time_us"],
@@ -163,7 +172,7 @@ def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
 
 def call_site(stack: Sequence[str]) -> str:
     """Find the innermost Python frame outside torch and the standard library, else the innermost one; shortened."""
-    python = [frame for frame in stack if not _NATIVE.search(frame)]
+    python = [frame for frame in stack if not is_native(frame)]
     found = next((frame for frame in python if not _is_inner(frame)), python[0] if python else None)
     return plain(short_path(found)) if found else ""
 
@@ -171,13 +180,18 @@ def call_site(stack: Sequence[str]) -> str:
 def _is_inner(frame: str) -> bool:
     file = text_path(frame)
     torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
-    return torch or bool(_STANDARD.search(frame))
+    return torch or frame.startswith("<") or bool(_LIBRARY.search(frame))
+
+
+def is_native(frame: str) -> bool:
+    """Tell whether a frame lies outside Python: in C++, CUDA or a library without a source file."""
+    return bool(_NATIVE.search(frame))
 
 
 def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
     """Shorten a stack: runs of native (C++) frames keep their innermost and say how many more there were."""
     lines: list[str] = []
-    for native, run in groupby(stack, key=lambda frame: bool(_NATIVE.search(frame))):
+    for native, run in groupby(stack, key=is_native):
         frames = [plain(frame) for frame in run]
         if native and len(frames) > 2:
             frames = [frames[0], f"… {len(frames) - 1} more C++ frames"]
@@ -208,7 +222,7 @@ def brief_stack(stack: Sequence[str]) -> tuple[str, ...]:
     Frames of the interpreter and its library, of click and of memprof go, and native ones; files of packages begin at
     the package's name. A stack of nothing else is shown as it is.
     """
-    kept = [frame for frame in stack if not (_is_machinery(frame) or _NATIVE.search(frame))]
+    kept = [frame for frame in stack if not (_is_machinery(frame) or is_native(frame))]
     if not kept:
         return shown_stack(stack)
     lines = tuple(plain(_INSTALLED.sub("", frame)) for frame in kept)
@@ -322,7 +336,7 @@ def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]])
 
 def _path(allocation: Allocation) -> tuple[str, ...]:
     """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
-    frames = [frame for frame in allocation.whole_stack if not _NATIVE.search(frame) and not _is_inner(frame)]
+    frames = [frame for frame in allocation.whole_stack if not is_native(frame) and not _is_inner(frame)]
     if frames or allocation.site:
         inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
         return tuple(dict.fromkeys(reversed(inner)))

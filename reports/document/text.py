@@ -30,6 +30,7 @@ __all__ = [
     "signed_gib",
     "size",
     "thousands",
+    "time_taken",
     "where_words",
 ]
 
@@ -105,6 +106,13 @@ def duration(us: int) -> str:
                 return f"{int(value // 60)} min {int(value % 60):02d} s"
             return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{us} µs"
+
+
+def time_taken(us: int | None, estimated: bool) -> str:
+    """Write a phase's time: as measured, as estimated, or a dash where there is neither."""
+    if us is None:
+        return "–"
+    return f"≈ {duration(us)}" if estimated else duration(us)
 
 
 def sentence_list(words: Iterable[str]) -> str:

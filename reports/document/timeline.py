@@ -12,8 +12,8 @@ from memprof.reports.document.text import STACK_ORDER, phase_label, phase_short,
 __all__ = ["timeline_of"]
 
 
-def timeline_of(series: Mapping[str, Any]) -> Timeline:
-    """Fill the timeline from a series of one point or more, as ``Analysis.series`` gives it."""
+def timeline_of(series: Mapping[str, Any], *, timed: bool = True) -> Timeline:
+    """Fill the timeline from a series of one point or more, as ``Analysis.series`` gives it; ``timed``: as recorded."""
     start = series["time_us"][0]
     known = [c for c in STACK_ORDER if any(series["categories"].get(c, ()))]
     others = [c for c in series["categories"] if c not in STACK_ORDER and any(series["categories"][c])]
@@ -31,6 +31,7 @@ def timeline_of(series: Mapping[str, Any]) -> Timeline:
         reserved=None if series["reserved"] is None else tuple(series["reserved"]),
         total=total,
         peak_point=series["peak_point"],
+        timed=timed,
     )
 
 

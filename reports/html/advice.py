@@ -56,7 +56,8 @@ def _change(change: Advice, all_changes: Sequence[Advice]) -> Markup:
         el("span", {"class": f"badge {change.basis}"}, "estimate" if change.basis == "estimated" else change.basis),
         el("span", {"class": "badge exact"}, "same gradients") if change.exact else None,
     ]
-    after = f"leaves {amount(change.after_bytes)}" if change.after_bytes is not None else ""
+    whole = f" of {amount(change.of_bytes)}" if change.of_bytes else ""
+    after = f"leaves {amount(change.after_bytes)}{whole}" if change.after_bytes is not None else ""
     return el(
         "li",
         {},

@@ -26,12 +26,13 @@ def timelines_section(runs: Sequence[tuple[str, Document]], opened: Sequence[Ope
         return None
     highest = max(highest_of(timeline) for _, _, timeline in drawn)
     switch = _choice("run", [(str(i), label) for i, (label, _, _) in enumerate(drawn)]) if len(drawn) > 1 else None
+    timed = all(timeline.timed for _, _, timeline in drawn)
     tools = el(
         "div",
         {"class": "tools needs-js", "role": "toolbar", "aria-label": "Timeline"},
         switch,
         _choice("range", (("all", "Whole run"), ("peak", "Around the peak"))),
-        _choice("axis", (("phase", "By phase"), ("time", "By time"))),
+        _choice("axis", (("phase", "By phase"), ("time", "By time" if timed else "By event"))),
         el("button", {"type": "button", "id": "patterns", "aria-pressed": "false"}, "Patterns"),
         el(
             "span",
@@ -66,7 +67,7 @@ def _picture(label: str, timeline: Timeline, highest: int) -> Markup:
 
 
 def _axis_note(timeline: Timeline | None) -> str:
-    long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline else ""
+    long = f"; the recording is {duration(timeline.time_us[-1])} long" if timeline and timeline.timed else ""
     keys = "Drag to zoom, double-click to reset, click to hold the cursor."
     return f"Phases are drawn equally wide, the time between them narrower{long}. {keys}"
 

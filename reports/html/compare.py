@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting
+from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting, change_words
 from memprof.reports.document.text import amount
 from memprof.reports.files import write_text
 from memprof.reports.html.charts import timelines_section
@@ -15,6 +15,7 @@ from memprof.reports.html.elements import (
     Markup,
     bar,
     breakable,
+    categories_of_row,
     colour_class,
     column,
     copyable,
@@ -233,9 +234,9 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
         if comparison.columns[i].document:
             cells.append(el("td", {"class": "num wide muted"}, "" if own is None else amount(own)))
     if len(comparison.columns) == 2:
-        cells.append(el("td", {"class": "num difference"}, line.differences[0]))
+        cells.append(el("td", {"class": "num difference"}, _difference(line, 1)))
         cells.append(el("td", {"class": "num wide"}, line.ratios[0]))
-        cells.append(el("td", {"class": "change"}, line.changes[0]))
+        cells.append(el("td", {"class": "change"}, _change(line, 1)))
     empty = not any(line.at_peak) and not any(line.own_peak)
     kind = "total" if line.id == "total" else "beside" if beside else "zero" if empty else ""
     path = f"{parent}/{line.id}" if parent else line.id
@@ -245,8 +246,7 @@ def _row(comparison: Comparison, line: Line, level: int, parent: str, *, beside:
             "class": f"level{level} {kind}".strip(),
             "data-path": path,
             "data-parent": parent or None,
-            "data-category": colour_class(colour) if level else None,
-            "data-categories": " ".join(colour_class(c.id) for c in line.children) or None if level == 0 else None,
+            **categories_of_row(level, line.id, colour, [child.id for child in line.children]),
         },
         el("th", {"scope": "row", "title": line.words or None}, swatch(colour) if level == 1 else None, line.label),
         *cells,
@@ -285,7 +285,20 @@ def _change_below(comparison: Comparison, line: Line, index: int) -> Markup | No
     """Say below the figure how a later run differs, among three runs or more: there is no room for columns."""
     if len(comparison.columns) == 2 or not index or line.changes[index - 1] in ("–", "same"):
         return None
-    return el("small", {}, f"{line.differences[index - 1]}, {line.changes[index - 1]}")
+    return el("small", {}, f"{_difference(line, index)}, {_change(line, index)}")
+
+
+def _difference(line: Line, index: int) -> str:
+    """Write how much more a later run holds than the first, with its unit; ``–`` where one is not known."""
+    first, other = line.at_peak[0], line.at_peak[index]
+    if first is None or other is None:
+        return "–"
+    return f"+{amount(other - first)}" if other > first else amount(other - first)
+
+
+def _change(line: Line, index: int) -> str:
+    """Put in words how a later run differs from the first, sizes with their unit."""
+    return change_words(line.at_peak[0], line.at_peak[index], line.own_peak[0], line.own_peak[index], amount)
 
 
 def _fits_row(comparison: Comparison) -> Markup:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Union
 
 from memprof.reports.document.model import Allocation, Fact, Part
-from memprof.reports.document.text import amount, thousands
+from memprof.reports.document.text import CATEGORY_WORDS, amount, thousands
 from memprof.reports.palette import slug
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Markup",
     "bar",
     "breakable",
+    "categories_of_row",
     "colour_class",
     "column",
     "copyable",
@@ -83,6 +84,18 @@ def swatch(identifier: str) -> Markup:
 def colour_class(identifier: str) -> str:
     """Name the CSS class that colours a category, one of the parts of a device, or a published row."""
     return identifier if identifier in _OWN_COLOUR else slug(identifier)
+
+
+def categories_of_row(level: int, identifier: str, colour: str, parts: Sequence[str]) -> dict[str, object]:
+    """Say which categories a row of components is about, for the script that hides them.
+
+    A group is about its ``parts``; one without parts (unattributed, an empty KV cache) about the category of its name.
+    """
+    if level:
+        return {"data-category": colour_class(colour)}
+    if parts:
+        return {"data-categories": " ".join(colour_class(part) for part in parts)}
+    return {"data-category": colour_class(identifier)} if identifier in CATEGORY_WORDS else {}
 
 
 def bar(parts: Sequence[Part], scale: int, *, labels: bool = False, described: str = "") -> Markup:

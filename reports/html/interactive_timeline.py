@@ -61,6 +61,8 @@ def timeline_data(whole: Timeline, document: Document, most: int, opened: Opened
         "labels": {c: category_label(c) for c in timeline.categories},
         "peak_point": timeline.peak_point,
         "clock_us": timeline.clock_us,
+        "unit": timeline.unit,
+        "timed": timeline.timed,
         # The largest at the peak, and at the other phases' peaks: of those the panel says which are alive.
         "allocations": [
             *[[*_lives(a), 1, opened(a)] for a in document.allocations],
@@ -164,7 +166,7 @@ def _only(timeline: Timeline, keep: list[int]) -> Timeline:
 
 def axis_of(timeline: Timeline, axis: str) -> tuple[float, ...]:
     """Place each point on the axis: ``phase`` (every span equally wide) or ``time`` (seconds)."""
-    return timeline.phase_x if axis == "phase" else tuple(t / 1e6 for t in timeline.time_us)
+    return timeline.phase_x if axis == "phase" else tuple(t / timeline.unit for t in timeline.time_us)
 
 
 def peak_hold(x: Sequence[float], total: Sequence[int], n_columns: int) -> list[tuple[float, int]]:
@@ -232,7 +234,7 @@ def _layout(timeline: Timeline, axis: str) -> dict[str, object]:
             "showgrid": False,
             "zeroline": False,
             "showticklabels": axis == "time",
-            "ticksuffix": " s" if axis == "time" else "",
+            "ticksuffix": " s" if axis == "time" and timeline.timed else "",
         },
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero", "fixedrange": True, "zeroline": False},
         "shapes": [_ribbon(timeline, x, span_index) for span_index in range(len(timeline.spans))],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Document, Growth, Leftover
+from memprof.reports.document.tables import is_native
 from memprof.reports.document.text import amount, size, thousands
 from memprof.reports.html.elements import colour_class, what
 
@@ -29,12 +30,13 @@ class Opened:
 
 
 def opened_data(runs: Sequence[Opened]) -> dict[str, Any]:
-    """Write all runs' entries for the page's script; every frame is written once."""
+    """Write all runs' entries for the page's script; every frame is written once, ``native`` lists those of C++."""
     frames: dict[str, int] = {}
     entries = []
     for run in runs:
         entries.append([_written(entry, frames) for entry in run.entries])
-    return {"entries": entries, "frames": list(frames)}
+    native = [number for frame, number in frames.items() if is_native(frame)]
+    return {"entries": entries, "frames": list(frames), "native": native}
 
 
 def _written(entry: _Entry, frames: dict[str, int]) -> dict[str, Any]:

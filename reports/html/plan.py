@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount
+from memprof.reports.document.text import amount, time_taken
 from memprof.reports.html.elements import (
     Child,
     Markup,
@@ -99,7 +99,9 @@ def _verdict(row: PlanRow) -> Markup:
 def _table(plan: PlanDocument) -> Markup:
     names: list[Child] = [column("Method"), column("Verdict"), column("Needed", True)]
     names += [column(plan.largest_title, True), column("needs then", True, "wide")] if plan.largest_title else []
-    names += [column("Held", True, "wide"), column("Host", True, "wide"), column("Highest in"), column("Largest")]
+    names += [column("Held", True, "wide"), column("Host", True, "wide")]
+    names += [column("Step", True, "wide")] if plan.timed else []
+    names += [column("Highest in"), column("Largest")]
     body = [el("tr", {"class": "chosen" if row.method == plan.best else None}, *_cells(plan, row)) for row in plan.rows]
     table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
     words = "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches"
@@ -120,6 +122,7 @@ def _cells(plan: PlanDocument, row: PlanRow) -> list[Markup]:
         *(largest if plan.largest_title else []),
         el("td", {"class": "num wide"}, amount(row.held_bytes)),
         el("td", {"class": "num wide"}, amount(row.host_bytes)),
+        *([el("td", {"class": "num wide"}, time_taken(row.step_us, estimated=True))] if plan.timed else []),
         el("td", {}, row.phase_label),
         el("td", {}, row.largest_label),
     ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.document.text import GROUP_WORDS, amount, duration, percent, size, thousands
+from memprof.reports.document.text import amount, percent, size, thousands, time_taken
 from memprof.reports.html.elements import (
     Child,
     Markup,
     bar,
     breakable,
+    categories_of_row,
     colour_class,
     column,
     copyable,
@@ -62,7 +63,7 @@ def _row(row: Row, level: int, total: int, parent: str) -> Markup:
             "class": f"level{level}" + (" total" if row.id == "total" else ""),
             "data-path": path,
             "data-parent": parent or None,
-            **_category(row, level, colour),
+            **categories_of_row(level, row.id, colour, [child.id for child in row.children]),
         },
         el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.label),
         el("td", {"class": "num"}, amount(row.at_peak)),
@@ -70,13 +71,6 @@ def _row(row: Row, level: int, total: int, parent: str) -> Markup:
         el("td", {"class": "num wide"}, percent(row.at_peak, total)),
         el("td", {"class": "num"}, own),
     )
-
-
-def _category(row: Row, level: int, colour: str) -> dict[str, object]:
-    """Say which categories a row is about, for the script that hides them."""
-    if level == 0 and row.children:
-        return {"data-categories": " ".join(colour_class(child.id) for child in row.children)}
-    return {} if row.id in ("total", *GROUP_WORDS) and level == 0 else {"data-category": colour_class(colour)}
 
 
 def _row_bar(row: Row, colour: str, level: int, total: int) -> list[Markup]:
@@ -253,8 +247,8 @@ def _phase_row(row: PhaseRow, scale: int) -> Markup:
             el("span", {"class": "badge"}, f"×{row.count}") if row.count > 1 else None,
             el("span", {"class": "badge peak"}, "peak") if row.is_peak else None,
         ),
-        el("td", {"class": "num"}, duration(row.total_us)),
-        el("td", {"class": "num wide"}, f"{100 * row.time_share:.0f} %"),
+        el("td", {"class": "num"}, time_taken(row.total_us, row.estimated)),
+        el("td", {"class": "num wide"}, "" if row.time_share is None else f"{100 * row.time_share:.0f} %"),
         el("td", {"class": "num"}, el("span", {"class": "muted"}, low), el("b", {}, amount(row.peak_bytes))),
         el(
             "td",

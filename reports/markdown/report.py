@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Document, Ranks, RecordingRow, Row
-from memprof.reports.document.text import duration, gib, percent, thousands
+from memprof.reports.document.text import gib, percent, thousands, time_taken
 from memprof.reports.markdown.advice import render_advised
 from memprof.reports.markdown.elements import code, table, text
 
@@ -133,7 +133,7 @@ def _phases(document: Document) -> str:
     rows = [
         [
             f"{text(p.label)}{f' ×{p.count}' if p.count > 1 else ''}{' **peak**' if p.is_peak else ''}",
-            duration(p.total_us),
+            time_taken(p.total_us, p.estimated),
             gib(p.peak_bytes),
         ]
         for p in document.phases

@@ -15,7 +15,8 @@ const colour = (name) => getComputedStyle(root).getPropertyValue("--c-" + name).
 const ink = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
 
 const unzip = (text) => {
-  const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
+  const letters = atob(text.trim()), packed = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i);
   return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
 };
 /** The report and the timeline: JSON, gzip'd, base64. */

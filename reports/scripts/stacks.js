@@ -5,17 +5,17 @@ const make = (tag, className, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
-const NATIVE = /^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|so(?:\.\d+)*):\d/;
 /** The frames of an entry, those of C++ pale. */
-const stackLines = (frames) => {
+const stackLines = ({ stack, native }) => {
   const pre = make("pre", "whole");
   pre.tabIndex = 0;
-  frames.forEach((frame, i) => pre.append(make("span", NATIVE.test(frame) ? "native" : "", frame + (i < frames.length - 1 ? "\n" : ""))));
+  stack.forEach((frame, i) => pre.append(make("span", native[i] ? "native" : "", frame + (i < stack.length - 1 ? "\n" : ""))));
   return pre;
 };
 const entryOf = async (reference) => {
   const [run, place] = reference.split(":").map(Number), { opened } = await loaded, entry = opened.entries[run][place];
-  return { ...entry, stack: entry.stack.map((frame) => opened.frames[frame]) };
+  const native = entry.stack.map((frame) => opened.native.includes(frame));
+  return { ...entry, native, stack: entry.stack.map((frame) => opened.frames[frame]) };
 };
 
 const dialog = make("dialog");
@@ -38,7 +38,7 @@ const openEntry = async (reference) => {
     const copy = make("button", "copy", "Copy"), box = make("div", "copyable");
     copy.type = "button";
     copyOnClick(copy, () => entry.stack.join("\n"));
-    box.append(stackLines(entry.stack), copy);
+    box.append(stackLines(entry), copy);
     parts.push(box);
   } else parts.push(make("p", "muted", "No stack was recorded for it."));
   dialog.replaceChildren(...parts, close);
@@ -53,6 +53,6 @@ for (const details of all("details[data-open]"))
   details.addEventListener("toggle", async () => {
     const pre = details.querySelector("pre");
     if (!details.open || !pre || pre.classList.contains("whole")) return;
-    const { stack } = await entryOf(details.dataset.open);
-    if (stack.length) pre.replaceWith(stackLines(stack));
+    const entry = await entryOf(details.dataset.open);
+    if (entry.stack.length) pre.replaceWith(stackLines(entry));
   });

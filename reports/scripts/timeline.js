@@ -116,11 +116,11 @@ const draw = () => {
     } else shown.line = { ...trace.line, color: ink("ink") };
     return shown;
   });
-  const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), height: chart.clientHeight, autosize: true,
+  const layout = { ...timeline.figure.layout, ...shapesAndLabels(range, width), width: chart.clientWidth, height: chart.clientHeight,
     font: { color: ink("soft"), size: 11.5, family: getComputedStyle(document.body).fontFamily } };
-  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" ? " s" : "" };
+  layout.xaxis = { ...layout.xaxis, range, autorange: false, showticklabels: axis === "time", ticksuffix: axis === "time" && timeline.timed ? " s" : "" };
   layout.yaxis = { ...layout.yaxis, gridcolor: ink("line"), ...(ceiling ? { range: [0, ceiling] } : { autorange: true }) };
-  return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, responsive: true, doubleClick: false })
+  return Plotly.react(chart, drawn, layout, { displayModeBar: false, showTips: false, doubleClick: false })
     .then(placeCursor);
 };
 
@@ -164,7 +164,7 @@ const partLine = (name, label, value) => {
 };
 
 const spanOf = (p) => timeline.spans.find((span) => span[3] <= p && p < span[4]);
-const seconds = (s) => (s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
+const seconds = (s) => (!timeline.timed ? "event " + Math.round(s) : s < 1 ? (s * 1000).toFixed(1) + " ms" : s.toFixed(2) + " s");
 
 const showPanel = () => {
   const span = spanOf(point), time = timeline.axes.time[point];
@@ -173,7 +173,7 @@ const showPanel = () => {
   $$("panel-total").textContent = amountOf(total[point] * GIB);
   const parts = stacked.filter(visible).map((t) => [t.meta, t.y[point] * GIB]).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   $$("panel-parts").replaceChildren(...parts.map(([name, n]) => partLine(name, timeline.labels[name] || name, amountOf(n))));
-  const clock = timeline.clock_us + time * 1e6;
+  const clock = timeline.clock_us + time * timeline.unit;
   const alive = [];
   for (const [label, category, each, lives, atPeak, reference] of timeline.allocations) {
     if (state.hidden.has(category)) continue;
@@ -269,14 +269,14 @@ chart.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") held = true;
   action();
 });
-const show = (index) => {
+const show = (index, range = null) => {
   ({ timeline, traces, stacked, nPoints, total } = prepared[index]);
   state.run = index;
   total = addUp(prepared[index]);
   held = state.at !== null;
   point = held ? pointOf(state.at) : timeline.peak_point;
   showPanel();
-  return zoom(null);
+  return zoom(range);
 };
 const choose = { run: (value) => { state.at = null; show(Number(value)); writeAddress(); }, axis: (value) => { axis = value; zoom(null); go(point); }, range: (value) => (value === "all" ? zoom(null) : aroundPeak()) };
 for (const button of all("[data-choice]"))
@@ -293,10 +293,9 @@ $$("patterns").addEventListener("click", () => {
 
 /** Show what the address says, and categories that were hidden or shown meanwhile. */
 const restore = () => {
-  const index = Math.min(Math.max(state.run, 0), prepared.length - 1), before = view;
+  const index = Math.min(Math.max(state.run, 0), prepared.length - 1);
   all('[data-choice="run"]').forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === String(index))));
-  const drawn = show(index);
-  return before ? zoom(before) : drawn;
+  return show(index, view);
 };
 watchers.push(restore);
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument
-from memprof.reports.document.text import gib
+from memprof.reports.document.text import gib, sentence_list
 from memprof.reports.terminal.elements import draw_bar, legend
 from memprof.reports.terminal.screen import console_of, text_of
 
@@ -18,21 +20,43 @@ __all__ = ["render_bars", "render_plan"]
 
 def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> str:
     """Render the table, the bars, the best configuration and how far off the figures may be."""
-    lines = [plan.title, "", *_table(plan), "", render_bars(plan, width, colour), plan.best_sentence]
+    lines = [plan.title, "", *_table(plan, width), "", render_bars(plan, width, colour)]
+    lines += _wrapped(plan.best_sentence, width)
     lines += ["", plan.code] if plan.code else []
-    lines += ["", plan.error, ""]
+    lines += ["", *_wrapped(plan.error, width), ""]
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
 
 
-def _table(plan: PlanDocument) -> list[str]:
+# Columns of the table: those of figures, and all of them, the most important first.
+_FIGURES = (2, 3, 4, 7)
+_BY_IMPORTANCE = (0, 1, 2, 7, 6, 5, 3, 4)
+
+
+def _table(plan: PlanDocument, width: int) -> list[str]:
+    """Write the rows as columns; those that a narrow screen has no room for are named below."""
     cells = plan.cells()
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    numbers = {2, 3, 4, 7}
+    widths = {i: max(len(row[i]) for row in cells) for i in range(len(cells[0]))}
+    kept = _fitting(widths, width)
     lines = []
     for row in cells:
-        parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        parts = [row[i].rjust(widths[i]) if i in _FIGURES else row[i].ljust(widths[i]) for i in kept]
         lines.append("  ".join(parts).rstrip())
-    return lines
+    left = [cells[0][i] for i in widths if i not in kept]
+    more = f"No room here for {sentence_list(left)}: a wider terminal, the page and the JSON have them."
+    return lines + (_wrapped(more, width) if left else [])
+
+
+def _wrapped(sentence: str, width: int) -> list[str]:
+    return textwrap.wrap(sentence, width, break_on_hyphens=False)
+
+
+def _fitting(widths: Mapping[int, int], width: int) -> list[int]:
+    """Choose the columns that fit ``width`` together, the most important first."""
+    kept: list[int] = []
+    for i in _BY_IMPORTANCE:
+        if i in widths and (not kept or sum(widths[k] + 2 for k in kept) + widths[i] <= width):
+            kept.append(i)
+    return sorted(kept)
 
 
 def render_bars(plan: PlanDocument, width: int = 100, colour: bool = False) -> str:
@@ -40,14 +64,16 @@ def render_bars(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
     from rich.text import Text
 
     console = console_of(width, colour)
-    longest = min(max(len(row.method) for row in plan.rows), width // 3)
-    room = max(width - longest - 22, 10)
+    longest = min(max(len(row.method) for row in plan.rows), width * 2 // 5)
+    words = {row.method: f"{gib(row.needed_bytes)} {row.verdict}" for row in plan.rows}
+    room = max(width - longest - 4 - max(map(len, words.values())), 10)
     used: dict[str, Part] = {}
     for row in plan.rows:
         used.update({part.id: part for part in row.parts})
-        line = Text(row.method[:longest].ljust(longest) + "  ", no_wrap=True)
+        method = row.method if len(row.method) <= longest else f"{row.method[: longest - 1]}…"
+        line = Text(method.ljust(longest) + "  ", no_wrap=True)
         line.append(draw_bar(row.parts, plan.scale_bytes, room, colour))
-        line.append(f"  {gib(row.needed_bytes)} {row.verdict}")
+        line.append(f"  {words[row.method]}")
         console.print(line)
     console.print(_limit_mark(plan, longest + 2, room, width))
     for entry in legend(list(used.values()), width - 1, colour, figures=False):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
-from memprof.reports.document.text import duration, gib, percent, thousands
+from memprof.reports.document.text import gib, percent, thousands, time_taken
 from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
 from memprof.reports.terminal.room import print_room
@@ -222,7 +222,7 @@ def _phases(document: Document, width: int, colour: bool) -> Table:
     for phase in document.phases:
         label = phase.label + (f" ×{phase.count}" if phase.count > 1 else "")
         mark = " peak" if phase.is_peak else ""
-        cells: list[Text | str] = [label + mark, duration(phase.total_us), gib(phase.peak_bytes)]
+        cells: list[Text | str] = [label + mark, time_taken(phase.total_us, phase.estimated), gib(phase.peak_bytes)]
         if wide:
             cells.append(draw_bar(phase.parts, scale, max(width - 52, 10), colour))
         table.add_row(*cells, style="bold" if phase.is_peak else None)

@@ -162,7 +162,8 @@ def test_the_lean_trainer_is_advised_in_its_own_settings() -> None:
     assert not {"lean", "micro_batch_4", "micro_batch_1"} & found.keys()
     assert found["generated_together"]["setting"] == "generation_batch=4"
     assert found["generated_together"]["saves_bytes"] == (48 - 42) * GIB  # backward is then the peak
-    trained = _advice({"backward": phases["backward"]}, lean)
+    assert "smaller_pieces" not in _advice({"backward": phases["backward"]}, lean)  # by bytes, they are small
+    trained = _advice({"backward": phases["backward"]}, lean.with_(max_tokens_per_piece=2048))
     assert trained["smaller_pieces"]["setting"] == "max_tokens_per_piece=512"
     assert trained["smaller_pieces"]["saves_bytes"] == 15 * GIB  # one of the four that 2048 tokens hold
     assert trained["checkpointing"]["setting"] == 'gradient_checkpointing=True, checkpointing="auto"'

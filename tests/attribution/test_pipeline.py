@@ -23,6 +23,7 @@ from tests.attribution.runs import (
     MATRIX,
     NORM,
     PARAMETERS,
+    TOKENS,
     VOCABULARY,
     ZERO_GRAD,
     Result,
@@ -390,3 +391,37 @@ def test_what_peft_makes_anew_for_four_bit_training_is_no_reference_model() -> N
     assert "reference_logprobs" in result.phases()
     assert {result.category(address) for address in policy} == {Category.WEIGHTS}
     assert Category.REFERENCE_MODEL not in {result.category(address) for address in adapters}
+
+
+def _marked(run: Run, since_us: int) -> dict[str, object]:
+    """One forward from ``since_us`` on: what a recording of CUDA's history marks without tags."""
+    return {"phases": [{"phase": "forward", "step": 1, "start_us": since_us, "end_us": None}]}
+
+
+def test_what_a_pass_makes_before_its_model_runs_is_no_part_of_the_loss() -> None:
+    """CUDA's history has no dtype: scratch of bytes is told from the loss by when it is made."""
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    since = run.builder.time_us + 5
+    mask = run.alloc(50_000, [*LOSS, *MAIN])
+    scratch = run.alloc(3 << 20, [*LOSS, *MAIN])
+    run.free(scratch)
+    run.forward()
+    stats = run.alloc(TOKENS * 4, ["train.py:32 mean", *LOSS, *MAIN])
+    result = run.attribute(_marked(run, since))
+    assert [(result.category(a), result.rule(a)) for a in (mask, scratch)] == [
+        (Category.INPUTS, "program.before-the-model")
+    ] * 2
+    assert (result.category(stats), result.rule(stats)) == (Category.LOSS_LOGITS, "context.loss")
+
+
+def test_where_no_model_runs_there_is_no_loss() -> None:
+    run = Run()
+    kept = run.alloc(32 << 20, ["train.py:12 main", MAIN[1]])
+    since = run.builder.time_us + 5
+    scratch = run.alloc(48 << 20, ["train.py:14 main", MAIN[1]])
+    run.free(scratch)
+    run.alloc(64, ["train.py:15 main", MAIN[1]])
+    result = run.attribute(_marked(run, since))
+    assert (result.category(scratch), result.rule(scratch)) == (Category.TEMPORARIES, "program.between-phases")
+    assert result.category(kept) is not Category.LOSS_LOGITS

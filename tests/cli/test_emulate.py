@@ -46,10 +46,17 @@ def test_a_torch_whose_emulator_is_not_built_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_old_torch_is_refused(tmp_path: Path) -> None:
-    install(tmp_path, "2.6.0+cu124", "'12.4'")
+    install(tmp_path, "2.5.1+cu124", "'12.4'")
     done = emulate("--setup", path=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "works with torch 2.9 and later, and torch 2.6.0+cu124 is installed" in done.stderr
+    assert "needs torch 2.6 or later, and torch 2.5.1+cu124 is installed" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = emulate("--out", str(tmp_path / "file" / "below"), "--", "python", "train.py", path=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "file/below: cannot be written to (file is no folder)" in done.stderr
 
 
 def test_nothing_to_run_is_refused(tmp_path: Path) -> None:

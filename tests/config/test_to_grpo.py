@@ -72,6 +72,12 @@ def test_a_quantised_cache_says_how_it_is_kept() -> None:
     assert "'nbits': 2" in as_python(settings)
 
 
+@pytest.mark.parametrize(("mixed", "dtype", "compute"), [("bf16", "float32", "bfloat16"), ("no", "float16", "float16")])
+def test_4_bit_weights_say_what_products_are_computed_in(mixed: str, dtype: str, compute: str) -> None:
+    code = as_python(RUN.with_(lora_r=4, load_in_4bit=True, mixed_precision=mixed, dtype=dtype))
+    assert f"bnb_4bit_compute_dtype='{compute}')" in code
+
+
 def test_text_names_what_differs_from_trls_defaults_only() -> None:
     code = as_python(RUN)
     assert "loss_type='grpo'" in code

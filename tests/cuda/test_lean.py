@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": {"lora": True, "settings": {"checkpointing": "selective"}},
     "generation": {"lora": True, "settings": {
         "generation_batch": 2, "generation_cache": "offloaded", "checkpointing": "mlp"}},
+    "rolling": {"lora": True, "settings": {
+        "generation": "paged", "generation_batch": 2, "generation_kwargs": {}, "checkpointing": "mlp"}},
     "shared-prefix": {"lora": True, "settings": {"beta": 0.04, "prefix_sharing": True, "packing": True}},
 }  # fmt: skip
 LATE_US = 2000

@@ -18,6 +18,7 @@ from memprof.grpo.reference import reference_place
 from memprof.grpo.rows import Row, row_inputs, rows_of
 from memprof.grpo.step.pieces import pieces_of
 from memprof.grpo.techniques.rounding import StochasticAdamW, round_to_bf16
+from tests.grpo.tiny_models import MLA
 from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
 from tests.test_imports import HEAVY, loaded_after
 
@@ -91,6 +92,37 @@ def test_cache_bytes_is_what_generation_holds() -> None:
         cache = model(ids, use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert cache_bytes(model.config, 30, 4) == held
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("deepseek_v3", MLA),
+        ("gemma3_text", {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("lfm2", {"num_hidden_layers": 4, "full_attn_idxs": [2]}),
+        ("qwen3_next", {
+            "num_hidden_layers": 8, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        }),
+    ],
+)  # fmt: skip
+def test_layers_are_counted_by_what_they_keep(family: str, changes: dict[str, Any]) -> None:
+    """Latent attention, windows, convolutions and linear attention: against the cache of a forward."""
+    from memprof.config.model_shape import ModelShape
+    from tests.grpo import tiny_models
+
+    model = tiny_models.build(family, **changes).eval()
+    with torch.no_grad():
+        cache = model(torch.randint(4, 60, (1, 30)), use_cache=True).past_key_values
+    held = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    assert cache_bytes(model.config, 30, 4) == sum(layer.keys.nbytes + layer.values.nbytes for layer in held)
+    assert ModelShape.of(model.config).caching_layers == len(held)
+    if family == "qwen3_next":  # its config.json says how often, not which
+        stated = {k: v for k, v in model.config.to_dict().items() if k != "layer_types"} | {
+            "full_attention_interval": 4
+        }
+        assert ModelShape.of(stated).kv_cache_bytes(30, 4) == cache_bytes(model.config, 30, 4)
 
 
 def test_cache_bytes_of_a_published_case() -> None:

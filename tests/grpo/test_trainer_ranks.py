@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "sharded"])
+@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "coupled", "sharded"])
 def test_one_step_is_trls(ranks: list[dict[str, Any]], scheme: str) -> None:
     for found in ranks:
         step = found[scheme]

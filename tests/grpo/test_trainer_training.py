@@ -154,7 +154,7 @@ def test_bf16_is_as_near_to_float64_as_trl(tmp_path: Path) -> None:
 
 def test_generation_in_sub_batches(checkpoint: str, tmp_path: Path) -> None:
     """Every prompt is answered, in its place, a few at a time."""
-    trainer = build("lean", checkpoint, tmp_path, generation_batch=3, max_steps=1, top_k=1)
+    trainer = build("lean", checkpoint, tmp_path, generation="generate", generation_batch=3, max_steps=1, top_k=1)
     whole = build("lean", checkpoint, tmp_path, max_steps=1, top_k=1)
     prompts = [[4 + i % 7, 9, 5 + i] for i in range(8)]
     sizes: list[int] = []

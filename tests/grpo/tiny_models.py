@@ -11,6 +11,12 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "phi")
 VOCABULARY = 97
+#: What DeepSeek-V3 has beside the other families.
+MLA: dict[str, Any] = {
+    "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
 
 
 def build(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def main(folder: Path) -> None:
         "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5}),
         "shared": one_step(folder / "c", {}, {"prefix_sharing": True}),
     }
+    found["coupled"] = one_step(folder / "f", {}, loss=patched_loss)
     from transformers import DistributedConfig
 
     shards = {"model_init_kwargs": {"distributed_config": DistributedConfig(fsdp_size=2)}}
@@ -44,7 +47,11 @@ def main(folder: Path) -> None:
 
 
 def one_step(
-    folder: Path, settings: dict[str, Any], lean: dict[str, Any] | None = None, model: str | None = None
+    folder: Path,
+    settings: dict[str, Any],
+    lean: dict[str, Any] | None = None,
+    model: str | None = None,
+    loss: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Any]:
     results, pieces = [], 0
     for kind in ("trl", "lean"):
@@ -62,18 +69,47 @@ def one_step(
         trainer.model_wrapped = trainer.model if sharded else trainer.accelerator.prepare_model(trainer.model)
         trainer.accelerator.gradient_state._set_sync_gradients(True)
         backwards = count_backwards(trainer)
-        results.append(loss_and_gradients(trainer, inputs, trainer.model_wrapped))
+        with loss():
+            results.append(loss_and_gradients(trainer, inputs, trainer.model_wrapped))
         pieces = backwards[0]
     for _, gradients, _ in results:
         gradients.update({name: grad.full_tensor() for name, grad in gradients.items() if hasattr(grad, "full_tensor")})
-    (loss, gradients, metrics), (lean_loss, lean_gradients, lean_metrics) = results
+    (value, gradients, metrics), (lean_loss, lean_gradients, lean_metrics) = results
     return {
-        "loss": [loss, lean_loss],
+        "loss": [value, lean_loss],
         "distance": worst(lean_gradients, gradients),
         "norms": [float(gradient.norm()) for gradient in lean_gradients.values()],
         "metrics": [metrics, lean_metrics],
         "pieces": pieces,
     }
+
+
+@contextmanager
+def patched_loss() -> Iterator[None]:
+    """A term over the whole micro-batch in TRL's own class: on rank 0 alone it is anything else than zero."""
+    from trl import GRPOTrainer
+
+    own = GRPOTrainer._compute_loss
+    scale = 3.0 if torch.distributed.get_rank() == 0 else 0.0
+
+    def coupled(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        handed, ask = [], self._get_per_token_logps_and_entropies
+
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            handed.append(ask(*args, **kwargs))
+            return handed[-1]
+
+        self._get_per_token_logps_and_entropies = listening
+        loss: torch.Tensor = own(self, model, inputs)
+        del self._get_per_token_logps_and_entropies
+        each = (handed[0][0] * inputs["completion_mask"]).sum(1)
+        return loss + scale * (each - each.mean()).pow(2).sum()
+
+    GRPOTrainer._compute_loss = coupled
+    try:
+        yield
+    finally:
+        GRPOTrainer._compute_loss = own
 
 
 def chosen_for_all(folder: Path) -> dict[str, Any]:

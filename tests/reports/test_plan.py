@@ -52,6 +52,22 @@ def test_a_plan_follows_the_schema() -> None:
     validate(sample_plan().data)
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_line_of_the_terminal_is_wider_than_it_and_what_is_left_out_is_named(width: int) -> None:
+    names = ("full + 8-bit + checkpointing", "QLoRA, lean trainer")
+    largest = {**_row("", 20, 18, fits=True), "device_peak_bytes": 21 * GIB}
+    rows = [{**_row(name, 164 - 60 * i, 142 - 60 * i, fits=False), "largest": largest} for i, name in enumerate(names)]
+    plan = sample_plan(rows=rows, best=None, code=None)
+    text = render_plan(plan, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "does not fit" in text
+    head = next(line for line in text.splitlines() if line.startswith("Method"))
+    words = " ".join(text.split())
+    for name in plan.cells()[0]:
+        assert (name in head) != (f"No room here for {name}" in words or name in words.partition("No room here")[2])
+    assert "Longest completion" in head or width == 60
+
+
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_terminal_shows_table_bars_and_settings(width: int) -> None:
     text = render_plan(sample_plan(), width)

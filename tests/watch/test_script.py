@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -94,8 +95,10 @@ def test_ctrl_c_reaches_the_script(tmp_path: Path) -> None:
 
 def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("print('never')")
+    (tmp_path / "file").touch()
     for arguments, code, says in (
         (["nowhere.py"], 3, "nowhere.py: there is no such script"),
+        (["--out", "file/below", "s.py"], 3, "file/below: cannot be written to (file is no folder)"),
         (["--capacity", "plenty", "s.py"], 2, "is not a size"),
         (["--steps", "0", "s.py"], 2, "are no steps"),
         (["--steps", "1", "--every", "2", "s.py"], 2, "exclude each other"),
@@ -135,3 +138,23 @@ def test_a_script_runs_without_what_it_does_not_use(tmp_path: Path, missing: str
     script.write_text(f"import sys\nsys.modules[{missing!r}] = None\nprint('done')")
     seen = python(*RUN, "--out", str(tmp_path / "out"), str(script), cwd=tmp_path)
     assert (seen.returncode, seen.stdout.strip()) == (0, "done"), seen.stderr
+
+
+def test_a_second_run_leaves_the_first_one_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    run = [*RUN, "--no-table", "loop.py"]
+    assert python(*run, cwd=tmp_path).returncode == 0
+    first = {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()}
+    assert set(first) == {"step-000001.rank-0.pickle", "step-000001.rank-0.json", "report.html"}
+    again = python(*run, cwd=tmp_path)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "_memprof").iterdir()} == first
+    assert left_in(tmp_path / "_memprof-2") == sorted(first)
+    assert again.stderr.splitlines()[-2:] == [
+        f"memprof: _memprof-2{os.sep}report.html",
+        "memprof: _memprof holds an earlier run; this one is written to _memprof-2.",
+    ]
+    asked = python(*RUN, "--no-table", "--out", "_memprof", "loop.py", cwd=tmp_path)
+    assert "this one is written to _memprof-3." in asked.stderr
+    assert left_in(tmp_path / "_memprof-3") == sorted(first)
+    read = python("-m", "memprof", "advise", ".", "--estimate", "--json", "-", cwd=tmp_path)
+    assert "_memprof-3" in json.loads(read.stdout)["source"]["files"][0]

@@ -33,11 +33,17 @@ def test_a_grpo_script_under_accelerate_launch_is_watched_and_computes_the_same(
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
     precision = ("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1")
     run = ("-m", "memprof", "run", "--steps", "2")
+    earlier = tmp_path / "out" / "_memprof" / "report.html"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("an earlier run's")
     watched = python(*launch, *precision, *run, "train.py", model, cwd=tmp_path)
     assert watched.returncode == 0, watched.stderr
     assert watched.stdout == alone.stdout
     assert "Peak tensor memory" in watched.stderr
-    folder = tmp_path / "out" / "_memprof"
+    assert left_in(earlier.parent) == ["report.html"]
+    assert earlier.read_text() == "an earlier run's"
+    assert f"memprof: {Path('out') / '_memprof'} holds an earlier run; this one" in watched.stderr
+    folder = tmp_path / "out" / "_memprof-2"
     assert left_in(folder) == [
         "counters.rank-0.jsonl", "report.html", "step-000002.rank-0.json", "step-000002.rank-0.pickle"
     ]  # fmt: skip

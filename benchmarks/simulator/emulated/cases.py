@@ -35,6 +35,7 @@ def _case(name: str, card: str, model: str = _QWEN, loaded: bool = False, **chan
 _ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 _LONG = {"prompt_length": 512, "completion_length": 1536}
 _LEAN = {"recipe": "lean", "lora_r": 16}
+_QLORA = {"load_in_4bit": True, "lora_r": 16}
 
 CASES: tuple[Case, ...] = (
     _case("0.5B, full", "H100"),
@@ -76,4 +77,8 @@ CASES: tuple[Case, ...] = (
     _case("0.5B, lean, LoRA, pieces of 512 tokens", "RTX 4090", max_tokens_per_piece=512, **_LEAN),
     _case("8B, lean, LoRA, 4 × 2048 tokens", "RTX 4090", _LLAMA, per_device_train_batch_size=4, num_generations=4,
           **_LEAN, **_LONG),
+    _case("0.5B, QLoRA", "H100", loaded=True, **_QLORA),
+    _case("0.5B, QLoRA, no checkpointing", "RTX 4090", loaded=True, gradient_checkpointing=False, **_QLORA),
+    _case("1B, QLoRA", "A10G", _LLAMA_1B, loaded=True, **_QLORA),
+    _case("8B, QLoRA", "RTX 4090", _LLAMA, loaded=True, **_QLORA),
 )  # fmt: skip

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import grpo_arguments
+from memprof.config.to_grpo import four_bit_arguments, grpo_arguments
 
-__all__ = ["main"]
+__all__ = ["build", "counted", "main", "train_here"]
 
 COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
@@ -34,17 +34,22 @@ COUNTERS = {
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
-    settings = Settings.from_dict(question["settings"])
     import torch
 
     history = question.get("history")
     if history:
         torch.cuda.memory._record_memory_history(max_entries=10_000_000)
-    with tempfile.TemporaryDirectory() as folder:
-        error = _train(settings, question.get("loaded", False), folder)
+    found = train_here(Settings.from_dict(question["settings"]), question.get("loaded", False))
     if history:
         torch.cuda.memory._dump_snapshot(history)
-    print(json.dumps({**counted(), "error": error}))
+    print(json.dumps(found))
+
+
+def train_here(settings: Settings, loaded: bool = False) -> dict[str, Any]:
+    """Train on the device that is here; what its allocator counted at its highest, and the error it ended with."""
+    with tempfile.TemporaryDirectory() as folder:
+        error = _train(settings, loaded, folder)
+    return {**counted(), "error": error}
 
 
 def counted(names: Iterable[str] = tuple(COUNTERS)) -> dict[str, int]:
@@ -70,13 +75,14 @@ def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
 def build(settings: Settings, loaded: bool, folder: str) -> Any:
     """Build the trainer: the model on the device, or a checkpoint that the trainer loads itself."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.recipes import classes_of, config_of
     from memprof.simulate.trainer.rewards import reward_function
+    from memprof.simulate.world.fakes import materialize
 
     config = load_config(settings.model)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None
@@ -85,8 +91,10 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     if loaded:
         model: Any = str(checkpoint)
     else:
-        with torch.device("cuda"):
+        # As a model that was moved there lies in memory: built on the device, tied weights would be made twice.
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+        materialize(model, torch.device("cuda"))
         model.config._name_or_path = str(checkpoint)  # where the reference is loaded from
         if settings.recipe != "lean":
             choose_checkpointing(model, settings.checkpointing)
@@ -96,6 +104,8 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
         asked.pop(name, None)
     if not loaded:
         asked.pop("model_init_kwargs")
+    elif settings.load_in_4bit:
+        asked["model_init_kwargs"]["quantization_config"] = BitsAndBytesConfig(**four_bit_arguments(settings))
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     arguments = arguments_type(
         output_dir=folder, max_steps=(WARM_UP + MEASURED) * cycle, logging_strategy="no", save_strategy="no",

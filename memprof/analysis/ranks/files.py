@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
+from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError, UsageError
 
 __all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of"]
@@ -53,7 +54,7 @@ def find_recordings(place: Path) -> list[Recording]:
     Raises:
         InputError: the folder does not exist or cannot be read, or holds no recording.
     """
-    for folder in (place, place / "_memprof"):
+    for folder in places_of_run(place):
         try:
             files = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
         except OSError as error:

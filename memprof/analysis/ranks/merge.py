@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.ranks.across import across
+from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
 
 __all__ = ["fullest", "merged", "missing_ranks", "world_size_of"]
@@ -84,7 +85,7 @@ def _last_counted(rank: int, folder: Path | None) -> dict[str, Any]:
         return unknown
     from memprof.analysis.counters import read_counters
 
-    for place in (folder, folder / "_memprof"):
+    for place in places_of_run(folder):
         path = place / f"counters.rank-{rank}.jsonl"
         if not path.is_file():
             continue

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.options import check_folder
 from memprof.errors import UsageError
 
 __all__ = ["command"]
@@ -62,6 +63,7 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
         raise UsageError("memprof emulate wants a command: memprof emulate --gpu 24GB -- python train.py.")
     if arguments[0] in _LAUNCHERS:
         arguments = (sys.executable, "-m", _LAUNCHERS[arguments[0]], *arguments[1:])
+    check_folder(given["out"])
     env = _environment(given)
     if (program := shutil.which(arguments[0], path=env["PATH"])) is None:
         raise UsageError(f"{arguments[0]}: there is no such command.")

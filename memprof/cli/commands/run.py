@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from memprof.cli.options import check_folder
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 from memprof.units import parse_size
@@ -35,7 +36,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Write snapshots, JSON and page to DIR; default: <trainer's output_dir>/_memprof, or ./_memprof without a "
-    "trainer.",
+    "trainer. Where an earlier run wrote there, to DIR-2, DIR-3, ...",
 )  # fmt: skip
 @click.option(
     "--steps", type=_Steps(), metavar="N,...", help="Record these optimizer steps; default: one generation cycle."
@@ -89,6 +90,8 @@ def command(script: str, arguments: tuple[str, ...], is_module: bool, **given: A
 
     target = Script(script, arguments, is_module)
     target.check()
+    if given["out"] is not None:
+        check_folder(given["out"])
     if switched_off():
         return lambda: target.run(lambda: None, lambda _: None)
     attachment = Attachment(options)

@@ -49,6 +49,18 @@ int nccl_barrier(ncclComm_t comm) {
     return NCCL_SUCCESS;
 }
 
+/* NCCL refuses two ranks of one communicator on one card, in these words. */
+static int found_alone(ncclComm_t comm) {
+    static __thread char text[96];
+    for (int i = 0; i < comm->ranks; i++) {
+        if (i == comm->rank || comm->shared->card[i] != comm->shared->card[comm->rank]) continue;
+        snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", comm->rank, i,
+                 (comm->shared->card[i] + 1) << 12); /* its PCI bus: devices.c */
+        return nccl_failed(NCCL_INVALID_USAGE, text);
+    }
+    return NCCL_SUCCESS;
+}
+
 static int meet(ncclComm_t *out, int ranks, const char *name, int rank) {
     ready();
     if (ranks < 1 || ranks > MAX_RANKS) return nccl_failed(NCCL_INVALID_ARGUMENT, "1 to 16 ranks are emulated");
@@ -60,10 +72,11 @@ static int meet(ncclComm_t *out, int ranks, const char *name, int rank) {
     ncclComm_t comm = calloc(1, sizeof *comm);
     *comm = (struct communicator){memory, ranks, rank, current_device, 0, ""};
     snprintf(comm->name, sizeof comm->name, "%s", name);
+    comm->shared->card[rank] = settings.card_of[current_device];
     int status = nccl_barrier(comm);
     if (!rank) shm_unlink(name); /* everybody has it */
     *out = comm;
-    return status;
+    return status ? status : found_alone(comm);
 }
 
 API int ncclGetUniqueId(ncclUniqueId *out) {

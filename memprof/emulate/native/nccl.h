@@ -22,6 +22,7 @@ struct shared {
     _Atomic unsigned arrived, generation; /* of the barrier */
     _Atomic int aborted;
     int color[MAX_RANKS], key[MAX_RANKS]; /* of a split */
+    int card[MAX_RANKS];                  /* that each rank is on */
     char slot[MAX_RANKS][SLOT];
     struct letter letters[MAX_RANKS][MAX_RANKS]; /* [from][to] */
 };

@@ -90,7 +90,8 @@ def fused_linear_logprobs(
 
     Under autocast the products run in its dtype, otherwise in ``hidden``'s. Log-probabilities, entropies and all sums
     are fp32; no gradient is rounded before it is complete. Memory: one tile ``chunk x V`` in the products' dtype (on a
-    GPU without Triton 64 MiB more), ``[N, H]`` for the hidden states' gradient, ``[V, H]`` fp32 for a trainable head.
+    GPU without Triton 64 MiB more), ``[N, H]`` for the hidden states' gradient, ``[V, H]`` fp32 for a trainable head,
+    and where the head has another dtype than the products, a copy in theirs.
 
     Raises:
         ValueError: shapes that do not belong together, a temperature that is not positive.
@@ -172,14 +173,15 @@ class _LinearLogprobs(torch.autograd.Function):
         grads = _Gradients(hidden, weight, bias, needs, plan, weight_grad) if grad_fn and any(needs) else None
         passes = passes_for(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, tile, h in _tiles(hidden, weight, bias, plan):
+            head = weight if grads is None and n <= plan.chunk else weight.to(plan.dtype)
+            for rows, tile, h in _tiles(hidden, head, bias, plan):
                 found = passes.stats(tile, targets[rows], plan.transform, plan.want_entropy)
                 logps[rows], lse[rows] = found[0], found[1]
                 if entropies is not None and found[2] is not None:
                     entropies[rows] = found[2]
                 if grads is not None and grad_fn is not None:
                     dlogps, dentropies = grad_fn(logps[rows], found[2], rows.start, rows.stop)
-                    grads.add(passes, tile, h, rows, targets[rows], lse[rows], found[2], dlogps, dentropies)
+                    grads.add(passes, tile, h, head, rows, targets[rows], lse[rows], found[2], dlogps, dentropies)
         ctx.plan, ctx.weight_grad = plan, weight_grad
         if grad_fn is None:
             ctx.computed = None
@@ -207,9 +209,10 @@ class _LinearLogprobs(torch.autograd.Function):
         grads = _Gradients(hidden, weight, bias, ctx.needs_input_grad[:3], plan, ctx.weight_grad)
         passes = passes_for(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, tile, h in _tiles(hidden, weight, bias, plan):
+            head = weight.to(plan.dtype)
+            for rows, tile, h in _tiles(hidden, head, bias, plan):
                 grads.add(
-                    passes, tile, h, rows, targets[rows], lse[rows],
+                    passes, tile, h, head, rows, targets[rows], lse[rows],
                     None if entropies is None else entropies[rows],
                     None if dlogps is None else dlogps[rows],
                     None if dentropies is None else dentropies[rows],
@@ -234,7 +237,7 @@ def _tiles(
 
 
 def _head_parts(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the head whole, or in parts if it must be converted: converted whole it would be a second head."""
+    """Yield the head whole, or in parts where it is still to be converted, as for a single use."""
     step = weight.shape[0] if weight.dtype == dtype else _CONVERTED_ROWS
     for start in range(0, weight.shape[0], step):
         part = slice(start, min(start + step, weight.shape[0]))
@@ -253,7 +256,7 @@ class _Gradients:
         plan: _Plan,
         weight_grad: torch.Tensor | None,
     ) -> None:
-        self.weight, self.plan = weight, plan
+        self.plan = plan
         self.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         self.hidden_grad = torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs[0] else None
         self.returns_weight = needs[1] and weight_grad is None
@@ -271,6 +274,7 @@ class _Gradients:
         passes: Passes,
         tile: torch.Tensor,
         h: torch.Tensor,
+        head: torch.Tensor,
         rows: slice,
         targets: torch.Tensor,
         lse: torch.Tensor,
@@ -278,29 +282,27 @@ class _Gradients:
         dlogps: torch.Tensor | None,
         dentropies: torch.Tensor | None,
     ) -> None:
-        """Overwrite ``tile`` with its gradient and add its products."""
+        """Overwrite ``tile`` with its gradient and add its products; ``head``: the weight in the products' dtype."""
         transform = self.plan.transform
         weights = [None if d is None else d.to(torch.float32) * transform.factor for d in (dlogps, dentropies)]
         if weights[0] is None and weights[1] is None:
             weights[0] = torch.zeros_like(lse)
         passes.gradient(tile, targets, lse, entropies, *weights, transform)
         if self.hidden_grad is not None:
-            self._add_hidden(passes, tile, self.hidden_grad[rows])
+            self._add_hidden(passes, tile, head, self.hidden_grad[rows])
         if self.weight_grad is not None:
             passes.accumulate(self.weight_grad, tile.t(), h, first=self.fresh, fp32_products=passes.fp32_products)
             self.fresh = False
         if self.bias_grad is not None:
             self.bias_grad += tile.sum(0, dtype=torch.float32)
 
-    def _add_hidden(self, passes: Passes, tile: torch.Tensor, out: torch.Tensor) -> None:
-        one_product = self.weight.dtype == tile.dtype == out.dtype
-        if one_product and not passes.fp32_products:
-            torch.mm(tile, self.weight, out=out)  # the CPU sums in fp32 and rounds once
+    def _add_hidden(self, passes: Passes, tile: torch.Tensor, head: torch.Tensor, out: torch.Tensor) -> None:
+        if tile.dtype == out.dtype and not passes.fp32_products:
+            torch.mm(tile, head, out=out)  # the CPU sums in fp32 and rounds once
             return
         # On CUDA a bf16 result may be summed in bf16 across a split of the vocabulary: ask for fp32.
         total = out if out.dtype == torch.float32 else torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        for part, w in _head_parts(self.weight, tile.dtype):
-            passes.accumulate(total, tile[:, part], w, first=part.start == 0, fp32_products=passes.fp32_products)
+        passes.accumulate(total, tile, head, first=True, fp32_products=passes.fp32_products)
         if total is not out:
             out.copy_(total)
 

@@ -11,21 +11,28 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.loss.fused_loss import fused_linear_logprobs
-from memprof.grpo.rows import Row
+from memprof.grpo.loss.fused_loss import DEFAULT_TILE_BYTES, fused_linear_logprobs
+from memprof.grpo.rows import Place, Row, places_of
 
-__all__ = ["Head", "RowGradient", "Scored", "add_lean_head"]
+__all__ = ["Head", "Scored", "TokenGradient", "add_lean_head"]
 
-#: ``row_gradient(row, logps, entropies, start, stop)``: the loss's gradient with respect to tokens ``start:stop`` of a
-#: row's completion, as soon as their log-probabilities are known.
-RowGradient = Callable[[Row, torch.Tensor, torch.Tensor, int, int], "tuple[torch.Tensor | None, torch.Tensor | None]"]
+#: ``token_gradient(place, logps, entropies)``: the loss's gradient with respect to the tokens at ``place`` in
+#: ``[B, T]``, as soon as their log-probabilities (and entropies) are known.
+TokenGradient = Callable[
+    [Place, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor | None, torch.Tensor | None]"
+]
+
+
+#: TRL's tile has 32768 of the vocabulary's fp32 logits for each token of a completion (up to 4096 tokens).
+_TILE_BYTES_A_TOKEN = 4 * 32768
 
 
 @dataclass(frozen=True)
 class Head:
-    """How hidden states become log-probabilities: as ``trl.trainer.utils.add_fused_lm_head`` does, row by row.
+    """How hidden states become log-probabilities: as ``trl.trainer.utils.add_fused_lm_head`` does.
 
-    ``chunk_tokens``: tokens projected at a time, None for what fits the default tile.
+    ``chunk_tokens``: tokens projected at a time; None: as many as a tile holds that is small beside the weights
+    (``small_bytes``) or beside the longest row's logits.
     """
 
     temperature: float
@@ -33,38 +40,53 @@ class Head:
     logit_scale: float
     fp32: bool
     chunk_tokens: int | None = None
+    small_bytes: int = DEFAULT_TILE_BYTES
 
     @classmethod
-    def of(cls, model: Any, temperature: float, fp32: bool, chunk_tokens: int | None = None) -> Head:
+    def of(
+        cls,
+        model: Any,
+        temperature: float,
+        fp32: bool,
+        chunk_tokens: int | None = None,
+        small_bytes: int = DEFAULT_TILE_BYTES,
+    ) -> Head:
         """Describe the head of a causal language model, by its configuration."""
         text = model.config.get_text_config()
-        return cls(temperature, getattr(text, "final_logit_softcapping", None), _logit_scale(text), fp32, chunk_tokens)
+        softcap = getattr(text, "final_logit_softcapping", None)
+        return cls(temperature, softcap, _logit_scale(text), fp32, chunk_tokens, small_bytes)
 
-    def scored(self, model: Any, states: Sequence[torch.Tensor], request: Request) -> Scored:
-        """Score the rows' completions; ``states[i]`` ``[completion, H]`` are what predicts row i's tokens."""
+    def _tile_bytes(self, rows: Sequence[Row]) -> int:
+        longest = max(row.completion for row in rows)
+        return min(DEFAULT_TILE_BYTES, max(self.small_bytes, longest * _TILE_BYTES_A_TOKEN))
+
+    def scored(self, model: Any, states: torch.Tensor, request: Request) -> Scored:
+        """Score all rows' completions together; ``states`` ``[N, H]`` are what predicts their tokens, row after row.
+
+        One call for a piece: the head is converted once, and a trainable one has one gradient.
+        """
         module = model.get_output_embeddings()
         weight, bias = _whole(module.weight), _whole(module.bias)
+        places = places_of(request.rows, request.targets.device)
         quiet = torch.autocast(weight.device.type, enabled=False) if self.fp32 else nullcontext()
-        logps, entropies, anchors = [], [], []
+        states = states.to(weight.device)
         with quiet:
-            for hidden, row in zip(states, request.rows, strict=True):
-                hidden = hidden.to(weight.device)
-                found = fused_linear_logprobs(
-                    hidden.float() if self.fp32 else hidden,
-                    weight,
-                    bias,
-                    request.targets[row.index, : row.completion].to(weight.device),
-                    temperature=self.temperature,
-                    want_entropy=request.want_entropy,
-                    grad_fn=_bound(request.row_gradient, row),
-                    chunk_tokens=self.chunk_tokens,
-                    softcap=self.softcap,
-                    logit_scale=self.logit_scale,
-                )
-                logps.append(found.logps)
-                entropies.append(found.entropies)
-                anchors.append(found.anchor)
-        return Scored(request.rows, logps, entropies, anchors)
+            found = fused_linear_logprobs(
+                states.float() if self.fp32 else states,
+                weight,
+                bias,
+                request.targets[places(0, states.shape[0])].to(weight.device),
+                temperature=self.temperature,
+                want_entropy=request.want_entropy,
+                grad_fn=_bound(request.token_gradient, places),
+                chunk_tokens=self.chunk_tokens,
+                tile_bytes=self._tile_bytes(request.rows),
+                softcap=self.softcap,
+                logit_scale=self.logit_scale,
+            )
+        lengths = [row.completion for row in request.rows]
+        entropies = [None] * len(lengths) if found.entropies is None else list(_cut(found.entropies, lengths))
+        return Scored(request.rows, list(_cut(found.logps, lengths)), entropies, found.anchor)
 
 
 @dataclass(frozen=True)
@@ -75,23 +97,32 @@ class Request:
     rows: Sequence[Row]
     targets: torch.Tensor
     want_entropy: bool = True
-    row_gradient: RowGradient | None = None
+    token_gradient: TokenGradient | None = None
     packed: bool = False
 
-    def states(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Cut out what predicts each row's completion from states ``[rows, tokens, H]``, or ``[1, all, H]`` packed."""
-        parts: Any = torch.split(hidden[0], [row.length for row in self.rows]) if self.packed else hidden
-        return [parts[place][row.prompt - 1 : row.length - 1] for place, row in enumerate(self.rows)]
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Pick what predicts the rows' completions, ``[N, H]``, from ``[rows, tokens, H]``, or ``[1, all, H]`` packed.
+
+        One operation for all rows: the backward of each slice would fill a gradient of all tokens.
+        """
+        if len(self.rows) == 1:
+            row = self.rows[0]
+            return hidden[0, row.prompt - 1 : row.length - 1]
+        chosen, first = [], 0
+        for row in self.rows:
+            chosen.append(torch.arange(first + row.prompt - 1, first + row.length - 1))
+            first += row.length if self.packed else hidden.shape[1]
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, torch.cat(chosen).to(hidden.device))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Per row: log-probabilities ``[completion]``, entropies or None, and with ``row_gradient`` an anchor or None."""
+    """Per row: log-probabilities ``[completion]`` and entropies or None; with ``token_gradient`` all rows' anchor."""
 
     rows: Sequence[Row]
     logps: list[torch.Tensor]
-    entropies: list[torch.Tensor | None]
-    anchors: list[torch.Tensor | None]
+    entropies: Sequence[torch.Tensor | None]
+    anchor: torch.Tensor | None
 
 
 def add_lean_head(model: Any) -> None:
@@ -110,15 +141,19 @@ def add_lean_head(model: Any) -> None:
         given["use_cache"] = False
         hidden = self.base_model(*args, **given).last_hidden_state
         scored = lean.head.scored(self, lean.states(hidden), lean)
-        return {"logps": scored.logps, "entropies": scored.entropies, "anchors": scored.anchors}
+        return {"logps": scored.logps, "entropies": scored.entropies, "anchor": scored.anchor}
 
     model.forward = types.MethodType(forward, model)
 
 
-def _bound(row_gradient: RowGradient | None, row: Row) -> Any:
-    if row_gradient is None:
+def _bound(token_gradient: TokenGradient | None, places: Callable[[int, int], Place]) -> Any:
+    if token_gradient is None:
         return None
-    return lambda logps, entropies, start, stop: row_gradient(row, logps, entropies, start, stop)
+    return lambda logps, entropies, start, stop: token_gradient(places(start, stop), logps, entropies)
+
+
+def _cut(values: torch.Tensor, lengths: list[int]) -> Sequence[torch.Tensor]:
+    return [values] if len(lengths) == 1 else torch.split(values, lengths)
 
 
 def _whole(tensor: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memprof.config.piece_size import MOST_TOKENS
 from memprof.grpo.loss.head import Head
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.ranks import Ranks
@@ -33,6 +34,7 @@ class StepContext:
         group_size: completions of one prompt.
         completion_length: the most tokens that a completion can have.
         tile: tokens that go through an MLP together; None where it is not tiled.
+        piece_tokens: tokens that go through the model together with a graph, and without; a longer sequence is alone.
     """
 
     settings: LeanGRPOConfig
@@ -47,6 +49,7 @@ class StepContext:
     group_size: int
     completion_length: int
     tile: int | None = None
+    piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
 
     @property
     def scales_gradients(self) -> bool:

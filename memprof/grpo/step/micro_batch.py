@@ -11,12 +11,13 @@ import torch
 
 from memprof.compat import accelerate
 from memprof.errors import UsageError
-from memprof.grpo.loss.head import RowGradient, Scored
-from memprof.grpo.rows import Row, is_fake
+from memprof.grpo.loss.head import Scored, TokenGradient
+from memprof.grpo.rows import Place, Row, is_fake
+from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.objective import Gradient, Objective
 from memprof.grpo.step.pieces import Piece, plan
-from memprof.grpo.step.schemes import TOKEN, TWO_PASS
+from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
 from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
 
 __all__ = ["PiecewiseStep"]
@@ -27,12 +28,21 @@ _SET_SYNC = accelerate.SET_SYNC_GRADIENTS.name
 class PiecewiseStep:
     """One micro-batch's forward and backward.
 
+    Where pieces go by less than the whole loss, the gradient they used is held against the whole's at the end: a loss
+    that couples sequences (patched, or of a TRL to come) gets what is missing by a second pass, and two from then on.
+
     Args:
         step: what the trainer has.
         objective: the loss of ``inputs``.
         model: the policy as accelerate wrapped it.
         inputs: TRL's micro-batch; ``rows``: its rows.
         scheme: see :mod:`memprof.grpo.step.schemes`.
+
+    Attributes:
+        couples: after :meth:`run`, whether the loss was seen to couple sequences that the scheme takes apart.
+
+    Raises:
+        UsageError: by :meth:`run`: such a loss, where no second pass is allowed or can be made.
     """
 
     def __init__(
@@ -42,55 +52,96 @@ class PiecewiseStep:
         model: Any,
         inputs: Mapping[str, Any],
         rows: Sequence[Row],
-        scheme: str,
+        scheme: Scheme,
     ) -> None:
         self._step, self._objective = step, objective
-        self._model, self._inputs, self._scheme = model, inputs, scheme
-        silent = _silent(step, inputs) if scheme != TWO_PASS else set()
+        self._model, self._inputs = model, inputs
+        self._scheme, self._known_before = scheme.name, scheme.known_before
+        silent = _silent(step, inputs) if scheme.name != TWO_PASS else set()
         without = [row for row in rows if row.index in silent]
-        self._forward_only = plan(step, inputs, without) if without else []
+        self._forward_only = plan(step, inputs, without) if without else []  # with a graph, should it be needed
         self._pieces = plan(step, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
             self._pieces.append(Piece())
         self._factors: list[float] = []
+        self.couples = False
         self._logps, self._entropies = blank(inputs), blank(inputs)
+        self._used = UsedGradient(inputs["completion_mask"])
         old = inputs.get("old_per_token_logps")
-        if old is not None and scheme != TWO_PASS:
+        if old is not None and scheme.name != TWO_PASS:
             # Rows not yet computed stand at ratio 1: any finite value would do.
             self._logps = old.float() * inputs["completion_mask"]
+        elif step.loss.loss_type == RLOO:
+            self._logps[:, 0] = inputs["old_logps"]  # of the sequence: its sum counts
 
     def run(self) -> torch.Tensor:
         """Run all pieces; return the loss's value with the graph of the last piece."""
-        gradient, loss, states = None, None, []
         if self._scheme == TWO_PASS:
-            states = self._first_pass()
+            states = self._score(self._pieces)
             loss, gradient = self._whole_gradient()
+            last = self._all_but_last(gradient, states)
         else:
-            score_pieces(self._step, self._model, self._inputs, self._forward_only, self._logps, self._entropies)
+            silent = self._score(self._forward_only)
+            states = []
+            before = self._objective.gradient(self._logps, self._entropies) if self._known_before else None
+            last = self._all_but_last(before, states)
+            loss, whole = self._objective.loss_and_gradient(self._logps, self._entropies, self._scale)
+            if not is_fake(self._logps) and self._step.ranks.any(not self._used.agrees(whole)):
+                last = self._with_the_rest(last, whole, silent + states)
+        return last - last.detach() + loss.detach()
+
+    def _all_but_last(self, gradient: Gradient | None, states: list[Any]) -> torch.Tensor:
+        """Run every piece forward and all but the last backward; return the last's surrogate.
+
+        ``states``: the random state before each piece, restored where it is given and else written there.
+        """
+        repeats = bool(states)
         for number, piece in enumerate(self._pieces):
-            if states:
+            if repeats:
                 _set_random_state(self._logps.device, states[number])
+            else:
+                states.append(_random_state(self._logps.device))
             if number + 1 < len(self._pieces):
                 with self._unsynchronised():
                     self._backward(self._watched(self._surrogate(piece, gradient)))
-        last = self._watched(self._surrogate(self._pieces[-1], gradient))
-        if loss is None:
-            with torch.no_grad():
-                loss = self._objective.loss(self._logps, self._entropies)
-        return last - last.detach() + loss.detach()
+        return self._watched(self._surrogate(self._pieces[-1], gradient))
+
+    def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[Any]) -> torch.Tensor:
+        """Let every piece go once more, with what it has not used of the ``whole`` loss's gradient.
+
+        Returns the last piece's surrogate, in place of ``last``. ``states``: the random state before each piece.
+        """
+        apart = f"{100 * self._used.distance(whole):.2g} % of its norm"
+        found = f"the loss couples sequences: the gradient taken by sequence is {apart} from that of the micro-batch"
+        if self._step.settings.exact_two_pass == "never":
+            raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='auto'.")
+        if _is_deepspeed(self._step.accelerator):
+            raise UsageError(f"The lean trainer: {found}. Set exact_two_pass='always'.")
+        self._step.log.warn(f"{found}. A second pass corrects it, and two passes are made from here on")
+        self.couples = True
+        self._backward(last)
+        del last
+        self._pieces = [*self._forward_only, *self._pieces]
+        return self._all_but_last(self._used.rest(whole), states)
 
     @property
     def _distributed(self) -> bool:
         return isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
 
-    def _first_pass(self) -> list[Any]:
-        """Fill in every row's values; return the random state before each piece, to repeat its dropout."""
+    def _score(self, pieces: Sequence[Piece]) -> list[Any]:
+        """Fill in the pieces' values; return the random state before each, to repeat its dropout."""
         states = []
-        for piece in self._pieces:
+        for piece in pieces:
             states.append(_random_state(self._logps.device))
             score_pieces(self._step, self._model, self._inputs, [piece], self._logps, self._entropies)
         return states
+
+    @property
+    def _scale(self) -> float:
+        """What gradients are multiplied by (fp16)."""
+        scaler = self._step.accelerator.scaler
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def _whole_gradient(self) -> tuple[torch.Tensor, Gradient]:
         """Compute the loss and its gradient with respect to every row's values.
@@ -99,11 +150,9 @@ class PiecewiseStep:
         own): that part has its backward here.
         """
         if self._step.loss.is_trls:
-            return self._objective.loss_and_gradient(self._logps, self._entropies)
-        scaler = self._step.accelerator.scaler
-        scale = 1.0 if scaler is None else float(scaler.get_scale())
+            return self._objective.loss_and_gradient(self._logps, self._entropies, self._scale)
         with self._unsynchronised():
-            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, scale)
+            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, self._scale)
 
     def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
         """Where ``compute_loss`` is overridden, let the backward of ``surrogate`` refuse a factor others did not have.
@@ -133,26 +182,42 @@ class PiecewiseStep:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
         if gradient is not None and self._step.settings.fused_loss and not self._step.scales_gradients:
-            return self._anchored(piece, _known(gradient))
+            return self._anchored(piece, self._as_known(gradient))
         if gradient is None and self._scheme == TOKEN:
             return self._anchored(piece, self._as_found)
         scored = score_piece(self._step, self._model, self._inputs, piece)
         if gradient is None:
             write(scored, self._logps, self._entropies)
             gradient = self._objective.gradient(self._logps, self._entropies)
+        for row in piece.rows:
+            self._used.note((row.index, slice(0, row.completion)), gradient)
         return _weighted(scored, gradient)
 
-    def _anchored(self, piece: Piece, row_gradient: RowGradient) -> torch.Tensor:
-        scored = score_piece(self._step, self._model, self._inputs, piece, row_gradient=row_gradient)
-        return torch.stack([anchor for anchor in scored.anchors if anchor is not None]).sum()
+    def _anchored(self, piece: Piece, token_gradient: TokenGradient) -> torch.Tensor:
+        anchor = score_piece(self._step, self._model, self._inputs, piece, token_gradient=token_gradient).anchor
+        assert anchor is not None
+        return anchor
+
+    def _as_known(self, gradient: Gradient) -> TokenGradient:
+        def of(
+            place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            self._write(place, logps, entropies)
+            return self._used.note(place, gradient, logps.device)
+
+        return of
 
     def _as_found(
-        self, row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        self._logps[row.index, start:stop] = logps
-        self._entropies[row.index, start:stop] = entropies
+        self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._write(place, logps, entropies)
         gradient = self._objective.gradient(self._logps, self._entropies)
-        return _known(gradient)(row, logps, entropies, start, stop)
+        return self._used.note(place, gradient, logps.device)
+
+    def _write(self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None) -> None:
+        self._logps[place] = logps.to(self._logps.device)
+        if entropies is not None:
+            self._entropies[place] = entropies.to(self._logps.device)
 
     def _backward(self, surrogate: torch.Tensor) -> None:
         accelerator = self._step.accelerator
@@ -174,17 +239,6 @@ class PiecewiseStep:
                 yield
         finally:
             synchronise(kept)
-
-
-def _known(gradient: Gradient) -> RowGradient:
-    def of(
-        row: Row, logps: torch.Tensor, entropies: torch.Tensor, start: int, stop: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        part = (row.index, slice(start, stop))
-        entropy = None if gradient[1] is None else gradient[1][part].to(logps.device)
-        return gradient[0][part].to(logps.device), entropy
-
-    return of
 
 
 def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:

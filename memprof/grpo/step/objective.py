@@ -9,7 +9,7 @@ was handed would train nothing and look plausible: it is refused.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,15 +70,23 @@ class Objective:
         handover: see :class:`Handover`.
         model: passed on to ``_compute_loss``; TRL's never calls it.
         is_trls: the loss is TRL's own, so that it must use what it is handed. Another may get its gradient elsewhere.
+        divisor: what the loss is divided by beside: accumulated micro-batches, where TRL leaves them to its caller.
 
     Raises:
         UsageError: by every method: the loss did not use the log-probabilities it was handed.
     """
 
     def __init__(
-        self, trainer: Any, handover: Handover, model: Any, inputs: Mapping[str, Any], *, is_trls: bool
+        self,
+        trainer: Any,
+        handover: Handover,
+        model: Any,
+        inputs: Mapping[str, Any],
+        *,
+        is_trls: bool,
+        divisor: int = 1,
     ) -> None:
-        self._trainer, self._handover, self._is_trls = trainer, handover, is_trls
+        self._trainer, self._handover, self._is_trls, self._divisor = trainer, handover, is_trls, divisor
         self._model, self._inputs = model, inputs
         self._compute = getattr(trainer, trl.LOSS.name)
 
@@ -91,13 +99,23 @@ class Objective:
             loss: torch.Tensor = self._compute(self._model, self._inputs)
         if self._is_trls and not self._handover.was_taken:
             raise UsageError(self._unused("did not ask for them"))
-        return loss
+        return loss if self._divisor == 1 else loss / self._divisor
 
-    def loss_and_gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Gradient]:
-        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none)."""
+    def loss_and_gradient(
+        self, logps: torch.Tensor, entropies: torch.Tensor, scale: float = 1.0
+    ) -> tuple[torch.Tensor, Gradient]:
+        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none).
+
+        TRL's loss depends on the parameters by these alone. One that is patched may by other ways too: those parts of
+        the gradient, times ``scale`` (fp16), are added to the parameters' ``.grad``.
+        """
         leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
         with torch.enable_grad():
             loss = self.loss(*leaves)
+            others = _leaves_behind(loss, leaves)
+            if others:
+                found = torch.autograd.grad(loss, others, retain_graph=True)
+                _add_to_grads(others, found, scale)
             return loss.detach(), self._gradient(loss, leaves)
 
     def loss_and_all_gradients(
@@ -134,13 +152,14 @@ class Objective:
         return found[0], found[1]
 
     def _unused(self, what: str) -> str:
-        kind = "GRPOTrainer" if self._is_trls else type(self._trainer).__name__
+        theirs = next(base for base in type(self._trainer).__mro__ if base.__module__.startswith("trl."))
+        kind = theirs.__name__ if self._is_trls else type(self._trainer).__name__
         handed = f"{kind}.{trl.LOSS.name} was handed the step's log-probabilities"
         happened = f"{handed} and {what}, so nothing would be trained"
         if not self._is_trls:
             return f"The lean trainer: {happened}: set micro_splitting=False."
         tested, found = EXECUTING["trl"], installed("trl")
-        return f"The lean trainer was tested with TRL {tested}; in TRL {found}, {happened}: use trl.GRPOTrainer."
+        return f"The lean trainer was tested with TRL {tested}; in TRL {found}, {happened}: use trl.{kind}."
 
     @contextmanager
     def _muted(self) -> Iterator[None]:
@@ -155,6 +174,29 @@ class Objective:
         finally:
             for name, value in kept.items():
                 setattr(trainer, name, value)
+
+
+def _leaves_behind(loss: torch.Tensor, known: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Find the leaves that ``loss`` has a graph to, but for those that are ``known``."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not any(leaf is other for other in known):
+            found.append(leaf)
+        waiting += [behind for behind, _ in node.next_functions]
+    return found
+
+
+def _add_to_grads(leaves: list[torch.Tensor], gradients: Iterable[torch.Tensor], scale: float) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        more = gradient if scale == 1.0 else gradient * scale
+        leaf.grad = more if leaf.grad is None else leaf.grad + more
 
 
 class _Alone:

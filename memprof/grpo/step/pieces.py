@@ -14,20 +14,15 @@ from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
 from memprof.grpo.techniques.segment_attention import segment_refusal
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["DEFAULT_PIECE_TOKENS", "Piece", "Prompt", "pieces_of", "plan", "segments_refused"]
-
-#: Rows shorter than this share a piece where nothing else is said: below it a GPU is not kept busy, and the
-#: activations of so few tokens are small beside any model's weights.
-DEFAULT_PIECE_TOKENS = 2048
+__all__ = ["Piece", "Prompt", "pieces_of", "plan", "segments_refused"]
 
 
-def pieces_of(rows: Sequence[Row], max_tokens: int | None = None) -> list[list[Row]]:
-    """Gather rows into pieces of at most ``max_tokens`` tokens, padding counted; a longer row is a piece of its own.
+def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
+    """Gather rows into pieces of at most ``limit`` tokens, padding counted; a longer row is a piece of its own.
 
     Rows are sorted by length, longest first: rows of a piece are of like length, and the first piece is the largest,
     so that a run that does not fit fails at once and the allocator's blocks fit every piece after it.
     """
-    limit = DEFAULT_PIECE_TOKENS if max_tokens is None else max_tokens
     pieces: list[list[Row]] = []
     width = 0
     for row in sorted(rows, key=lambda row: (-row.length, row.index)):
@@ -87,10 +82,13 @@ class _Later(torch.autograd.Function):
         return None, None
 
 
-def plan(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -> list[Piece]:
-    """Cut the rows that have a completion into pieces; groups that share a prompt come first."""
+def plan(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row], *, graph: bool = True) -> list[Piece]:
+    """Cut the rows that have a completion into pieces; groups that share a prompt come first.
+
+    ``graph``: the pieces will have a backward.
+    """
     live = [row for row in rows if row.completion]
-    limit = step.settings.max_tokens_per_piece
+    limit = step.piece_tokens[0 if graph else 1]
     pieces: list[Piece] = []
     if step.settings.prefix_sharing and live and _may_share(step, live):
         alone: list[Row] = []
@@ -138,7 +136,7 @@ def _groups(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row]) -
     yield from found.values()
 
 
-def _pieces_of_group(group: Sequence[Row], limit: int | None) -> list[Piece]:
+def _pieces_of_group(group: Sequence[Row], limit: int) -> list[Piece]:
     prompt = Prompt(group)
     completions = [Row(row.index, row.offset, 0, row.completion) for row in group]
     by_index = {row.index: row for row in group}

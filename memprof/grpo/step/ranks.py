@@ -39,6 +39,12 @@ class Ranks:
         most = int(self.accelerator.gather(count).max())
         return pieces + [[] for _ in range(most - len(pieces))]
 
+    def any(self, found: bool) -> bool:
+        """Tell whether ``found`` is true on any rank."""
+        if self.accelerator.num_processes == 1:
+            return found
+        return bool(self.accelerator.gather(torch.tensor([int(found)], device=self.accelerator.device)).max())
+
     def least(self, size: int) -> int:
         """Return the smallest ``size`` of all ranks, where forwards run together; else ``size``."""
         if not self.forward_together:

@@ -19,13 +19,15 @@ from memprof.compat import transformers, trl
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
 
-__all__ = ["SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
+__all__ = ["RLOO", "SEQUENCE", "TOKEN", "TWO_PASS", "LossTerms", "Scheme", "scheme_of"]
 
 TOKEN, SEQUENCE, TWO_PASS = "token", "sequence", "two_pass"
+#: The ``loss_type`` of ``RLOOTrainer``, which has no such setting.
+RLOO = "rloo"
 
 # Losses whose gradient with respect to a token is a function of that token's ratio.
 _BY_TOKEN = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")
-_BY_SEQUENCE = (*_BY_TOKEN, "vespo")
+_BY_SEQUENCE = (*_BY_TOKEN, "vespo", RLOO)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LossTerms:
         loss_type: as in ``GRPOConfig``; so ``beta``, ``importance_sampling_level``, ``top_entropy_quantile`` and
             ``off_policy_mask_threshold``.
         entropy_bonus: entropies have a term of their own.
+        couples: pieces were seen to give another gradient than the whole micro-batch.
     """
 
     is_trls: bool
@@ -48,9 +51,10 @@ class LossTerms:
     top_entropy_quantile: float
     off_policy_mask_threshold: float | None
     entropy_bonus: bool
+    couples: bool = False
 
     @classmethod
-    def of(cls, trainer: Any, *, is_trls: bool, is_wrapped: bool) -> LossTerms:
+    def of(cls, trainer: Any, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
         """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
         scaled = transformers.LOSS_IS_SCALED.of(trainer)
         return cls(
@@ -62,15 +66,35 @@ class LossTerms:
             top_entropy_quantile=trl.ENTROPY_QUANTILE.of(trainer),
             off_policy_mask_threshold=trl.OFF_POLICY_MASK.of(trainer),
             entropy_bonus=trl.ENTROPY_BONUS.of(trainer),
+            couples=couples,
+        )
+
+    @classmethod
+    def of_rloo(cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
+        """Return the terms of ``RLOOTrainer``'s loss; its KL is a part of the rewards."""
+        return cls(
+            is_trls=is_trls,
+            may_be_scaled_later=is_wrapped,
+            loss_type=RLOO,
+            beta=0.0,
+            importance_sampling_level="sequence",
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            entropy_bonus=False,
+            couples=couples,
         )
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The scheme's name and why it is the one."""
+    """The scheme's name and why it is the one.
+
+    ``known_before``: the gradient does not depend on log-probabilities, so it is known before there are any.
+    """
 
     name: str
     why: str
+    known_before: bool = False
 
 
 def scheme_of(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], *, scales: bool) -> Scheme:
@@ -83,12 +107,17 @@ def scheme_of(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, An
         return Scheme(TWO_PASS, "exact_two_pass='always'")
     if not loss.is_trls:  # a subclass's may do anything, which two passes are exact for
         return Scheme(TWO_PASS, "_compute_loss or _get_per_token_logps_and_entropies is overridden")
+    if loss.couples:
+        return Scheme(TWO_PASS, "the loss couples sequences")
     if loss.loss_type not in _BY_SEQUENCE:
         return Scheme(TWO_PASS, f"loss_type={loss.loss_type!r} is not known to separate")
     if loss.top_entropy_quantile < 1.0:
         return Scheme(TWO_PASS, "top_entropy_quantile compares the tokens of all sequences")
     why = _needs_sequence(loss, settings, inputs, scales)
-    return Scheme(SEQUENCE, why) if why else Scheme(TOKEN, f"loss_type={loss.loss_type!r} separates by token")
+    if why:
+        return Scheme(SEQUENCE, why)
+    constant = inputs.get("old_per_token_logps") is None and loss.beta == 0.0  # the ratio is 1, and there is no KL
+    return Scheme(TOKEN, f"loss_type={loss.loss_type!r} separates by token", known_before=constant)
 
 
 def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], scales: bool) -> str | None:
@@ -96,6 +125,8 @@ def _needs_sequence(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[s
         return "fused_loss is off"
     if scales:
         return "fp16 gradients are scaled, which a gradient computed in the forward cannot be in time"
+    if loss.loss_type == RLOO:
+        return "RLOO's ratio is that of a whole sequence"
     if loss.off_policy_mask_threshold is not None:
         return "off_policy_mask_threshold masks whole sequences"
     if inputs.get("old_per_token_logps") is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.loss.head import Request, RowGradient, Scored
+from memprof.grpo.loss.head import Request, Scored, TokenGradient
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
@@ -23,7 +23,7 @@ def score_piece(
     piece: Piece,
     *,
     want_entropy: bool = True,
-    row_gradient: RowGradient | None = None,
+    token_gradient: TokenGradient | None = None,
     may_pack: bool = True,
 ) -> Scored:
     """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``.
@@ -33,11 +33,11 @@ def score_piece(
     rows = piece.rows or [stand_in(inputs)]
     wanted = may_pack and step.settings.packing
     packed = wanted and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
-    request = Request(step.head, rows, inputs["completion_ids"], want_entropy, row_gradient, packed)
+    request = Request(step.head, rows, inputs["completion_ids"], want_entropy, token_gradient, packed)
     with step.accelerator.autocast():
         if piece.prompt is not None:
             base = step.base_model(model)
-            states = piece.prompt.states(base.base_model, inputs, rows)
+            states = torch.cat(piece.prompt.states(base.base_model, inputs, rows))
             return step.head.scored(base, states, request)
         if packed:
             ids = packed_arguments([row_inputs(inputs, [row], 0)["input_ids"][0] for row in rows])
@@ -46,7 +46,7 @@ def score_piece(
         found = model(**ids, lean=request)
         if packed:
             ids["memprof_segments"].check()
-    return Scored(rows, found["logps"], found["entropies"], found["anchors"])
+    return Scored(rows, found["logps"], found["entropies"], found["anchor"])
 
 
 def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
@@ -61,7 +61,8 @@ def score_without_graph(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
     logps, entropies = blank(inputs), blank(inputs)
-    score_pieces(step, model, inputs, plan(step, inputs, rows), logps, entropies, want_entropy=want_entropy)
+    pieces = plan(step, inputs, rows, graph=False)
+    score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy)
     return logps, entropies
 
 

@@ -21,6 +21,7 @@ from memprof.grpo.once_log import OnceLog
 __all__ = ["StochasticAdamW", "drawing_alike", "round_to_bf16", "rounded_optimizer", "trains_in_bf16"]
 
 
+_SWITCH = "stochastic_rounding='never' takes it as it is"
 # Elements that are updated together: about 26 bytes of temporaries each.
 _CHUNK = 1 << 21
 
@@ -90,7 +91,7 @@ class StochasticAdamW(torch.optim.Optimizer):
     def _update(self, parameter: torch.Tensor, group: dict[str, Any], number: int, generator: torch.Generator) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = _no_steps()
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
@@ -99,6 +100,11 @@ class StochasticAdamW(torch.optim.Optimizer):
         tensors = [parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"]]
         for weight, grad, mean, square in zip(*(_chunks(t, tensors) for t in tensors), strict=True):
             _update_chunk(weight, grad, mean, square, step, group, generator)
+
+
+def _no_steps() -> torch.Tensor:
+    """Make a count of steps, which stays on the host."""
+    return torch.zeros(())
 
 
 def _update_chunk(
@@ -202,11 +208,11 @@ def rounded_optimizer(
         log.warn("bf16 weights are trained without stochastic rounding under FSDP and DeepSpeed")
         return kind, keywords
     if kind is torch.optim.AdamW:
-        log.say("bf16 weights are trained: AdamW with stochastic rounding")
+        log.warn(f"unlike TRL, bf16 weights are trained by AdamW with stochastic rounding ({_SWITCH})")
         kept = {name: value for name, value in keywords.items() if name in ("lr", "betas", "eps", "weight_decay")}
         return StochasticAdamW, {**kept, "seed": seed}
     if kind.__module__.partition(".")[0] == "torchao":
-        log.say(f"bf16 weights are trained: torchao's {kind.__name__} with stochastic rounding")
+        log.warn(f"unlike TRL, torchao's {kind.__name__} trains bf16 weights with stochastic rounding ({_SWITCH})")
         return drawing_alike(kind, seed), {**keywords, "bf16_stochastic_round": True}
     log.warn(
         f"bf16 weights are trained by {kind.__name__}, which rounds to nearest: updates below 1/512 of a weight are "

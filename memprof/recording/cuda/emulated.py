@@ -6,15 +6,21 @@ import os
 import sys
 from collections import Counter
 
-__all__ = ["UNCOMPUTED", "emulation_notes", "uncomputed_notes", "values_max"]
+__all__ = ["COMPUTED_PACKAGES", "UNCOMPUTED", "emulation_notes", "uncomputed_notes", "values_max"]
 
 #: Launches of Triton kernels whose results were left as they were, by the kernel's name; torch.compile's among them.
 UNCOMPUTED: Counter[str] = Counter()
+#: Packages whose own operators compute their values on the emulated device.
+COMPUTED_PACKAGES: set[str] = set()
 
 
 def values_max() -> int:
     """Return how many elements a tensor may have for its operator to be computed."""
     return int(os.environ.get("MEMPROF_EMULATE_VALUES_MAX", 2**24))
+
+
+def _with_values() -> bool:
+    return os.environ.get("MEMPROF_EMULATE_VALUES", "0") not in ("", "0")
 
 
 def emulation_notes() -> list[str]:
@@ -26,7 +32,7 @@ def emulation_notes() -> list[str]:
         "recorded on an emulated device (memprof emulate): the allocator and its bytes are real; no kernel ran, and "
         "all times are this machine's, not a GPU's"
     ]
-    if env.get("MEMPROF_EMULATE_VALUES", "0") in ("", "0"):
+    if not _with_values():
         notes.append("no values were computed: losses, rewards and where generation ends mean nothing")
     else:
         most = f"{values_max():,} elements"
@@ -46,7 +52,8 @@ def uncomputed_notes() -> list[str]:
         more = f" and {len(UNCOMPUTED) - 5} more" if len(UNCOMPUTED) > 5 else ""
         which = f"{names}{more}"
         notes.append(f"Triton kernels that were not computed on the emulated device, with their launches: {which}")
-    if os.environ.get("MEMPROF_EMULATE_HOME") and "bitsandbytes" in sys.modules:
+    foreign = "bitsandbytes" in sys.modules and "bitsandbytes" not in COMPUTED_PACKAGES
+    if os.environ.get("MEMPROF_EMULATE_HOME") and _with_values() and foreign:
         notes.append(
             "bitsandbytes' own kernels were not computed on the emulated device: what they would have written (4-bit "
             "weights, 8-bit optimizer states and the parameters they step) is whatever lay in that memory"

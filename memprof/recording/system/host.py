@@ -103,6 +103,8 @@ def pinned_bytes() -> int | None:
     if torch is None or not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     try:
-        return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+        stats = torch.cuda.host_memory_stats()
+        # Up to torch 2.9 "allocated" is what is in use and "reserved" what is held; later "allocated" is what is held.
+        return int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))
     except Exception:
         return None

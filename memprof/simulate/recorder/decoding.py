@@ -17,6 +17,7 @@ from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Rehearsal, Taken, Workspace
+from memprof.simulate.recorder.work import Tally
 
 __all__ = ["Decoding", "NotAlike", "Run", "learn"]
 
@@ -30,10 +31,11 @@ class NotAlike(Exception):
 
 class Run(NamedTuple):
     """Hold the log of a few tokens generated after a prompt of ``prompt`` tokens: the prompt's forward, each token, and
-    what follows the last."""
+    what follows the last. ``work`` is what each of these parts computes."""
 
     prompt: int
     rehearsal: Rehearsal
+    work: list[Tally]
 
 
 class _Rest(NamedTuple):
@@ -61,6 +63,7 @@ class Decoding:
     logs: dict[int, list[Logged]]
     spans: dict[int, _Span]
     end: list[Logged | _Rest]
+    runs: tuple[Run, ...]
 
     @property
     def repeated(self) -> int:
@@ -88,7 +91,7 @@ def learn(runs: Sequence[Run], tokens: int) -> Decoding:
     for number, after in zip(sorted(logs), sorted(logs)[1:], strict=False):
         if after > number + 1:
             spans[number + 1] = _span(logs, number, after)
-    return Decoding({n: log for n, log in logs.items() if n <= tokens}, spans, end)
+    return Decoding({n: log for n, log in logs.items() if n <= tokens}, spans, end, tuple(runs))
 
 
 def _end_of(run: Run, first: bool) -> list[Logged | _Rest]:

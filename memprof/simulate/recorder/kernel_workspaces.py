@@ -84,7 +84,9 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[
     block = 128 if wide and card.threads == _ROOMY else 64
     cramped = wide and card.threads == _CRAMPED
     locks = -(-tokens // block) * (-(-width // block) if cramped else 1) * 16
-    more = 3 * 2**16 if cramped else 0  # tiles of dK and dV that do not fit into shared memory
+    # Tiles of dK and dV that do not fit into shared memory, of every part that the keys are divided into.
+    parts = max(1, min(-(-args[2].shape[2] // 64), 200 // (batch * heads)))
+    more = parts * 2 * 64 * 128 * 4 if cramped else 0
     work = batch * heads * (_up(tokens, block) * _up(width, 32) * 4 + locks + more)
     if half:
         return [[sums, work]]
@@ -100,6 +102,17 @@ def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[
     parts = ids // 10 + distinct
     segments = [ids_bytes, 8, distinct * 8, distinct * 8, 8]
     return [[ids_bytes, 8, ids_bytes], [*segments, parts * 8, parts * args[0].shape[-1] * 4]]
+
+
+def _safe_softmax(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+    """Follow ``_safe_softmax``: which inputs are minus infinity, in which rows all are, and the zero put there."""
+    source = args[0]
+    return [[source.numel(), source.numel() // max(1, source.shape[args[1]]), 4]]
+
+
+def _softmax_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+    """Follow ``softmax_backward_cuda_out``: gradient times output, which ``log_softmax`` does without."""
+    return [[args[0].numel() * max(args[0].element_size(), args[1].element_size())]]
 
 
 def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
@@ -156,6 +169,8 @@ _HIDDEN: dict[Any, _Hidden] = {
     _FLASH_BACKWARD: _flash_backward,
     torch_names.EFFICIENT_BACKWARD.get(): _efficient_backward,
     _ATEN.embedding_dense_backward.default: _embedding_backward,
+    torch_names.SAFE_SOFTMAX.get(): _safe_softmax,
+    torch_names.SOFTMAX_BACKWARD.get(): _softmax_backward,
     _ATEN.masked_scatter.default: _masked_scatter,
     _ATEN.index_put.default: _index_put,
     _ATEN.index_put_.default: _index_put,

@@ -34,6 +34,7 @@ from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.rehearsal import REHEARSED, Rehearsal
 from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
+from memprof.simulate.recorder.work import Work
 from memprof.vocabulary import Category, History, Kind
 
 __all__ = ["FakeRecorder"]
@@ -116,6 +117,7 @@ class FakeRecorder:
         self.stream_of: Callable[[], int] | None = None
         self.paused = 0
         self.host = HostPool()
+        self.work = Work()
         self._on_host = 0
         self._noted: RoundLog | None = None
         self._rehearsal: Rehearsal | None = None
@@ -228,6 +230,16 @@ class FakeRecorder:
                 self.run_kernel(func, args, kwargs, made)
         for address in early:
             self.release(address)
+        if self.cuda and not self.paused:
+            self.work.see(func, args, kwargs, out, *self.phase_and_step())
+
+    def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count a kernel's work that no dispatch shows."""
+        self.work.see(func, args, {}, None, *self.phase_and_step())
+
+    def phase_and_step(self) -> tuple[str, int | None]:
+        """Return the phase that runs now and its step."""
+        return self._tags.phase, self._tags.step
 
     def run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Any]) -> None:
         """Take what an operation's kernel takes beside its results, and give it back."""
@@ -312,14 +324,19 @@ class FakeRecorder:
         if self._noted is not None or self._rehearsal is not None:
             return None
         self._noted = RoundLog()
+        self.work.also = self._noted.work
         self._claims = self.owners.claims if self.owners is not None else 0
         return self._noted
 
     def end_note(self, noted: RoundLog) -> None:
         """Stop logging allocations."""
-        self._noted = None
+        self._noted = self.work.also = None
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False
+
+    def repeat_work(self, noted: RoundLog) -> None:
+        """Count what a round computed and moved once more."""
+        self.work.add(noted.work, 1, *self.phase_and_step())
 
     def watch_at(self, address: int) -> Any:
         """Return what stands for the storage at ``address``, None if nothing does; its ``address`` may be changed."""
@@ -335,6 +352,7 @@ class FakeRecorder:
             if self._rehearsal is not None:
                 self._rehearsal.usable = False
             self.host.malloc(nbytes)
+            self.work.to_host(2 * nbytes, *self.phase_and_step())  # there, and back
             self._remember(storage, _HOST, nbytes, 0)
             return
         address, stream = self._malloc(nbytes, shape, dtype, func)

@@ -46,8 +46,10 @@ def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[sl
 class _Pattern:
     """Hold a round's events, with what it takes by number: its own, and what the round before had left."""
 
-    def __init__(self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int]) -> None:
-        self._recorder, self._steps = recorder, steps
+    def __init__(
+        self, recorder: FakeRecorder, steps: list[Born | tuple[bool, int]], left: dict[int, int], log: RoundLog
+    ) -> None:
+        self._recorder, self._steps, self._log = recorder, steps, log
         self._left = left  # by number, where it is
         self._watches = {number: recorder.watch_at(address) for number, address in left.items()}
 
@@ -78,11 +80,12 @@ class _Pattern:
                 steps.append(step)
             else:
                 steps.append((True, alive.pop(step)) if step in alive else (False, place[step]))
-        found = cls(recorder, steps, left)
+        found = cls(recorder, steps, left, second)
         return found if all(watch is not None for watch in found._watches.values()) else None
 
     def repeat(self) -> None:
         """Take and give back what one more round does."""
+        self._recorder.repeat_work(self._log)
         mine: dict[int, int] = {}
         count = 0
         for step in self._steps:

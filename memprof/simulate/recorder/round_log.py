@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from memprof.simulate.recorder.work import Tally
+
 __all__ = ["Born", "RoundLog"]
 
 
@@ -18,11 +20,14 @@ class Born(NamedTuple):
 
 
 class RoundLog:
-    """Log what the recorder takes and gives back in one round; ``only_device`` says that it did nothing else."""
+    """Log what the recorder takes and gives back in one round, and its work.
+
+    ``only_device`` says that it did nothing but take and give back."""
 
     def __init__(self) -> None:
         self.steps: list[Born | int] = []
         self.only_device = True
+        self.work = Tally()
 
     def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
         """Log that memory was taken at ``address``."""

@@ -22,6 +22,7 @@ from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
+from memprof.simulate.trainer.nf4 import tell_of_adapters
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
 from memprof.simulate.trainer.training import watched
@@ -190,6 +191,7 @@ class ScriptTrainer:
         """Tell the session of the trainer's models, settle its settings, and let it generate without values."""
         session = self._session
         self._add_models(trainer)
+        tell_of_adapters(trainer.model)
         if session.fake_recorder.cuda and getattr(trainer, "reward_weights", None) is not None:
             session.fake_recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
         session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}

@@ -20,7 +20,8 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
 from memprof.errors import InputError
-from memprof.simulate.trainer.models import load_config, quantize_nf4
+from memprof.simulate.trainer.models import load_config
+from memprof.simulate.trainer.nf4 import Nf4, quantize_nf4
 
 __all__ = ["NoData", "script_world", "tokenizer_of_few_words"]
 
@@ -120,7 +121,7 @@ class _Loading:
             model = make(config, dtype=kind, attn_implementation=attention)
             quantization = kwargs.get("quantization_config")
             if kwargs.get("load_in_4bit") or getattr(quantization, "load_in_4bit", False):
-                quantize_nf4(model)
+                quantize_nf4(model, Nf4.of(kwargs if quantization is None else vars(quantization)))
             elif quantization is not None:
                 raise InputError(f"{name}: only 4-bit quantization (bitsandbytes NF4) can be simulated.")
         model.tie_weights()

@@ -10,7 +10,7 @@ import torch
 from memprof.compat import transformers as transformers_names
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
-from memprof.config.to_grpo import grpo_arguments, lora_arguments
+from memprof.config.to_grpo import four_bit_arguments, grpo_arguments, lora_arguments
 from memprof.errors import UsageError
 from memprof.simulate.sharding.dtensors import count_shards
 from memprof.simulate.sharding.fsdp2 import shard
@@ -19,6 +19,7 @@ from memprof.simulate.sharding.zero import attach_zero
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
+from memprof.simulate.trainer.nf4 import Nf4, tell_of_adapters
 from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
@@ -47,6 +48,7 @@ def build_trainer(
     """Build the trainer of these settings on fake tensors, sharded over ``mesh`` where there is one.
 
     ``by_name``: the policy lies in memory as if TRL had loaded it by its name, not as a model that was moved there.
+    4-bit weights always do.
 
     Raises:
         InputError: the model cannot be built.
@@ -54,12 +56,12 @@ def build_trainer(
     """
     recorder = session.fake_recorder
     recorder.paused += settings.whole_nowhere
-    if by_name:
-        if settings.load_in_4bit or settings.gpus > 1:
-            raise UsageError("Loading by name is simulated for one GPU and unquantised weights.")
-        model = load_model(config, settings.weights_dtype, session)
+    if by_name and settings.gpus > 1:
+        raise UsageError("Loading by name is simulated for one GPU.")
+    if by_name or settings.load_in_4bit:  # weights become 4-bit ones while they are loaded
+        model = load_model(config, settings.weights_dtype, session, _nf4(settings))
     else:
-        model = build_model(config, settings.weights_dtype, attention="sdpa", nf4=settings.load_in_4bit)
+        model = build_model(config, settings.weights_dtype, attention="sdpa")
     session.add_model(model, "policy")
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)
@@ -73,6 +75,7 @@ def build_trainer(
         peft_config=adapter_of(settings),
         **rewards,
     )
+    tell_of_adapters(trainer.model)
     if recorder.cuda:
         recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
     if mesh is not None:
@@ -90,6 +93,10 @@ def build_trainer(
     set_optimizer(trainer, settings, session)
     apply_recipe(trainer, settings)
     return trainer
+
+
+def _nf4(settings: Settings) -> Nf4 | None:
+    return Nf4.of(four_bit_arguments(settings)) if settings.load_in_4bit else None
 
 
 def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) -> None:

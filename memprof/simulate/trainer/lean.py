@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from memprof.simulate.recorder.repeats import alike_rounds
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
+    from memprof.grpo.step.pieces import Piece
     from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["is_lean", "lean_arguments", "lean_world", "sequences_at_once"]
@@ -75,10 +76,13 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     def pinned(n_bytes: int, pin: bool) -> Any:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def few(*given: Any) -> Any:
+    def few(*given: Any, **how: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        planned = plan(*given)
-        return planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
+        planned = plan(*given, **how)
+        done = planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
+        if session is not None:
+            session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
+        return done
 
     plan = pieces.plan
     return [
@@ -89,8 +93,12 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
         (micro_batch, "plan", few),
         (scoring, "plan", few),
-        *([_passes_counted(session), *_rounds_repeated(session)] if session is not None else []),
+        *(_seen_by(session) if session is not None else []),
     ]
+
+
+def _tokens(pieces: Sequence[Piece]) -> int:
+    return sum(row.length for piece in pieces for row in piece.rows)
 
 
 def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Change:
@@ -151,6 +159,27 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
         return alike_rounds(session.fake_recorder, list(parts_of(total, size)))
 
     return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
+
+
+def _seen_by(session: FakeSession) -> list[Change]:
+    """List what is counted, or left out, by the session that records."""
+    return [_passes_counted(session), _steps_on_host(session), *_rounds_repeated(session)]
+
+
+def _steps_on_host(session: FakeSession) -> Change:
+    """Keep the counts of steps of the optimizer that rounds stochastically off the device, as on a GPU."""
+    from memprof.grpo.techniques import rounding
+
+    count = rounding._no_steps
+
+    def on_host() -> torch.Tensor:
+        session.fake_recorder.paused += 1
+        steps = count()
+        session.fake_recorder.paused -= 1
+        session.fake_recorder.disown(steps)
+        return steps
+
+    return (rounding, "_no_steps", on_host)
 
 
 def _passes_counted(session: FakeSession) -> Change:

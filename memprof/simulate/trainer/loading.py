@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator
 from memprof.simulate.trainer.models import build_model
+from memprof.simulate.trainer.nf4 import Linear4bit, Nf4, quantize
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -15,27 +17,35 @@ __all__ = ["load_model"]
 _GIB = 1024**3
 
 
-def load_model(config: Any, dtype: str, session: FakeSession) -> Any:
+def load_model(config: Any, dtype: str, session: FakeSession, nf4: Nf4 | None = None) -> Any:
     """Build a model of fake tensors in the order, and with the blocks, of ``from_pretrained(device_map="auto")``.
 
-    TRL loads a policy that is given by name so, and every reference model. The weights then lie side by side in one
-    segment; weights that are moved one by one leave a rest in many segments. transformers' threads load in turns: the
-    order here is the sorted one.
+    TRL loads a policy that is given by name so, every 4-bit policy and every reference model. The weights then lie side
+    by side in one segment; weights that are moved one by one leave a rest in many segments. transformers' threads load
+    in turns: the order here is the sorted one, which a model that is quantised on the way is loaded in.
 
     Raises:
         InputError: as :func:`memprof.simulate.trainer.models.build_model`.
     """
-    return build_model(config, dtype, before=lambda model: _in_order(model, session))
+    return build_model(config, dtype, nf4=nf4, before=lambda model: _in_order(model, session))
 
 
-def _in_order(model: Any, session: FakeSession) -> list[Any]:
-    """Take and give back what transformers asks for first; return the parameters in the order of loading."""
+def _in_order(model: Any, session: FakeSession) -> Iterator[Any]:
+    """Take and give back what transformers asks for first; yield the tensors in the order of loading."""
     recorder = session.fake_recorder
     heap = recorder.allocator
+    packed = {id(m.weight): m for m in model.modules() if isinstance(m, Linear4bit)}
     if isinstance(heap, CachingAllocator):
         recorder.scratch([8])  # accelerate touches the device before it asks how much is free
         recorder.scratch([warm_up_bytes(sum(p.nbytes for p in model.parameters()), heap)])
-    return [p for _, p in sorted(model.named_parameters(), key=lambda item: _natural(item[0]))]
+    table: list[Any] = []
+    for _, parameter in sorted(model.named_parameters(), key=lambda item: _natural(item[0])):
+        layer = packed.get(id(parameter))
+        if layer is None:
+            yield parameter
+        else:
+            yield from quantize(layer, table)
+    model.memprof_table = table  # bitsandbytes keeps it for good
 
 
 def warm_up_bytes(weights: int, heap: CachingAllocator) -> int:

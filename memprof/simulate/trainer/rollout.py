@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.simulate.recorder.decoding import Decoding, NotAlike, Player, Run, learn
+from memprof.simulate.trainer.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.lean import sequences_at_once
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
@@ -42,7 +44,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         UsageError: the settings ask for vLLM, and not on which card.
     """
     prompt, completion = settings.prompt_length, settings.completion_length
-    engine = ColocatedEngine(settings, session) if settings.generation == "vllm" else None
+    engine = ColocatedEngine(settings, session, trainer.model.config) if settings.generation == "vllm" else None
     if engine is not None:  # the loss is corrected for what the engine sampled with
         setattr(trainer, trl_names.USE_VLLM.name, True)
 
@@ -52,12 +54,12 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
         if settings.generation == "hf":
             size = sequences_at_once(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
-            _generate(self, size, settings, session)
+            _generate(self, size, settings, session, passes=math.ceil(len(prompt_ids) / size))
         if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
             session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         logprobs = None
         if engine is not None:
-            engine.generate()
+            engine.generate(len(prompt_ids))
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
         return [[0] * completion for _ in prompt_ids], logprobs
 
@@ -65,8 +67,11 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)
 
 
-def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None) -> None:
-    """Generate a batch's completions: from what a few tokens' steps do, where these repeat one another."""
+def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None, *, passes: int) -> None:
+    """Generate a batch's completions: from what a few tokens' steps do, where these repeat one another.
+
+    The work of the tokens between is counted as that of the first and the last of them, on average.
+    """
     with (
         trl_names.UNWRAPPED.get()(
             trainer.model_wrapped,
@@ -78,15 +83,17 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
         torch.no_grad(),
         _gathered(trainer),
     ):
+        work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
         decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
-        if session is not None and decoding is not None:
+        if session is not None and work is not None and decoding is not None:
+            work.of_runs([run.work for run in decoding.runs])
             warm = vars(trainer).get("_memprof_generated", False)
             trainer._memprof_generated = True
             whole = session.growth and (warm or decoding.repeated < _MANY_TOKENS)
             with session.generating() if whole else nullcontext():
                 Player(session.fake_recorder, decoding, whole=whole).play()
         else:
-            _execute_ends(trainer, model, batch, settings)
+            _execute_ends(trainer, model, batch, settings, work)
 
 
 def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session: FakeSession) -> Decoding | None:
@@ -108,10 +115,10 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
         raise NotAlike(f"the model is divided by {settings.sharding}")
     runs = []
     for prompt, tokens in pieces_to_execute(settings, _windows(model, settings)):
-        with recorder.rehearsing() as rehearsal:
+        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
             longest = settings.sequence_length - prompt
             _some_tokens(trainer, model, batch, prompt, longest, count=tokens, whole=True)
-        runs.append(Run(prompt, rehearsal))
+        runs.append(Run(prompt, rehearsal, work))
     return learn(runs, settings.completion_length)
 
 
@@ -140,16 +147,20 @@ def _windows(model: Any, settings: Settings) -> list[int]:
     return sorted({w for layer in layers if (w := transformers_names.CACHE_WINDOW.of(layer)) is not None})
 
 
-def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings) -> None:
+def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work: DecodeWork | None) -> None:
     """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
     asked = settings.prompt_length
-    if settings.cache_implementation == "static":  # the cache is as long as it will be from the first token on
-        _some_tokens(trainer, model, batch, asked, settings.completion_length)
+    static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
+    few = settings.completion_length <= _DECODED
+    with work.first(alone=static or few) if work is not None else nullcontext():
+        cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
+    if static or few:
         return
-    shapes = shapes_of(_some_tokens(trainer, model, batch, asked, _DECODED))
-    if settings.completion_length > _DECODED:
-        held = settings.sequence_length - 1 - _DECODED
-        cache = filled_cache(model, shapes, held, settings)
+    shapes = shapes_of(cache)
+    del cache
+    held = settings.sequence_length - 1 - _DECODED
+    cache = filled_cache(model, shapes, held, settings)
+    with work.last() if work is not None else nullcontext():
         _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
@@ -207,7 +218,9 @@ def cutting(recorder: FakeRecorder | None) -> Any:
     def unfinished(self: Any, *_: Any, **__: Any) -> bool:
         if recorder is not None and recorder.rehearsal is not None:
             recorder.rehearsal.cut()
+            recorder.work.next_part()
         self._memprof_tokens -= 1
+        token_made()
         return bool(self._memprof_tokens >= 0)
 
     return unfinished

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from memprof.compat import accelerate as accelerate_names
 from memprof.compat import patching
 from memprof.compat import torch as torch_names
@@ -40,7 +42,7 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patching((trl_names.CREATE_MODEL, reference), *_without_values(settings, session)))
         if settings.device == "cuda":
-            stack.enter_context(_triton_kernels())
+            stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
             if session is not None:
                 stack.enter_context(_seeds_on_host(session))
@@ -66,8 +68,19 @@ def _without_values(settings: Settings, session: FakeSession | None) -> list[tup
 
 
 @contextlib.contextmanager
-def _triton_kernels() -> Iterator[None]:
-    """Take TRL's path through its Triton kernels, which allocate nothing, whether Triton is installed or not."""
+def _triton_kernels(session: FakeSession | None) -> Iterator[None]:
+    """Take TRL's path through its Triton kernels, which allocate nothing, whether Triton is installed or not.
+
+    What they compute and read is counted as the session's work.
+    """
+
+    def count(func: Any, given: tuple[Any, ...]) -> None:
+        if session is not None:
+            session.fake_recorder.count_work(func, given)
+
+    def add_product(*given: Any) -> None:
+        count(torch.ops.aten.addmm.default, given)
+
     always: Callable[[Any], bool] = lambda device: True  # noqa: E731
     module: Any = sys.modules[trl_names.FORWARD_KERNEL.module]
     with contextlib.ExitStack() as stack:
@@ -75,9 +88,9 @@ def _triton_kernels() -> Iterator[None]:
             patching(
                 (trl_names.USE_TRITON, always),
                 (trl_names.USE_TRITON_IN_HEAD, always),
-                (trl_names.FORWARD_KERNEL, _NoKernel()),
-                (trl_names.BACKWARD_KERNEL, _NoKernel()),
-                (trl_names.ADD_PRODUCT, lambda acc, a, b: None),
+                (trl_names.FORWARD_KERNEL, _NoKernel(count)),
+                (trl_names.BACKWARD_KERNEL, _NoKernel(count)),
+                (trl_names.ADD_PRODUCT, add_product),
             )
         )
         if not hasattr(module, "triton"):
@@ -87,10 +100,13 @@ def _triton_kernels() -> Iterator[None]:
 
 
 class _NoKernel:
-    """Stand for a Triton kernel: whatever it computes, it allocates nothing."""
+    """Stand for a Triton kernel: whatever it computes, it allocates nothing. ``count`` is told of it."""
+
+    def __init__(self, count: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        self._count = count
 
     def __getitem__(self, grid: Any) -> Any:
-        return lambda *_, **__: None
+        return lambda *given, **_: self._count(self, given)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
+from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.simulate.recorder.work import Tally
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -21,21 +24,36 @@ class ColocatedEngine:
         UsageError: the card is not known.
     """
 
-    def __init__(self, settings: Settings, session: FakeSession | None) -> None:
+    def __init__(self, settings: Settings, session: FakeSession | None, config: Any) -> None:
         total = session.recorder.device().total_bytes if session is not None else None
         if session is None or total is None:
             raise UsageError("--generation vllm takes a share of the card: say which one with --gpu.")
-        self._session = session
+        self._session, self._settings, self._config = session, settings, config
         self._bytes = int(total * settings.vllm_gpu_memory_utilization)
         self._sleeps = settings.vllm_enable_sleep_mode
         if not self._sleeps:
             self._take()
 
-    def generate(self) -> None:
-        """Wake up, generate, and sleep again where that is enabled."""
+    def generate(self, sequences: int) -> None:
+        """Wake up, generate for so many prompts, and sleep again where that is enabled."""
+        self._count_work(sequences)
         if self._sleeps:
             address = self._take()
             self._session.fake_recorder.release(address)
+
+    def _count_work(self, sequences: int) -> None:
+        """Count a decode step's weights and cache, as many sequences together as the engine's cache holds."""
+        shape, told = ModelShape.of(self._config), self._settings
+        weights = 2 * shape.parameters  # bf16, the engine's own copy
+        cache = shape.kv_cache_bytes(told.sequence_length, 2)
+        together = max(1, min(sequences, (self._bytes - weights) // cache))
+        rounds = math.ceil(sequences / together)
+        read = weights + together * shape.kv_cache_bytes(told.sequence_length - told.completion_length // 2, 2)
+        prompts = 2 * shape.parameters * sequences * told.prompt_length
+        tally = Tally(fused={(prompts, 0, weights): 1.0})
+        tally.fused[2 * shape.parameters * together, 0, read] = float(rounds * told.completion_length)
+        recorder = self._session.fake_recorder
+        recorder.work.add(tally, 1, *recorder.phase_and_step())
 
     def _take(self) -> int:
         session = self._session

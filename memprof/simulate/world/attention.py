@@ -80,8 +80,9 @@ def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
         if kind == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kind == "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return _efficient(query, key, value, _bias(attn_mask, query.dtype), dropout_p, is_causal, scale)
+        bias = _bias(attn_mask, query.dtype)
+        return _math(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
 
     return attention
 
@@ -95,10 +96,8 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale
     return out[..., :width] if width % 8 else out
 
 
-def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    bias = None
-    if mask is not None:
-        bias = _bias(mask, query.dtype)
+def _efficient(query: Any, key: Any, value: Any, bias: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+    if bias is not None:
         if extra := -bias.shape[-1] % 16:  # the kernel wants aligned rows: a padded copy, seen through a slice
             bias = functional.pad(bias, (0, extra))[..., : bias.shape[-1]]
         bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -109,33 +108,40 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any, dropout: float, caus
 def _math(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> Any:
-    """Follow ``_scaled_dot_product_attention_math``, which computes half precision in float32."""
+    """Follow ``_scaled_dot_product_attention_math``, which computes half precision in float32.
+
+    What it holds, and in which order it lets go, are the original's: all of its variables live to its end, and the
+    weights' copy in the queries' dtype, its second result, is made before the first.
+    """
     kind = query.dtype
-    if kind in _HALF:
-        query, key, value = query.float(), key.float(), value.float()
+    wide_query, wide_key, wide_value = (t.float() if kind in _HALF else t for t in (query, key, value))
+    root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    scaled = wide_query * root
     if mask is None and causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    if mask is not None:
-        mask = _bias(mask, query.dtype)
-    root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-    query = query * root
+        mask = _bias(mask, scaled.dtype)
+    keys, values = wide_key, wide_value
     if gqa and query.shape[1] != key.shape[1]:
         times = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = query @ (key.transpose(-2, -1) * root)
+        keys, values = wide_key.repeat_interleave(times, 1), wide_value.repeat_interleave(times, 1)
+    weights = scaled @ (keys.transpose(-2, -1) * root)
     if mask is not None:
-        scores.add_(mask)
-    weights = _SAFE_SOFTMAX(scores, -1)
+        weights.add_(mask)
+    weights = _SAFE_SOFTMAX(weights, -1)
     if dropout:
         weights = torch.dropout(weights, dropout, True)
-    return (weights @ value).to(kind)
+    narrow = weights.to(kind)
+    out = (weights @ values).to(kind)
+    del weights, values, keys, scaled, mask, wide_value, wide_key, wide_query, narrow
+    return out
 
 
 def _bias(mask: Any, dtype: torch.dtype) -> Any:
-    """Turn a boolean mask into one of zeros and minus infinities in the queries' dtype."""
-    if mask.dtype is not torch.bool:
+    """Turn a boolean mask into one of zeros and minus infinities in the queries' dtype; None stays."""
+    if mask is None or mask.dtype is not torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
+    lowest = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), lowest)
 
 
 @contextmanager

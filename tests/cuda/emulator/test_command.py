@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from memprof.emulate.launch import environment
+
 pytest.importorskip("torch")
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,6 +62,52 @@ def test_a_sitecustomize_of_one_s_own_still_runs(tmp_path: Path) -> None:
     done = emulate("--", "python", "x.py", folder=tmp_path, PYTHONPATH=str(tmp_path))
     # memprof's own Python says it first, then the script's.
     assert done.stdout.splitlines() == ["mine", "mine", str(tmp_path / "sitecustomize.py")]
+
+
+_TOO_LARGE = "import torch\nheld = [torch.empty(2**30, dtype=torch.uint8, device='cuda') for _ in range(40)]\n"
+
+
+@pytest.mark.parametrize("by", ["emulate", "run"])
+def test_memory_that_runs_out_before_any_forward_is_recorded(by: str, tmp_path: Path) -> None:
+    (tmp_path / "load.py").write_text(_TOO_LARGE)
+    if by == "emulate":
+        done = emulate("--gpu", "24GiB", "--out", "out", "--", "python", "load.py", folder=tmp_path)
+    else:
+        command = [sys.executable, "-m", "memprof", "run", "--out", "out", "load.py"]
+        env = environment("24GiB")
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "torch.OutOfMemoryError" in done.stderr
+    assert "Out of memory in load: 1.00 GiB were asked for" in done.stderr
+    report = json.loads((tmp_path / "out" / "step-000000.rank-0.json").read_text())
+    held = report["peak"]["allocated_bytes"]
+    assert held % 2**30 == 0
+    assert held + 2 * 2**30 > report["source"]["device_total_bytes"]
+    assert report["oom"]["requested_bytes"] == 2**30
+    assert sum(report["peak"]["categories"].values()) == report["peak"]["active_bytes"]
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_script_that_goes_on_finds_the_history_as_it_left_it(tmp_path: Path) -> None:
+    """Memory that ran out and was caught while loading leaves no page; a script's own history stays on."""
+    (tmp_path / "goes_on.py").write_text(
+        "import sys, torch\n"
+        "own = sys.argv[1] == 'own'\n"
+        "model = torch.nn.Linear(64, 64).cuda()\n"
+        "if own: torch.cuda.memory._record_memory_history(max_entries=1000)\n"
+        "try: torch.empty(2**37, dtype=torch.uint8, device='cuda')\n"
+        "except torch.OutOfMemoryError: pass\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(8, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step(), optimizer.zero_grad()\n"
+        "print(torch._C._cuda_isHistoryEnabled(), len(torch.cuda.memory._snapshot()['device_traces'][0]) > 20)\n"
+    )
+    for own, says in (("own", "True True"), ("not", "False False")):
+        done = emulate("--steps", "0", "--out", own, "--", "python", "goes_on.py", own, folder=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{says}\n"), done.stderr[-2000:]
+        assert not (tmp_path / own / "step-000000.rank-0.pickle").exists()
+        assert (tmp_path / own / "step-000001.rank-0.pickle").is_file()
 
 
 def test_a_trainer_under_torchrun_is_recorded_on_both_ranks(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memprof.recording.cuda import emulated  # noqa: E402
 from memprof.recording.cuda.emulated import uncomputed_notes  # noqa: E402
 from tests.cuda.emulated import command_line, device  # noqa: E402
 from tests.cuda.emulator.test_command import emulate  # noqa: E402
@@ -32,8 +33,9 @@ def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
     assert "of torch.compile (1)" in done.stdout
 
 
-def test_bitsandbytes_is_noted_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitsandbytes_is_noted_where_it_registered_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("bitsandbytes" in note for note in uncomputed_notes())
+    monkeypatch.setattr(emulated, "COMPUTED_PACKAGES", set())
     monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
     assert any("bitsandbytes' own kernels were not computed" in note for note in uncomputed_notes())
 

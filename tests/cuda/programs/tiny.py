@@ -75,6 +75,8 @@ def trainer(folder: Path, case: dict[str, Any], callbacks: list[Any]) -> Any:
     }  # fmt: skip
     if dtype := case.get("dtype", "bfloat16"):
         chosen["model_init_kwargs"] = {"dtype": dtype}
+    if bits := case.get("four_bits"):
+        chosen["model_init_kwargs"]["quantization_config"] = four_bits(**bits)
     if case.get("by_trainer"):  # loaded on the CPU: transformers' loader wants 1.2 GiB of the card to be free
         chosen["model_init_kwargs"]["device_map"] = None
     rng = random.Random(0)
@@ -98,6 +100,14 @@ def adapter() -> Any:
     return LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
+def four_bits(**changes: Any) -> Any:
+    """Ask transformers for bitsandbytes' 4-bit weights."""
+    from transformers import BitsAndBytesConfig
+
+    asked = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16", **changes}
+    return BitsAndBytesConfig(load_in_4bit=True, **asked)
+
+
 def fresh() -> None:
     """Give back what an earlier run of this process left, cuBLAS's workspaces included."""
     gc.collect()
@@ -113,6 +123,7 @@ def facts(built: Any, case: dict[str, Any]) -> dict[str, Any]:
     trainable = [p for _, p in parameters if p.requires_grad]
     known = {id(p) for p in adapters}
     policy = [p for _, p in parameters if id(p) not in known]
+    policy += [scale for p in policy for scale in _scales(p)]
     return {
         "policy_bytes": _bytes([*policy, *built.model.buffers()]),
         "adapter_bytes": _bytes(adapters),
@@ -127,6 +138,15 @@ def facts(built: Any, case: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens": case.get("prompt", PROMPT),
         "completion_tokens": case.get("completion", COMPLETION),
     }
+
+
+def _scales(parameter: Any) -> list[Any]:
+    """List what bitsandbytes keeps beside a 4-bit weight: scales and tables, and those of quantised scales."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return []
+    second = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+    return [state.absmax, state.code, *second]
 
 
 def _bytes(tensors: list[Any]) -> int:

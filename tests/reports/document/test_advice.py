@@ -56,6 +56,25 @@ def test_idle_memory_goes_first_only_where_it_would_have_saved_the_run() -> None
     assert "up to 3.00 GiB less reserved" in advised(saved).changes[0].also
 
 
+def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
+    """The peak is 6.78 GiB; the step still had 2 GiB to make, and a saving counts from both."""
+    needed = sample()[0]["peak"]["active_bytes"] + 2 * GIB
+    oom = {
+        "requested_bytes": GIB, "device_free_bytes": 0, "phase": "optimizer_step", "step": 1, "stack": [],
+        "fits_defragmented": False,
+        "ahead": {"still": {"optimizer_state": 2 * GIB}, "short_bytes": GIB, "needed_bytes": needed},
+    }  # fmt: skip
+    entry = _entry("Keep moments in 8 bits", 3.0, peak_after_bytes=needed - 3 * GIB)
+    found = advised(_report(entry, _entry("Halve the batch", 0.5), oom=oom))
+    assert found.changes[0].of_bytes == needed
+    assert found.changes[1].of_bytes is None
+    assert "It saves 3.00 of the 8.78 GiB that the step needs in all (an estimate)." in found.first
+    assert found.basis.endswith("counted from the 8.78 GiB that the step needs in all")
+    page = render_html(build_document(_report(entry, oom=oom)))
+    assert "leaves 5.78 GiB of 8.78 GiB" in page
+    assert advised(_report(entry)).changes[0].of_bytes is None
+
+
 def test_a_peak_that_moves_is_said() -> None:
     moved = advised(_report(_entry("Halve the batch", 1.0, moves_to="generate"))).changes[0]
     assert moved.limit == "It saves no more because the peak is then in generate, at 5.78 GiB."

@@ -35,6 +35,12 @@ def _parts() -> dict[str, Any]:
     need = {"phase": "backward", "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     return {
         "expected_error": expected_error({"load_in_4bit": True}),
+        "estimated_time": {
+            "step_s": 41.5,
+            "phases": {"generate": 40.0, "backward": 1.5},
+            "basis": "roofline",
+            "assumptions": ["<i>fast</i>"],
+        },
         "fit": {
             "gpu": "<b>Card</b>",
             "total_bytes": 10 * GIB,
@@ -80,7 +86,10 @@ def test_every_renderer_says_them() -> None:
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
         for words in ("does not fit", "Backward", "9.00", "11.00", "777", "888", "Half of them fit", "4-bit layers"):
             assert words in " ".join(rendered.split()), words
+        assert "≈ 41.5 s" in rendered
+        assert "fast" in rendered
     assert "<b>Card" not in render_html(document)
+    assert "<i>fast" not in render_html(document)
     narrow = render_terminal(document, 60)
     assert max(map(len, narrow.splitlines())) <= 60
 

@@ -80,6 +80,9 @@ def test_free_bytes_give_the_card_where_nothing_else_does() -> None:
 def test_a_tensor_trace_is_asked_about_a_card_and_says_what_it_lacks() -> None:
     report = sample("trace")[0]
     assert room_of(report) is None
+    room = room_of({**report, "capacity": capacity_of({"type": "cpu", "total_bytes": 8000 * MIB}, None)})
+    assert room is not None
+    assert room.sentence.startswith("1.03 GiB left of 7.81 GiB (this machine's memory), 13 %.")
     room = room_of({**report, "capacity": {"bytes": 8000 * MIB, "from": "option"}})
     assert parts(room) == {"held": HELD, "free": 8000 - HELD}
     assert room is not None
@@ -116,6 +119,9 @@ def test_the_sentence_looks_ahead_and_names_the_piece() -> None:
     )  # fmt: skip
     found = build_document(report).oom
     assert found is not None
+    room = room_of(report)
+    assert room is not None
+    assert room.sentence.endswith("For the whole step 500.00 MiB were missing.")
     assert found.sentence == (
         "Out of memory in backward, step 1: 8.31 MiB were asked for, which takes 20.00 MiB in one piece, 10.00 MiB "
         "were free on the device. The step had still to make 850.00 MiB of optimizer state: it needs 6.84 GiB in all, "

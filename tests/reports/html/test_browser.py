@@ -347,6 +347,57 @@ def test_the_legend_isolates_and_hides_categories_everywhere(page: Any) -> None:
     assert page.problems == []
 
 
+def test_the_row_of_unattributed_bytes_is_hidden_with_them(page: Any) -> None:
+    row = page.locator('#components tr[data-path="unattributed"]')
+    assert row.is_visible()
+    page.click('.legend [data-category="unattributed"] .hide')
+    assert not row.is_visible()
+    assert page.locator('#components tr[data-path="total"]').is_visible()
+    page.click("#showing button")
+    assert row.is_visible()
+    page.click('.legend [data-category="loss_logits"] .only')
+    assert not row.is_visible()
+    page.click("#showing button")
+
+
+def test_what_changes_the_chart_draws_it_once(page: Any) -> None:
+    """Hiding a category while a part of the run is shown, and another width of the window."""
+    page.click("[data-value=peak]")
+    page.evaluate(
+        "window.draws = 0; document.getElementById('chart').on('plotly_afterplot', () => { window.draws++; })"
+    )
+    page.click('.legend [data-category="weights"] .hide')
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.draws") == 1
+    page.click("#showing button")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.draws") == 2
+    page.set_viewport_size({"width": 1100, "height": 900})
+    page.wait_for_timeout(600)
+    assert page.evaluate("window.draws") == 3
+    assert page.evaluate("document.querySelector('#chart .main-svg').clientWidth") == page.evaluate(
+        "document.getElementById('chart').clientWidth"
+    )
+    page.set_viewport_size({"width": 1360, "height": 900})
+    page.wait_for_timeout(300)
+
+
+def test_frames_of_c_plus_plus_are_pale(browser: Any, tmp_path: Path) -> None:
+    report, series = sample()
+    stack = ["/src/cuda.cpp:31 at::empty", "/usr/lib/libc.so.6:0 main", ":0 ??", "lib/x.o:7 f", "train.py:31 main"]
+    blocks = report["peak"]["allocations"]
+    report["peak"]["allocations"] = [{**blocks[0], "stack": stack}, *blocks[1:]]
+    report["peak"].pop("largest", None)
+    path = tmp_path / "native.html"
+    write_html(build_document(report, series), path)
+    with open_page(browser, path) as page:
+        line = page.locator("#allocation-table details", has_text="at::empty")
+        line.locator("summary").click()
+        line.locator(".whole").wait_for()
+        pale = line.locator(".whole span.native").all_inner_texts()
+        assert [frame.strip() for frame in pale] == stack[:4]
+
+
 def test_a_panel_row_a_box_and_a_table_row_open_the_same_stack(page: Any) -> None:
     frames = next(a["stack"] for a in sample()[0]["peak"]["allocations"] if a["category"] == "loss_logits")
     whole = "\n".join(frames)

@@ -132,6 +132,18 @@ def test_columns_are_equally_wide_so_that_bars_compare(page: Any) -> None:
     assert widths[0] > 60
 
 
+def test_differences_have_their_unit(page: Any) -> None:
+    """Each row's difference is that of its two figures, and its cells share their lines."""
+    data = sample_comparison()[0]
+    total = data["rows"][-1]["at_peak"]
+    cell = page.locator("tr[data-path=total] td.difference").inner_text()
+    assert cell == f"−{(total[0] - total[1]) / 2**30:.2f} GiB"
+    words = page.locator("#components tr[data-path] td.difference").all_text_contents()
+    assert all(w in ("–", "0") or w.endswith(("GiB", "MiB", "KiB", " B")) for w in words)
+    heights = "row => new Set(Array.from(row.cells).map(c => Math.round(c.getBoundingClientRect().height))).size"
+    assert page.locator("tr[data-path=total]").evaluate(heights) == 1
+
+
 def test_download_is_the_comparison(page: Any, tmp_path: Path) -> None:
     with page.expect_download() as download:
         page.click("#download")

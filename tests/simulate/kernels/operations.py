@@ -115,6 +115,35 @@ def _attention(dtype: str, tokens: int, heads: int, kv_heads: int, width: int, k
     return make
 
 
+def _chosen_attention(dtype: str, tokens: int, heads: int, kv_heads: int, width: int, masked: bool) -> Any:
+    """Run the kernel that torch chooses, forward and backward, with grouped heads: before Ampere all of it."""
+
+    def make(device: str) -> Work:
+        def made(*shape: int) -> Any:
+            return torch.empty(2, *shape, dtype=getattr(torch, dtype), device=device, requires_grad=True)
+
+        q, k, v = made(heads, tokens, width), made(kv_heads, tokens, width), made(kv_heads, tokens, width)
+        mask = torch.ones(2, 1, tokens, tokens, dtype=torch.bool, device=device).tril() if masked else None
+
+        def work() -> Any:
+            out = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=not masked, enable_gqa=heads > kv_heads
+            )
+            return torch.autograd.grad(out, [q, k, v], torch.empty_like(out))
+
+        return work
+
+    return make
+
+
+def _softmax_backward(shape: tuple[int, ...], dtype: str) -> Callable[[str], Work]:
+    def make(device: str) -> Work:
+        x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        return lambda: torch.ops.aten._softmax_backward_data(x, x, -1, x.dtype)
+
+    return make
+
+
 def _product(rows: int, width: int) -> Callable[[str], Work]:
     def make(device: str) -> Work:
         x = torch.empty(rows, width, dtype=torch.bfloat16, device=device)
@@ -158,4 +187,11 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
            ("efficient", "float32", 256, 14, 14, 64), ("efficient", "float16", 2048, 32, 32, 128),
        ]},
     "a product, with its workspace": _product(2048, 896),
+    # After the product: who multiplies first is given the workspace.
+    **{f"attention {dtype} {tokens} tokens, {heads}/{kv} heads of {width}{', masked' * masked}":
+           _chosen_attention(dtype, tokens, heads, kv, width, masked)
+       for dtype, tokens, heads, kv, width, masked in [
+           ("float16", 256, 14, 2, 64, False), ("bfloat16", 300, 4, 4, 128, True), ("float16", 300, 4, 2, 64, True),
+       ]},
+    "backward of softmax (4, 300, 300) float16": _softmax_backward((4, 300, 300), "float16"),
 }  # fmt: skip

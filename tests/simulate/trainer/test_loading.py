@@ -55,4 +55,4 @@ def test_loading_by_name_is_refused_where_it_is_not_known(settings_for: Callable
     from memprof.simulate.run import simulate_settings
 
     with pytest.raises(UsageError, match="one GPU"):
-        simulate_settings(settings_for(lora_r=4, load_in_4bit=True), stacks=False, by_name=True)
+        simulate_settings(settings_for(gpus=2), stacks=False, by_name=True)

@@ -6,12 +6,14 @@
  *
  * An operator without a CPU kernel, or with a tensor above MEMPROF_EMULATE_VALUES_MAX elements, is left uncomputed; its new
  * outputs are zeros where they are small. Triton kernels are no aten operators (memprof/emulate/triton_values.py has them).
+ * Operators of another library are taken when it has registered them (memprof/emulate/operator_values.py).
  */
 #include "aliases.hpp"
 #include "attention.hpp"
+#include "kernels_of.hpp"
+#include "libraries.hpp"
 #include "products.hpp"
 #include "randomness.hpp"
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <set>
 #include <unordered_map>
 
@@ -25,15 +27,13 @@ using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-/* Its name is torch's to change. */
-using Kernel = std::decay_t<decltype(std::declval<const OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CUDA))>;
-
 struct Original {
-  Kernel kernel;
+  CudaKernel kernel;
   bool sized_by_values; /* how large the result is depends on the input's values */
   bool random;
   bool empty;           /* makes a tensor and leaves it uninitialised */
   bool no_cpu = false;
+  std::optional<OperatorHandle> functional = std::nullopt; /* what has a CPU kernel where a form with an output has none */
 };
 std::unordered_map<std::string, Original>* originals;
 thread_local int inside; /* an original is running: what it calls is computed with it */
@@ -61,7 +61,8 @@ bool run_on_host(const Call& call, Stack& host) {
     random_source().set_current_seed(call.seed);
   }
   bool has_tensors = false;
-  for (size_t i = 0; i < call.n_in; i++) {
+  const size_t taken = call.n_in - (call.original.functional ? 1 : 0); /* the output is no argument of the other form */
+  for (size_t i = 0; i < taken; i++) {
     IValue value;
     if (!to_host(call.in[i], value, random_source())) return false;
     const auto& argument = call.op.schema().arguments()[i].name();
@@ -71,7 +72,7 @@ bool run_on_host(const Call& call, Stack& host) {
   }
   if (!has_tensors) return false;
   at::AutoDispatchBelowAutograd guard;
-  call.op.callBoxed(&host);
+  (call.original.functional ? *call.original.functional : call.op).callBoxed(&host);
   return true;
 }
 
@@ -94,6 +95,7 @@ bool compute(const Call& call, Stack& stack) {
     if (compute_here(call, stack)) return true;
     Stack host;
     if (!run_on_host(call, host)) return false;
+    if (call.original.functional) put(call.in.back().toTensor(), host.back().toTensor());
     for (size_t i = 0; i < call.n_out; i++) put(stack[stack.size() - call.n_out + i], host[host.size() - call.n_out + i]);
     return true;
   } catch (const c10::NotImplementedError&) {
@@ -178,32 +180,43 @@ Original original_of(const OperatorHandle& op, const std::string& name) {
       "aten::repeat_interleave.Tensor", "aten::bincount"};
   bool random = false;
   for (auto tag : op.getTags()) random = random || tag == at::Tag::nondeterministic_seeded;
-  return Original{op.getComputedKernelForDispatchKey(DispatchKey::CUDA), sized.count(name) > 0, random, starts(name, "aten::empty")};
+  return Original{cuda_kernel_of(op), sized.count(name) > 0, random, starts(name, "aten::empty")};
+}
+
+/* Takes the place of every operator of a namespace that has a kernel of CUDA's; how many there were. */
+size_t take_operators(const std::string& space) {
+  auto* library = new torch::Library(torch::Library::IMPL, space, DispatchKey::CUDA, __FILE__, __LINE__);
+  std::vector<std::string> names;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || !starts(name.name, (space + "::").c_str())) continue;
+    const std::string full = full_name(*op);
+    bool launches = full == "aten::copy_" || op->hasKernelForDispatchKey(DispatchKey::CUDA); /* copy_ has none, and launches */
+    if (!launches || is_left_alone(*op, full) || originals->count(full)) continue;
+    Original original = original_of(*op, full);
+    if (space != "aten" && !find_host_form(*op, original.functional)) continue; /* made of operators that are computed */
+    originals->emplace(full, std::move(original));
+    names.push_back(full.substr(space.size() + 2));
+  }
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {} /* "overriding a previously registered kernel": that is the aim */
+  } silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  for (const auto& name : names) library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&computed>());
+  return names.size();
 }
 
 struct Install {
   Install() {
     originals = new std::unordered_map<std::string, Original>;
-    auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
-    std::vector<std::string> names;
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      auto op = dispatcher.findOp(name);
-      if (!op || !op->hasSchema() || !starts(name.name, "aten::")) continue;
-      const std::string full = full_name(*op);
-      bool launches = full == "aten::copy_" || op->hasKernelForDispatchKey(DispatchKey::CUDA); /* copy_ has none, and launches */
-      if (!launches || is_left_alone(*op, full)) continue;
-      originals->emplace(full, original_of(*op, full));
-      names.push_back(full.substr(6));
-    }
-    struct Silent : c10::WarningHandler {
-      void process(const c10::Warning&) override {} /* "overriding a previously registered kernel": that is the aim */
-    } silent;
-    c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    for (const auto& name : names) library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&computed>());
+    take_operators("aten");
     memprof_emulator_values_loaded();
   }
 } install;
 
 }  // namespace
 }  // namespace memprof_values
+
+/* Computes the operators that a library has registered by now; how many those are. */
+extern "C" size_t memprof_emulator_compute(const char* space) { return memprof_values::take_operators(space); }

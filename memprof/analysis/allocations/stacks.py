@@ -1,0 +1,50 @@
+"""Write stacks for a reader: without memprof's frames and without those of what started it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from memprof.frame_paths import FramePath, frame_path, recorded_own_folders
+from memprof.snapshot.model import Frame, Snapshot
+
+__all__ = ["ReadableStacks"]
+
+# The lean trainer's frames stay: what they allocate is theirs.
+_OWN = re.compile(r"memprof/(?!grpo/)")
+# What stands above memprof's outermost frame: click, `python -m`, and the script that pip made of the command.
+_STARTER = re.compile(r"click/|(?:.*/)?runpy\.py$|<frozen runpy>$|(?:.*/)?memprof(?:\.exe/__main__\.py|-script\.py)?$")
+
+
+class ReadableStacks:
+    """Look up stacks of a snapshot as lines ``file:line function``, innermost first.
+
+    memprof's own frames are left out, and the frames of click and Python that started ``memprof run``, the demo or a
+    simulation. Attribution reads whole stacks; the snapshot keeps them. A stack of nothing else is written whole.
+
+    Args:
+        snapshot: whose stacks they are; it names the folders of the memprof that recorded it.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._table = snapshot.stacks
+        own = recorded_own_folders(snapshot.extra)
+        self._path = cache(lambda file: frame_path(file, own))
+
+    def of(self, stack: int) -> list[str]:
+        """Return the lines of one stack by its number in the snapshot."""
+        frames = self._table.of(stack)
+        kept = [frame for frame in frames[: self._outermost(frames)] if not self._is_own(frame)]
+        return [str(frame) for frame in kept or frames]
+
+    def _outermost(self, frames: list[Frame]) -> int:
+        """Return how many frames are left without the outer ones that started memprof."""
+        end = len(frames)
+        while end and (self._is_own(frames[end - 1]) or _STARTER.match(self._path(frames[end - 1].file).path)):
+            end -= 1
+        started_by_memprof = any(self._is_own(frame) for frame in frames[end:])
+        return end if started_by_memprof else len(frames)
+
+    def _is_own(self, frame: Frame) -> bool:
+        path: FramePath = self._path(frame.file)
+        return path.rooted and _OWN.match(path.path) is not None

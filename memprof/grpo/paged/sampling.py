@@ -1,0 +1,111 @@
+"""Choose the next tokens as transformers' ``generate`` does, from draws that belong to a sequence and a position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from memprof.grpo.paged.support import NotPaged
+
+__all__ = ["Sampling"]
+
+# Each works on one position's scores; the repetition penalty also reads which tokens the row has.
+_ROW_BY_ROW = (
+    EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization, MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper,
+    TopPLogitsWarper, TypicalLogitsWarper,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What ``generate`` has prepared to choose tokens with, and one uniform draw for each that can be chosen.
+
+    Attributes:
+        processors: transformers' own, in the order of ``generate``.
+        draws: ``[sequences, tokens]`` float64 in [0, 1); None where decoding is greedy.
+        stop: ids of tokens that end a sequence.
+        longest: the most new tokens of a sequence.
+    """
+
+    processors: list[Any]
+    draws: torch.Tensor | None
+    stop: frozenset[int]
+    longest: int
+
+    @classmethod
+    def of(cls, processors: Any, criteria: Any, config: Any, sequences: int, prompt: int) -> Sampling:
+        """Read what ``generate`` prepared for ``sequences`` prompts of ``prompt`` tokens, padding included.
+
+        Raises:
+            NotPaged: a setting that works on whole rows, or on the batch.
+        """
+        others = [type(p).__name__ for p in processors if type(p) not in _ROW_BY_ROW]
+        others += [type(c).__name__ for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
+        if others:
+            raise NotPaged(f"generate would use {', '.join(others)}")
+        longest = config.max_length - prompt
+        stop = {int(t) for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id}
+        draws = torch.rand(sequences, longest, dtype=torch.float64) if config.do_sample else None
+        return cls([_without_padding(p) for p in processors], draws, frozenset(stop), longest)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Tell whether scores depend on the tokens a row has."""
+        return any(isinstance(p, RepetitionPenaltyLogitsProcessor) for p in self.processors)
+
+    def next_tokens(
+        self, logits: torch.Tensor, rows: list[int], positions: list[int], ids: torch.Tensor | None
+    ) -> list[int]:
+        """Choose one token a row.
+
+        Args:
+            logits: ``[rows, vocabulary]``.
+            rows: each row's sequence.
+            positions: which new token of its sequence is chosen.
+            ids: tokens of each row so far ``[rows, length]``, where :attr:`reads_tokens`; a row may repeat one of its
+                own to be as long as the others.
+        """
+        given = ids if ids is not None else torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
+        scores = logits.to(torch.float32, copy=True)
+        for processor in self.processors:
+            scores = processor(given, scores)
+        if self.draws is None:
+            chosen: list[int] = scores.argmax(-1).tolist()
+            return chosen
+        draws = self.draws[rows, positions].to(scores.device)
+        drawn: list[int] = _inverted(scores.softmax(-1), draws).tolist()
+        return drawn
+
+
+def _without_padding(processor: Any) -> Any:
+    """Return the processor for rows without padding: ``generate`` tells its penalty how long each row's is."""
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty)
+    return processor
+
+
+def _inverted(probabilities: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Return the token at which each row's cumulative probability passes its draw: distributed as multinomial's."""
+    total = probabilities.to(torch.float64).cumsum_(-1)
+    wanted = (draws * total[:, -1]).unsqueeze(-1)
+    found = torch.searchsorted(total, wanted, right=True).squeeze(-1)
+    last = torch.searchsorted(total, total[:, -1:].contiguous()).squeeze(-1)  # the last token of any probability
+    return torch.minimum(found, last)

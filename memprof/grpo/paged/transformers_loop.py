@@ -1,0 +1,49 @@
+"""Stand in for the decoding loop of transformers' ``generate``, which prepares everything before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memprof.grpo.paged.rolling import PoolSize, RollingBatch, Work
+from memprof.grpo.paged.sampling import Sampling
+
+__all__ = ["decode_in_pool"]
+
+
+def decode_in_pool(
+    model: Any,
+    input_ids: torch.Tensor,
+    *,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    size: PoolSize,
+    work: Work,
+    **inputs: Any,
+) -> torch.Tensor:
+    """Decode prompts in a rolling batch: what ``generate`` calls where it is given as ``custom_generate``.
+
+    Args:
+        input_ids: prompts, padded on the left ``[sequences, prompt]``; ``attention_mask`` among ``inputs`` says where.
+        size: of the pool.
+        work: filled with what was run.
+
+    Returns:
+        Prompts and new tokens ``[sequences, prompt + longest]``, padded on the right.
+
+    Raises:
+        NotPaged: the settings need the whole batch.
+    """
+    count, prompt = input_ids.shape
+    sampling = Sampling.of(logits_processor, stopping_criteria, generation_config, count, prompt)
+    mask = inputs.get("attention_mask")
+    kept = torch.ones_like(input_ids) if mask is None else mask
+    prompts = [ids[keep].tolist() for ids, keep in zip(input_ids.cpu(), kept.bool().cpu(), strict=True)]
+    found = RollingBatch(model, prompts, sampling, size, work).run()
+    longest = max(map(len, found))
+    padding = generation_config.pad_token_id
+    fill = next(iter(sampling.stop), 0) if padding is None else int(padding)
+    padded = [tokens + [fill] * (longest - len(tokens)) for tokens in found]
+    return torch.cat([input_ids, torch.tensor(padded, device=input_ids.device)], dim=1)

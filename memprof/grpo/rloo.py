@@ -1,0 +1,64 @@
+"""``LeanRLOOTrainer``: TRL's ``RLOOTrainer`` with the same loss and gradients in a fraction of the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trl import RLOOConfig, RLOOTrainer
+
+from memprof.errors import UsageError
+from memprof.grpo.config import LeanSettings
+from memprof.grpo.step.schemes import LossTerms
+from memprof.grpo.trainer import LeanTrainer
+
+__all__ = ["LeanRLOOConfig", "LeanRLOOTrainer"]
+
+
+@dataclass
+class LeanRLOOConfig(LeanSettings, RLOOConfig):
+    """Arguments of :class:`LeanRLOOTrainer`: all of ``RLOOConfig``'s, and those of ``LeanSettings``.
+
+    There is no ``memory_budget``: what is simulated is GRPO's step.
+
+    Raises:
+        UsageError: a ``memory_budget``.
+    """
+
+    # What GRPOConfig has and this loss has not.
+    top_entropy_quantile: ClassVar[float] = 1.0
+    cast_lm_head_to_fp32: ClassVar[bool] = False
+    use_bias_correction_kl: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.memory_budget is not None:
+            raise UsageError("memory_budget is LeanGRPOTrainer's: the step of RLOOTrainer cannot be simulated.")
+        super().__post_init__()
+
+
+class _Paired(RLOOTrainer):  # type: ignore[misc, unused-ignore]
+    """``RLOOTrainer`` whose generation returns a pair, as ``GRPOTrainer``'s: completions, and None."""
+
+    def _generate_single_turn(self, *args: Any, **options: Any) -> tuple[Any, None]:
+        return super()._generate_single_turn(*args, **options), None
+
+
+class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore]
+    """Drop-in for ``trl.RLOOTrainer``; ``args``: a ``LeanRLOOConfig`` or a plain ``RLOOConfig``."""
+
+    _trained_as, _config = RLOOTrainer, LeanRLOOConfig
+    _feature = "lean.rloo"
+
+    #: RLOOTrainer leaves the division by accumulated micro-batches to transformers, which comes when all pieces but the
+    #: last have had their backward: the loss is divided here.
+    loss_is_scaled_for_ga = True
+
+    def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
+        return super()._generate_single_turn(*args, **options)[0]
+
+    @property
+    def _divisor(self) -> int:
+        return int(self.current_gradient_accumulation_steps) if self.model.training else 1
+
+    def _loss_terms(self, **known: bool) -> LossTerms:
+        return LossTerms.of_rloo(**known)

@@ -1,0 +1,63 @@
+"""Hold the gradient that pieces used against the one of TRL's whole loss, so that a loss that couples them is seen."""
+
+from __future__ import annotations
+
+import torch
+
+from memprof.grpo.rows import Place
+from memprof.grpo.step.objective import Gradient
+
+__all__ = ["UsedGradient"]
+
+#: How far the two may be apart, over the norm of the whole's. Both are the same fp32 operations on the same values,
+#: but for sums over tokens that are not there yet.
+_SAME = 1e-4
+
+
+class UsedGradient:
+    """The loss's gradient with respect to each log-probability and entropy, as pieces used it in their backward.
+
+    Args:
+        mask: TRL's ``completion_mask`` ``[B, T]``: what is 0 there is no token, and has no gradient.
+    """
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self._mask = mask.bool()
+        self._logps = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+        self._entropies: torch.Tensor | None = None
+
+    def note(
+        self, place: Place, gradient: Gradient, device: torch.device | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return ``gradient`` of the tokens at ``place``, on ``device``, and remember that it is used there."""
+        logps, entropies = gradient[0][place], None if gradient[1] is None else gradient[1][place]
+        self._logps[place] = logps
+        if entropies is not None:
+            if self._entropies is None:
+                self._entropies = torch.zeros_like(self._logps)
+            self._entropies[place] = entropies
+            entropies = entropies.to(device)
+        return logps.to(device), entropies
+
+    def rest(self, whole: Gradient) -> Gradient:
+        """Return what must be added to the gradient that was used, to be the ``whole`` loss's."""
+        entropies = None
+        if whole[1] is not None or self._entropies is not None:
+            entropies = self._rest(self._entropies, whole[1])
+        return self._rest(self._logps, whole[0]), entropies
+
+    def distance(self, whole: Gradient) -> float:
+        """Measure how far the gradient that was used is from the ``whole`` loss's, over the norm of that."""
+        rest = torch.stack([part.norm() for part in self.rest(whole) if part is not None]).norm()
+        size = torch.stack([part[self._mask].norm() for part in whole if part is not None]).norm()
+        return float(rest / size.clamp(min=torch.finfo(torch.float32).tiny))
+
+    def agrees(self, whole: Gradient) -> bool:
+        """Tell whether the two are the same but for rounding; NaN is the same as NaN."""
+        return self.distance(whole) <= _SAME
+
+    def _rest(self, used: torch.Tensor | None, whole: torch.Tensor | None) -> torch.Tensor:
+        meant = torch.zeros_like(self._logps) if whole is None else whole
+        found = torch.zeros_like(self._logps) if used is None else used
+        alike = (meant == found) | (meant.isnan() & found.isnan())
+        return torch.where(alike | ~self._mask, 0.0, meant - found)

@@ -1,0 +1,149 @@
+"""Count what a simulated step computes and moves: FLOPs, bytes and kernels, phase by phase.
+
+FLOPs are those of matrix products, convolutions and attention, by the formulas of ``torch.utils.flop_counter``. Bytes
+are those of every tensor that a kernel reads or writes; a view moves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from memprof.compat import torch as torch_names
+from memprof.vocabulary import Phase
+
+__all__ = ["Tally", "Work"]
+
+_HALF = (torch.bfloat16, torch.float16)
+_IN_PIECES = {Phase.FORWARD.value, Phase.BACKWARD.value, Phase.OLD_LOGPROBS.value, Phase.REFERENCE_LOGPROBS.value}
+
+
+@dataclass
+class Tally:
+    """Hold one phase's sums.
+
+    ``kernels`` has FLOPs of half and of single precision and bytes -> how many did that, each launched by the host;
+    ``fused`` the same of those that one launch runs together (CUDA graphs).
+    """
+
+    kernels: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    fused: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    host_bytes: float = 0.0
+
+    def add(self, key: tuple[int, int, int], times: float) -> None:
+        """Count kernels that compute and move the same."""
+        self.kernels[key] = self.kernels.get(key, 0.0) + times
+
+    def add_all(self, other: Tally, times: float) -> None:
+        """Count another tally so many times."""
+        for key, count in other.kernels.items():
+            self.add(key, count * times)
+        for key, count in other.fused.items():
+            self.fused[key] = self.fused.get(key, 0.0) + count * times
+        self.host_bytes += other.host_bytes * times
+
+
+class Work:
+    """Count the work of the phases of each step.
+
+    ``pieces`` multiplies what the phases that train and score in pieces do, where the simulation runs few of many that
+    are alike.
+    """
+
+    def __init__(self) -> None:
+        self.phases: dict[tuple[int | None, str], Tally] = {}
+        self.pieces = 1.0
+        self.also: Tally | None = None  # is told of everything too
+        self._parts: list[Tally] | None = None
+        self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: str, step: Any) -> None:
+        """Count one operation of a phase; views and what makes no kernel count nothing."""
+        nothing, formula = self._facts.get(func) or self._look(func)
+        if nothing:
+            return
+        flops = 0
+        read, wrote = _tensors((args, *kwargs.values())), _tensors((out,))
+        if formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=out))
+        elif not read and not wrote:
+            return
+        half = any(t.dtype in _HALF for t in read)  # a float32 sum of halves' products too
+        moved = sum(t.numel() * t.element_size() for t in (*read, *wrote))
+        kernel = (flops, 0, moved) if half else (0, flops, moved)
+        self._here(phase, step).add(kernel, self._times(phase))
+        if self.also is not None:
+            self.also.add(kernel, 1.0)
+
+    def to_host(self, nbytes: int, phase: str, step: Any) -> None:
+        """Count bytes that cross to pinned host memory."""
+        self._here(phase, step).host_bytes += nbytes * self._times(phase)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[list[Tally]]:
+        """Count what is done inside in tallies of its own, one for each part (:meth:`next_part`), and in no phase."""
+        parts, outer = [Tally()], self._parts
+        self._parts = parts
+        try:
+            yield parts
+        finally:
+            self._parts = outer
+
+    def next_part(self) -> None:
+        """Begin another part of what is counted apart; elsewhere nothing."""
+        if self._parts is not None:
+            self._parts.append(Tally())
+
+    def add(self, tally: Tally, times: float, phase: str, step: Any) -> None:
+        """Count a tally that was kept apart, or repeats itself, so many times, in a phase."""
+        self._here(phase, step).add_all(tally, times * self._times(phase))
+
+    def last_step(self) -> int | None:
+        """Return the last step whose work was counted; None where there are no steps."""
+        return max((step for step, _ in self.phases if step is not None), default=None)
+
+    def of_step(self, step: int | None) -> dict[str, Tally]:
+        """Return one step's phases."""
+        return {phase: tally for (at, phase), tally in self.phases.items() if at == step}
+
+    def _times(self, phase: str) -> float:
+        return self.pieces if phase in _IN_PIECES else 1.0
+
+    def _here(self, phase: str, step: Any) -> Tally:
+        return self._parts[-1] if self._parts is not None else self.phases.setdefault((step, phase), Tally())
+
+    def _look(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
+        packet = getattr(func, "overloadpacket", None)
+        if packet is not None and packet.__name__.endswith("_"):  # addmm_ computes what addmm does
+            packet = getattr(_ATEN, packet.__name__[:-1], packet)
+        formula = flop_registry.get(packet)
+        nothing = bool(getattr(func, "is_view", False)) or func in _NO_KERNEL
+        self._facts[func] = (nothing, formula)
+        return nothing, formula
+
+
+_ATEN = torch.ops.aten
+_NO_KERNEL = {
+    _ATEN.empty.memory_format,
+    _ATEN.empty_strided.default,
+    _ATEN.empty_like.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+    torch_names.UNSAFE_VIEW.get(),
+    torch_names.LOCAL_SCALAR.get(),
+}
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found

@@ -1,0 +1,83 @@
+"""Count a whole generation's work from the few tokens that are executed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from memprof.simulate.recorder.work import Tally
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["DecodeWork", "token_made"]
+
+
+_next_part: ContextVar[Callable[[], None] | None] = ContextVar("_next_part", default=None)
+
+
+def token_made() -> None:
+    """Say that the prompts went through, or a token was sampled."""
+    told = _next_part.get()
+    if told is not None:
+        told()
+
+
+class DecodeWork:
+    """Count the prompts' forward once and each token after it as the first and the last one do on average.
+
+    Args:
+        session: whose phase is counted.
+        tokens: of a completion.
+        passes: how many times all of it is done, for as many sequences each.
+    """
+
+    def __init__(self, session: FakeSession, tokens: int, passes: int) -> None:
+        self._work = session.fake_recorder.work
+        self._session = session
+        self._tokens, self._passes = tokens, passes
+
+    @contextlib.contextmanager
+    def first(self, *, alone: bool) -> Iterator[None]:
+        """Watch the prompts' forward and the decoding of the token after it; ``alone``: the last are not executed."""
+        with self._parts() as parts:
+            yield
+        self._count(parts[:_BEFORE], 1)
+        self._count(parts[_BEFORE:], self._share() * (2 if alone else 1))
+
+    @contextlib.contextmanager
+    def last(self) -> Iterator[None]:
+        """Watch the last two tokens."""
+        with self._parts() as parts:
+            yield
+        self._count(parts, self._share() / 2)
+
+    def of_runs(self, runs: Sequence[Sequence[Tally]]) -> None:
+        """Count all from a first and a last run's parts: the prompts' forward, each token, what follows the last."""
+        first, last = runs[0], runs[-1]
+        self._count(list(first[:_BEFORE]), 1)
+        decoded = [tally for parts, at in ((first, _BEFORE), (last, -2)) for tally in [parts[at]] if len(parts) > 3]
+        self._count(decoded, self._share())
+
+    @contextlib.contextmanager
+    def _parts(self) -> Iterator[list[Tally]]:
+        told = _next_part.set(self._work.next_part)
+        try:
+            with self._work.apart() as parts:
+                yield parts
+        finally:
+            _next_part.reset(told)
+
+    def _share(self) -> float:
+        return (self._tokens - 1) / 2
+
+    def _count(self, parts: list[Tally], times: float) -> None:
+        for part in parts:
+            self._work.add(part, self._passes * times, *self._session.fake_recorder.phase_and_step())
+
+
+# transformers asks whether sequences are unfinished after the prompts' forward, and after every token's sampling: the
+# forward, the first sampling; then the second token.
+_BEFORE = 2

@@ -1,0 +1,178 @@
+"""Model linear layers that bitsandbytes keeps in 4 bits: what they hold, and what a product asks for.
+
+Read from bitsandbytes 0.50 (``functional.quantize_4bit``, ``backends/cuda/ops.py``, ``autograd/_functions.py``) and
+PEFT (``tuners/lora/bnb.py``), and held against torch's own allocator by ``python -m benchmarks.simulator emulated``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Linear4bit", "Nf4", "quantize", "quantize_nf4", "tell_of_adapters"]
+
+# Values that share a scale, and scales that share one where they are quantised themselves.
+_BLOCK, _SCALES = 64, 256
+# Tokens from which every product unpacks its weight; up to so many none does (``gemm_4bit``).
+_MANY, _FEW = 1536, 4
+
+
+@dataclass(frozen=True)
+class Nf4:
+    """Say how transformers is asked for 4-bit weights.
+
+    Attributes:
+        compute: what products are computed in, ``bnb_4bit_compute_dtype``.
+        double: scales are quantised to 8 bits, ``bnb_4bit_use_double_quant``.
+    """
+
+    compute: torch.dtype
+    double: bool = False
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any]) -> Nf4:
+        """Read the attributes or arguments of a ``BitsAndBytesConfig``, with its defaults."""
+        compute = asked.get("bnb_4bit_compute_dtype") or torch.float32
+        if isinstance(compute, str):
+            compute = getattr(torch, compute.removeprefix("torch."))
+        return cls(compute, bool(asked.get("bnb_4bit_use_double_quant")))
+
+
+class _Product(torch.autograd.Function):
+    """Multiply by a weight that is unpacked for the product, and again for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, layer: Linear4bit, bias: Any) -> Any:
+        ctx.layer = layer
+        return _multiplied(x, layer, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return grad @ _unpacked(ctx.layer).to(grad.dtype), None, None
+
+
+def _multiplied(x: Any, layer: Linear4bit, bias: Any) -> Any:
+    """Follow ``gemm_4bit``: one kernel for few tokens, else the unpacked weight and torch's own product."""
+    if x.numel() // x.shape[-1] <= _FEW:
+        return x.new_empty((*x.shape[:-1], layer.out_features))
+    if layer.nested:
+        scales = torch.empty(layer.blocks, device=x.device)
+        centred = scales + layer.offset  # noqa: F841  (both are there until the product is)
+    weight = x.new_empty((layer.out_features, layer.in_features))
+    return nn.functional.linear(x, weight, bias)
+
+
+def _unpacked(layer: Linear4bit) -> Any:
+    """Follow ``dequantize_4bit``, which the backward calls: in the dtype of the weight that was quantised."""
+    device = layer.weight.device
+    scales = torch.empty(layer.blocks, device=device) if layer.nested else None
+    weight = torch.empty((layer.out_features, layer.in_features), dtype=layer.kept, device=device)
+    del scales
+    return weight
+
+
+class Linear4bit(nn.Linear):
+    """Stand for a frozen linear layer with a packed weight; ``nested`` where its scales are quantised too."""
+
+    absmax: torch.Tensor
+    code: torch.Tensor
+    offset: torch.Tensor
+    nested_absmax: torch.Tensor
+    nested_code: torch.Tensor
+
+    def __init__(self, original: nn.Linear, nf4: Nf4) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = original.in_features, original.out_features
+        self.kept, self.compute, self.nested = original.weight.dtype, nf4.compute, nf4.double
+        place, count = original.weight.device, original.weight.numel()
+        self.blocks = -(-count // _BLOCK)
+        packed = torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=place)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("absmax", torch.empty(self.blocks, dtype=self._scale_dtype, device=place))
+        self.register_buffer("code", torch.empty(16, device=place))
+        if self.nested:
+            self.register_buffer("offset", torch.empty((), device=place))
+            self.register_buffer("nested_absmax", torch.empty(-(-self.blocks // _SCALES), device=place))
+            self.register_buffer("nested_code", torch.empty(256, device=place))
+        self.bias = original.bias
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+        self._wrapper: Any = None
+
+    @property
+    def _scale_dtype(self) -> torch.dtype:
+        return torch.uint8 if self.nested else torch.float32
+
+    def wrapped_in(self, wrapper: Any) -> None:
+        """Be told of the adapter's layer, which copies this one's result while its adapters are on."""
+        self._wrapper = weakref.ref(wrapper)
+
+    def forward(self, x: Any) -> Any:
+        asked = x.dtype
+        x = x.to(self.compute)
+        bias = None if self.bias is None else self.bias.to(self.compute)
+        grad = torch.is_grad_enabled() and x.requires_grad
+        out = _Product.apply(x, self, bias) if grad else _multiplied(x, self, bias)  # type: ignore[no-untyped-call]
+        out = out.to(asked)
+        wrapper = self._wrapper() if self._wrapper is not None else None
+        return out.clone() if wrapper is not None and not wrapper.disable_adapters else out
+
+
+def quantize_nf4(model: Any, nf4: Nf4) -> None:
+    """Replace the linear layers of a model by 4-bit ones, all but its output head."""
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and child is not head:
+                setattr(module, name, Linear4bit(child, nf4))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.is_loaded_in_4bit = True
+
+
+def tell_of_adapters(model: nn.Module) -> None:
+    """Tell the 4-bit layers of a model which of PEFT's layers they are in."""
+    for module in model.modules():
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, Linear4bit):
+            base.wrapped_in(module)
+
+
+def quantize(layer: Linear4bit, table: list[Any]) -> Iterator[Any]:
+    """Yield a layer's tensors in the order ``quantize_4bit`` makes them, and hold between what it holds meanwhile.
+
+    Args:
+        layer: on ``meta``; whoever iterates makes each tensor before it asks for the next.
+        table: of 8-bit values; the first layer whose scales are quantised puts it there, and all share it.
+    """
+    weight = torch.empty((layer.out_features, layer.in_features), dtype=layer.kept)
+    scales = torch.empty(layer.blocks) if layer.nested else None
+    if scales is None:
+        yield layer.absmax
+    yield layer.weight
+    yield layer.code
+    _normalise()
+    if scales is not None:
+        scales.mean()
+        yield layer.offset
+        centred = torch.empty_like(scales)
+        if not table:
+            table.append(torch.empty(256))
+        yield layer.nested_absmax
+        yield layer.absmax
+        yield layer.nested_code
+        del centred
+    del scales, weight
+
+
+def _normalise() -> None:
+    """Follow ``get_4bit_type``: the largest of the code's absolute values divides it."""
+    absolute = torch.empty(16)
+    largest = torch.empty(())
+    del absolute, largest

@@ -1,0 +1,94 @@
+"""Record what a script does before its first forward, for the case that memory runs out there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memprof.compat import torch as torch_names
+from memprof.compat.patching import Patches
+from memprof.recording import phases
+from memprof.recording.api import make_recorder
+from memprof.recording.session import Session
+from memprof.vocabulary import Kind, Phase
+
+__all__ = ["LoadWatch"]
+
+# Entries kept: a script that never runs a model must not be slowed down by what nobody reads.
+_RING = 100_000
+
+
+class LoadWatch:
+    """Keeps CUDA's history from CUDA's first use on, until somebody else records.
+
+    Whoever asks for a recorder ends it, and so does a script that turns torch's memory history on by itself: both find
+    the history as if nobody had watched.
+
+    Args:
+        options: of the callback; the recorder's are used.
+        ran_out: told, on the spot, when an allocation fails.
+    """
+
+    def __init__(self, options: Mapping[str, Any], ran_out: Callable[[Session], None]) -> None:
+        self._options = options
+        self._ran_out = ran_out
+        self._session: Session | None = None
+        self._over = False
+        self._patches = Patches()
+
+    def begin(self) -> None:
+        """Wait for CUDA; where it is never used nothing happens."""
+        when_used = torch_names.WHEN_CUDA_IS_USED.find()
+        if when_used and self._options.get("kind", "auto") != Kind.TRACE.value:
+            when_used(self._guarded_start)
+
+    def end(self) -> None:
+        """Stop, and forget what was recorded."""
+        self._over = True
+        self._patches.restore()
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop()
+        if self.end in phases.STANDING_BY:
+            phases.STANDING_BY.remove(self.end)
+
+    def _guarded_start(self) -> None:
+        """Start; a mistake of ours must not be one of CUDA's initialization."""
+        try:
+            if not self._over and not phases.ACTIVE:
+                self._start()
+        except Exception:  # the loop's own recording says what is wrong, in its place
+            self.end()
+
+    def _start(self) -> None:
+        import torch
+
+        recorder = make_recorder(
+            torch.device("cuda", _device_index()),
+            Kind.CUDA.value,
+            max_entries=self._options.get("max_entries") or _RING,
+            stacks=self._options.get("stacks", "python"),
+            reset_peaks=False,
+        )
+        session = Session(recorder, redact=self._options.get("redact", False))
+        session.on_oom(lambda: self._ran_out(session))
+        session.start()
+        session.enter_phase(Phase.LOAD.value)
+        self._session = session
+        phases.STANDING_BY.append(self.end)
+        history = torch_names.HISTORY.get()
+
+        def record_memory_history(*args: Any, **kwargs: Any) -> Any:
+            self.end()
+            return history(*args, **kwargs)
+
+        self._patches.put(torch.cuda.memory, torch_names.HISTORY.name, record_memory_history)
+
+
+def _device_index() -> int:
+    """Return the device this process will use: CUDA is used before a launcher's ranks have chosen theirs."""
+    import torch
+
+    local = int(os.environ.get("LOCAL_RANK", -1))
+    return local if 0 <= local < torch.cuda.device_count() else torch.cuda.current_device()

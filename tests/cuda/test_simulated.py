@@ -1,0 +1,32 @@
+"""Simulated runs beside the same runs on the real allocator: allocated and reserved are equal, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda.emulated import device, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.trl]
+
+_FP16 = {"dtype": "float16", "mixed_precision": "no"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Cards before Ampere compute attention in full where heads are grouped.
+    "T4, LoRA": ("T4", {**_FP16, "lora_r": 8}),
+    "V100, full": ("V100-16GB", {**_FP16, "gradient_checkpointing": False}),
+    # Stochastic rounding keeps its counts of steps on the host.
+    "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tmp_path: Path) -> None:
+    card, settings = CASES[name]
+    told = run("as_settings", {"folder": str(tmp_path), "card": card, "settings": settings}, env=device(card))
+    real, simulated = told["real"], told["simulated"]
+    assert real["error"] is None
+    assert {key: simulated[key] for key in ("allocated_bytes", "reserved_bytes")} == {
+        key: real[key] for key in ("allocated_bytes", "reserved_bytes")
+    }

@@ -1,0 +1,102 @@
+"""4-bit layers: how they are loaded, what they hold, and what a product asks for.
+
+``tests/cuda/emulator/test_bitsandbytes.py`` holds the same layer against bitsandbytes' own on torch's CUDA allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memprof.simulate.run import simulate, simulate_settings  # noqa: E402
+from tests.simulate.conftest import TINY  # noqa: E402
+
+_HIDDEN, _WIDE = TINY["hidden_size"], TINY["intermediate_size"]
+_KV = TINY["num_key_value_heads"] * TINY["head_dim"]
+_OUT, _IN = 192, 320
+_WEIGHT = _OUT * _IN
+
+
+def sizes(raw: dict[str, Any]) -> list[int]:
+    return [e["size"] for e in raw["device_traces"][0] if e["action"] == "alloc"]
+
+
+def quantised(rows: int, columns: int) -> list[int]:
+    """What ``quantize_4bit`` asks for: the weight as it was, scales, halves of bytes, the code and what divides it."""
+    count = rows * columns
+    return [2 * count, -(-count // 64) * 4, count // 2, 16 * 4, 16 * 4, 4]
+
+
+def test_weights_are_packed_one_after_the_other_while_they_are_loaded(settings_for: Callable[..., Any]) -> None:
+    asked = settings_for(lora_r=4, load_in_4bit=True, dtype="bfloat16", generation="none")
+    found = sizes(simulate_settings(asked, stacks=False))
+    embedding, norm = 2 * TINY["vocab_size"] * _HIDDEN, 2 * _HIDDEN
+    mlp = [(_HIDDEN, _WIDE), (_WIDE, _HIDDEN), (_WIDE, _HIDDEN)]  # down, gate, up: in the order of their names
+    attention = [(_KV, _HIDDEN), (_HIDDEN, _HIDDEN), (_HIDDEN, _HIDDEN), (_KV, _HIDDEN)]  # k, o, q, v
+    layer = [norm, *_of_all(mlp), norm, *_of_all(attention)]
+    expected = [8, embedding, embedding, *layer, *layer, norm]  # no room is taken first: 2 MiB are there
+    assert found[: len(expected)] == expected
+
+
+def _of_all(shapes: list[tuple[int, int]]) -> list[int]:
+    return [size for shape in shapes for size in quantised(*shape)]
+
+
+def a_layer(double: bool, work: Callable[[Any, Any], Any], tokens: int) -> list[int]:
+    """List what ``work(layer, input)`` asks for, after all that the layer holds."""
+    from memprof.simulate.trainer.nf4 import Linear4bit, Nf4
+
+    before: list[int] = []
+
+    def run(session: Any) -> None:
+        original = torch.nn.Linear(_IN, _OUT, bias=False, dtype=torch.bfloat16)
+        layer = Linear4bit(original, Nf4(torch.bfloat16, double))
+        x = torch.empty(1, tokens, _IN, dtype=torch.bfloat16, requires_grad=True)
+        session.fake_recorder.workspace = 0
+        before.append(len(sizes(session.fake_recorder.dump()[0])))
+        work(layer, x)
+
+    return sizes(simulate(run))[before[0] :]
+
+
+def test_a_config_s_defaults_are_transformers() -> None:
+    from memprof.simulate.trainer.nf4 import Nf4
+
+    config = pytest.importorskip("transformers").BitsAndBytesConfig(load_in_4bit=True)
+    assert Nf4.of(vars(config)) == Nf4.of({"load_in_4bit": True}) == Nf4(torch.float32, False)
+    asked = {"bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_use_double_quant": True}
+    assert Nf4.of(asked) == Nf4(torch.bfloat16, True)
+
+
+def test_many_tokens_unpack_the_weight_and_few_do_not() -> None:
+    assert a_layer(False, lambda layer, x: layer(x), 2000) == [2 * _WEIGHT, 2000 * _OUT * 2]
+    assert a_layer(False, lambda layer, x: layer(x), 4) == [4 * _OUT * 2]
+    assert a_layer(True, lambda layer, x: layer(x), 2000)[:2] == [4 * _WEIGHT // 64] * 2  # the scales, unpacked too
+
+
+def test_the_backward_unpacks_it_in_the_dtype_it_was_quantised_from() -> None:
+    def work(layer: Any, x: Any) -> None:
+        layer.kept = torch.float32
+        layer(x).backward(torch.empty(1, 4, _OUT, dtype=torch.bfloat16))
+
+    assert a_layer(False, work, 4)[2:] == [4 * _WEIGHT, 2 * _WEIGHT, 4 * _IN * 2]
+
+
+@pytest.mark.parametrize("switched_off", [False, True])
+def test_an_adapter_s_layer_copies_the_result(switched_off: bool) -> None:
+    from memprof.simulate.trainer.nf4 import tell_of_adapters
+
+    class Adapter(torch.nn.Module):
+        disable_adapters = switched_off
+
+    def work(layer: Any, x: Any) -> None:
+        wrapper = Adapter()
+        wrapper.base_layer = layer
+        tell_of_adapters(wrapper)
+        wrapper.base_layer(x)
+
+    assert a_layer(False, work, 4) == [4 * _OUT * 2] * (1 if switched_off else 2)
