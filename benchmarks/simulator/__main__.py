@@ -18,6 +18,7 @@ main = group_of(
         "emulated-generation": ("emulated.generation", "Generate long completions on an emulated card."),
         "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
+        "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),
         "time": ("time", "Hold estimated times against published ones."),
         "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),
         "claims": ("claims", "Check claims about GRPO's memory, for docs/faq.md."),

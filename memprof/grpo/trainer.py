@@ -258,7 +258,6 @@ class LeanTrainer(_Trainer):
             and own._get_per_token_logps_and_entropies is logps
         )
 
-
     @property
     def _divisor(self) -> int:
         """What TRL's loss is to be divided by; accumulated micro-batches are in that of GRPO."""

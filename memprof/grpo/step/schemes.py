@@ -69,7 +69,6 @@ class LossTerms:
             couples=couples,
         )
 
-
     @classmethod
     def of_rloo(cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
         """Return the terms of ``RLOOTrainer``'s loss; its KL is a part of the rewards."""

@@ -150,9 +150,7 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def use_cuda_attention(
-    wanted: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY
-) -> Iterator[None]:
+def use_cuda_attention(wanted: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> Iterator[None]:
     """Run attention as CUDA would choose it on such a card, while open; ``wanted`` as in ``--attn``."""
     with patching((torch_names.ATTENTION, _attention(wanted, capability))):
         yield
