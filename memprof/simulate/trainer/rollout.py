@@ -17,8 +17,8 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.recorder.decoding import Decoding, NotAlike, Player, Run, learn
+from memprof.simulate.trainer.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.lean import sequences_at_once
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
