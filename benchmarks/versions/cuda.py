@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import venv
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tabling import ROOT, table
-from benchmarks.versions.matrix import PHASES, NotInstalled
+from benchmarks.versions.matrix import PHASES, NotInstalled, clean_environment, done_within, last_words
 
 RESULTS = ROOT / "benchmarks" / "results" / "emulated-cuda" / "versions.json"
 INSTALL_SECONDS, BUILD_SECONDS, RUN_SECONDS = 1800, 600, 1800
@@ -126,16 +124,11 @@ def _done(command: list[str | Path], seconds: int) -> None:
     Raises:
         RuntimeError: it did not end well, or not in time; with the last line it wrote.
     """
-    kept_out = ("PYTHONPATH", "PYTHONHOME", "MEMPROF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    env = {**{name: value for name, value in os.environ.items() if name not in kept_out}, **quiet}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"not done after {seconds} s") from None
+    env = {**clean_environment("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), **quiet}
+    done = done_within([str(word) for word in command], seconds, cwd=ROOT, env=env)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(lines[-1].strip() if lines else f"ended with {done.returncode} and no word")
+        raise RuntimeError(last_words(done))
 
 
 def faults(result: Any) -> list[str]:

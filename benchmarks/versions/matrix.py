@@ -145,16 +145,16 @@ def run(python: Path, runs: Sequence[str] = ("full", "lora")) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [str(python), str(script), str(out), "--runs", *runs]
-        done = _done(command, RUN_SECONDS, cwd=folder, env={**_environment(), **quiet})
+        done = done_within(command, RUN_SECONDS, cwd=folder, env={**clean_environment(), **quiet})
         if done.returncode or not out.is_file():
-            raise RuntimeError(_last_words(done))
+            raise RuntimeError(last_words(done))
         return json.loads(out.read_text(encoding="utf-8"))
 
 
 def _home_of(package: str, python: Path) -> Path:
     """Return the folder a Python imports a package from."""
     code = f"import importlib.util as u, pathlib as p; print(p.Path(u.find_spec({package!r}).origin).parents[1])"
-    done = _done([str(python), "-c", code], 60)
+    done = done_within([str(python), "-c", code], 60)
     if done.returncode:
         raise NotInstalled(f"{python} has no {package}")
     return Path(done.stdout.strip())
@@ -166,24 +166,28 @@ def _python_in(folder: Path) -> Path:
 
 def _pip(python: Path, *arguments: str) -> None:
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
-    done = _done([str(python), "-m", "pip", "install", *quiet, *arguments], INSTALL_SECONDS, env=_environment())
+    command = [str(python), "-m", "pip", "install", *quiet, *arguments]
+    done = done_within(command, INSTALL_SECONDS, env=clean_environment())
     if done.returncode:
-        raise NotInstalled(_last_words(done))
+        raise NotInstalled(last_words(done))
 
 
-def _environment() -> dict[str, str]:
-    kept_out = ("PYTHONPATH", "PYTHONHOME", "MEMPROF")
+def clean_environment(*more: str) -> dict[str, str]:
+    """Return this process's variables without those, and ``more``, that would change what a run does."""
+    kept_out = ("PYTHONPATH", "PYTHONHOME", "MEMPROF", *more)
     return {name: value for name, value in os.environ.items() if name not in kept_out}
 
 
-def _done(command: list[str], seconds: int, **options: Any) -> subprocess.CompletedProcess[str]:
+def done_within(command: list[str], seconds: int, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command; one that takes too long ends with 124."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **options)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"not done after {seconds} s")
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a command wrote of its failure."""
     lines = [line for line in done.stderr.splitlines() if line.strip() and not re.match(r"WARNING|\[notice\]", line)]
     return lines[-1].strip() if lines else f"ended with {done.returncode} and no word"
 

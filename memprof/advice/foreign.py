@@ -156,8 +156,9 @@ def _less_kept(run: Run) -> Iterator[Candidate]:
             id="micro_batch_half",
             action=f"Train half as many {'sequences' if run.names.framework else 'samples'} at a time",
             setting=run.names.micro_batch,
-            costs="The same tokens in twice as many passes: slower only where a pass no longer fills the GPU.",
-            exact=True,
+            costs="The same tokens in twice as many passes: slower only where a pass no longer fills the GPU."
+            + (" Batch normalisation then sees half a batch." if run.over_batches else ""),
+            exact=not run.over_batches,
             toll=Toll.SLOWER,
             effect=effects.smaller_micro_batch(0.5),
         )

@@ -52,7 +52,8 @@ class Run:
     active at the allocated peak. ``made`` has for each category the lines that made most of it, largest first;
     ``names`` are the settings in the words of the framework whose frames were seen; ``engine`` tells
     that vLLM or SGLang is in the process. ``lasting`` has for a category the share of its largest blocks that the
-    recording does not see freed; ``failed`` tells that memory ran out.
+    recording does not see freed; ``failed`` tells that memory ran out. ``over_batches``: a layer normalises over the
+    batch, so that results hang on its size.
     """
 
     peaks: tuple[Peak, ...]
@@ -67,6 +68,7 @@ class Run:
     engine: bool = False
     lasting: Mapping[str, float] = field(default_factory=dict)
     failed: bool = False
+    over_batches: bool = False
 
     @property
     def peak(self) -> Peak:
@@ -116,6 +118,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
         engine=_engine(report),
         lasting=_lasting(peak),
         failed=bool(report.get("oom")),
+        over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
     )
     try:
         likeness = settings_like(source)

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 __all__ = ["ABSENT", "ASSIGNED", "CALLED", "KEY", "LOCAL", "READ", "REPLACED", "Missing", "Target"]
@@ -60,7 +61,7 @@ class Target:
     assigned_in: tuple[str, ...] = ()
     build: str = ""
 
-    @property
+    @cached_property  # set on a foreign object each step, it would be a new string each time
     def name(self) -> str:
         """The last part of the path: the attribute's own name."""
         return self.path.rpartition(".")[2]

@@ -160,6 +160,9 @@ ADAM_STATE = Target(
 ADAMW_STATE = Target(
     "torch.optim.adamw", "AdamW._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip
+RMSPROP_STATE = Target(
+    "torch.optim.rmsprop", "RMSprop._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
+)  # fmt: skip
 LOADER_ITERATOR = Target(
     "torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__", "(self, loader)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip

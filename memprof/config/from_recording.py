@@ -81,6 +81,8 @@ def _named(model: Any) -> dict[str, Any] | None:
 def _as_simulated(config: Mapping[str, Any]) -> Settings:
     known = {f.name for f in fields(Settings)}
     values = {name: value for name, value in config.items() if name in known}
+    if values.get("trainer") not in CHOICES["trainer"]:  # a script's: the name of its class
+        values.pop("trainer", None)
     values["lora_target_modules"] = tuple(values.get("lora_target_modules") or ("all-linear",))
     if values.get("gpus", 1) == 1:  # other names were accepted once, and changed nothing
         values["sharding"] = "ddp"

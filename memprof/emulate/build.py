@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,18 +95,27 @@ class _Tools:
 
     def __init__(self, include: Sequence[Path]) -> None:
         self._include = [f"-I{folder}" for folder in include]
-        self._c = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-        self._cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-        wanted = {"a C compiler (gcc)": self._c, "a C++ compiler (g++)": self._cxx}
+        self._c = _compiler("CC", "gcc", "cc")
+        self._cxx = _compiler("CXX", "g++", "c++")
+        wanted: dict[str, object] = {"a C compiler (gcc)": self._c, "a C++ compiler (g++)": self._cxx}
         wanted |= {f"{tool} (of binutils)": shutil.which(tool) for tool in ("nm", "readelf")}
         if missing := [name for name, found in wanted.items() if found is None]:
             raise UsageError(f"memprof emulate --setup needs {' and '.join(missing)} (Debian: apt-get install g++).")
 
     def c(self, *arguments: str | Path) -> None:
-        _compile([str(self._c), "-O2", "-fPIC", "-fvisibility=hidden", *self._include, *map(str, arguments)])
+        _compile([*(self._c or ()), "-O2", "-fPIC", "-fvisibility=hidden", *self._include, *map(str, arguments)])
 
     def cxx(self, *arguments: str | Path) -> None:
-        _compile([str(self._cxx), "-O1", "-fPIC", *map(str, arguments)])
+        _compile([*(self._cxx or ()), "-O1", "-fPIC", *map(str, arguments)])
+
+
+def _compiler(variable: str, *names: str) -> list[str] | None:
+    """Return a compiler as a command: of the environment (``ccache gcc``), or the first of these that is installed."""
+    if told := shlex.split(os.environ.get(variable, "")):
+        if shutil.which(told[0]) is None:
+            raise UsageError(f"{variable}={os.environ[variable]}: there is no such command.")
+        return told
+    return next(([name] for name in names if shutil.which(name)), None)
 
 
 def _compile(command: list[str]) -> None:

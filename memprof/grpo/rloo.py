@@ -53,6 +53,10 @@ class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore
     #: last have had their backward: the loss is divided here.
     loss_is_scaled_for_ga = True
 
+    # Each has its own: `memprof simulate --script` takes the place of a trainer's own constructor.
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
+        super().__init__(model, reward_funcs, args, *rest, **options)
+
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         return super()._generate_single_turn(*args, **options)[0]
 

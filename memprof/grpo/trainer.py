@@ -272,6 +272,10 @@ class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
 
     _trained_as, _config = GRPOTrainer, LeanGRPOConfig
 
+    # Each has its own: `memprof simulate --script` takes the place of a trainer's own constructor.
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
+        super().__init__(model, reward_funcs, args, *rest, **options)
+
     def _loss_terms(self, **known: bool) -> LossTerms:
         return LossTerms.of(self, **known)
 

@@ -16,6 +16,7 @@ from typing import Any
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN
 from memprof.config.model_shape import ModelShape
+from memprof.config.piece_size import MOST_TOKENS
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.floor import least_bytes
@@ -27,7 +28,6 @@ __all__ = ["CHOSEN", "Choice", "Cost", "Tried", "choose", "cost_of", "describe",
 #: The settings that are chosen, by their names in ``Settings``; all others stay as given.
 CHOSEN = ("gradient_checkpointing", "max_tokens_per_piece", "tiled_mlp", "generation_batch")
 
-_PIECE = 2048  # tokens that keep a GPU busy; the activations of so few are small
 _LARGE_PIECE = 8192
 _TILE = 2048
 _SMALL_TILE = 256  # tokens; with smaller tiles a GPU waits for launches longer than it computes
@@ -83,7 +83,7 @@ class Tried:
 def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
     """List training's rungs, the fastest first; settings named in ``fixed`` stay as ``base`` has them."""
     length, rows = base.sequence_length, base.per_device_train_batch_size
-    piece = min(max(_PIECE, length), rows * length)
+    piece = min(max(MOST_TOKENS, length), rows * length)
     tile = max(min(_TILE, 1 << (piece // 4).bit_length() - 1), _SMALL_TILE) if piece > 3 else _SMALL_TILE
     small = max(tile // 4, _SMALL_TILE)
     lowest = "full" if base.device == "cpu" else "offloaded"
@@ -103,7 +103,7 @@ def ladder(base: Settings, fixed: Collection[str] = ()) -> list[Settings]:
         if kind == "selective" and base.attn == "math":
             continue  # this would keep the output of a fused attention, and the run has none
         if (tokens == _LARGE_PIECE and min(rows * length, tokens // length * length) <= piece) or (
-            tokens == length and (rows == 1 or length * 2 > _PIECE)
+            tokens == length and (rows == 1 or length * 2 > MOST_TOKENS)
         ):
             continue  # this makes the same pieces as the rung before
         changes = {"gradient_checkpointing": kind, "max_tokens_per_piece": tokens, "tiled_mlp": tiled}
@@ -139,7 +139,7 @@ def cost_of(settings: Settings, config: Mapping[str, Any]) -> Cost:
 def _piece_tokens(settings: Settings) -> int:
     """Return the tokens of the largest piece of a micro-batch whose sequences have their full length."""
     length = settings.sequence_length
-    rows = max((settings.max_tokens_per_piece or _PIECE) // length, 1)
+    rows = max((settings.max_tokens_per_piece or MOST_TOKENS) // length, 1)
     return min(rows, settings.per_device_train_batch_size) * length
 
 

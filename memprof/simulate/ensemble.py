@@ -97,10 +97,13 @@ def variants_of(analysis: Analysis, gpu: Gpu) -> Iterator[Variant]:
     is_workspace = (category == categories.index(Category.WORKSPACE)) & (program.requested == own)
     by_tokens = np.isin(category, [categories.index(name) for name in _BY_TOKENS])
     prompt, completion = int(config.get("prompt_length") or 0), int(config.get("completion_length") or 0)
+    lengths: tuple[int, ...] = (completion, prompt + completion)
+    if 4 * completion < prompt:  # so few tokens divide nearly every size, and one more of them is no small change
+        lengths = lengths[1:]
     for workspace in sorted(workspaces_of(gpu), key=lambda size: size != own):
         requested = np.where(is_workspace, workspace, program.requested)
         for more in (0, 1, -1) if completion else (0,):
-            sizes = _with_length(requested, by_tokens, (completion, prompt + completion), more)
+            sizes = _with_length(requested, by_tokens, lengths, more)
             yield Variant(replace(program, requested=sizes), workspace, more)
 
 

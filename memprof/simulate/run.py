@@ -14,6 +14,7 @@ from memprof.config.expected_error import expected_error
 from memprof.config.gpus import Gpu, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
+from memprof.config.speeds import speed_of
 from memprof.errors import InputError
 from memprof.recording.recorder import DeviceInfo
 
@@ -76,6 +77,7 @@ def simulate(
         recorder.workspace = workspace_bytes(gpu)
         if gpu is not None:
             recorder.processors = Processors(gpu.multiprocessors, gpu.threads_per_processor)
+            recorder.work.wanted = speed_of(gpu.name) is not None
     session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
     session.notes += missing("simulate.world")

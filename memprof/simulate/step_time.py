@@ -20,7 +20,7 @@ _ENGINE_STEP_SECONDS = 2.6e-3
 
 
 def estimated_time(
-    work: Mapping[str, Tally], gpu: Gpu | None, *, bfloat16: bool = True, notes: list[str] | None = None
+    work: Mapping[str, Tally], gpu: Gpu | None, *, bfloat16: bool = True
 ) -> dict[str, Any] | None:
     """Estimate the seconds of one optimizer step on one rank: ``estimated_time`` of the report.
 
@@ -32,7 +32,6 @@ def estimated_time(
         work: of each phase of the step (:meth:`memprof.simulate.recorder.work.Work.of_step`).
         gpu: the card; the answer is None where it has no name that is known.
         bfloat16: whether half precision is bfloat16.
-        notes: further assumptions.
     """
     speed = speed_of(gpu.name, bfloat16=bfloat16) if gpu is not None else None
     if speed is None or gpu is None or not work:
@@ -42,7 +41,7 @@ def estimated_time(
         "step_s": round(sum(phases.values()), 6),
         "phases": phases,
         "basis": "roofline",
-        "assumptions": [*_assumptions(gpu, speed), *(notes or [])],
+        "assumptions": _assumptions(gpu, speed),
     }
 
 

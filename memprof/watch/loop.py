@@ -64,7 +64,7 @@ class PlainLoop:
         self._handles: list[Any] = []
         self._patches = Patches()
         self._snapshots: list[Path] = []
-        self._oom_written = False
+        self._oom_written: dict[str, Any] | None = None  # the failure that the file on disk tells of
         self._over = False
         self._loading = LoadWatch(options, self._ran_out_while_loading)
         self._load_snapshot: Path | None = None
@@ -273,8 +273,8 @@ class PlainLoop:
 
     def _out_of_memory(self) -> None:
         session = self._session
-        if session is not None and not self._oom_written:
-            self._oom_written = True
+        if session is not None and self._oom_written is None:
+            self._oom_written = session.recorder.oom()
             session.look_again()
             self._write(session)
 
@@ -288,9 +288,10 @@ class PlainLoop:
         self._optimizer_mark = None
         if session is not None:
             session.stop()
-            if not self._oom_written:
+            # Written when memory first ran out; once more where the script caught that, and went on or failed later.
+            if self._oom_written is None or self._oom_written != session.recorder.oom():
                 self._write(session)
-            self._oom_written = False
+            self._oom_written = None
 
     def _write(self, session: Session) -> None:
         self._write_to(self._folder / f"step-{self._first:06d}.rank-{session.rank}.pickle", session)

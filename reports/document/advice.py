@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.reports.document.model import Advice, Advised, Combination
 from memprof.reports.document.summary import room_of
-from memprof.reports.document.text import gib, phase_label, plain
+from memprof.reports.document.text import amount, gib, phase_label, plain
 
 __all__ = ["NOTHING_KNOWN", "advised"]
 
@@ -78,8 +78,8 @@ def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
     how = "simulated" if chosen.basis == "simulated" else "an estimate"
     stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
     same = f"; {stays} the same" if chosen.exact else ""
-    whole = f"of the {gib(chosen.of_bytes)} GiB that the step needs in all" if chosen.of_bytes else "GiB"
-    saves = f"{gib(chosen.saves_bytes)} {whole}"
+    whole = f" of the {gib(chosen.of_bytes)} GiB that the step needs in all" if chosen.of_bytes else ""
+    saves = gib(chosen.saves_bytes) + whole if whole else amount(chosen.saves_bytes)
     return f"First thing to change: {_lower(chosen.action)}. It saves {saves} ({how}{same})."
 
 

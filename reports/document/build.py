@@ -105,7 +105,8 @@ def build_document(
         elsewhere: the largest at other phases' peaks, for the timeline's panel.
     """
     active = report["peak"]["active_bytes"]
-    rows = allocation_rows(_groups(report["peak"]) if allocations is None else allocations, active)
+    timed = report["source"]["kind"] != "simulated"
+    rows = allocation_rows(_groups(report["peak"]) if allocations is None else allocations, active, timed=timed)
     return Document(
         title=plain(label) if label else _title(report),
         subtitle=_subtitle(report),
@@ -115,15 +116,13 @@ def build_document(
         advice=advised(report),
         rows=group_rows(report),
         phases=phase_rows(report),
-        timeline=timeline_of(series, timed=report["source"]["kind"] != "simulated")
-        if series and series["time_us"]
-        else None,
+        timeline=timeline_of(series, timed=timed) if series and series["time_us"] else None,
         icicle=icicle(report, rows),
         allocations=rows[:_MAX_ROWS],
         allocations_bytes=sum(a.bytes for a in rows[:_MAX_ROWS]),
         allocations_listed=sum(a.count for a in rows[:_MAX_ROWS]),
         openable=_openable(rows, active),
-        elsewhere=allocation_rows(fold(elsewhere), active)[:_MAX_ELSEWHERE],
+        elsewhere=allocation_rows(fold(elsewhere), active, timed=timed)[:_MAX_ELSEWHERE],
         device_peak=_device_peak(report.get("device_peak")),
         steps=_steps(report.get("growth")),
         evidence=evidence_shares(report),

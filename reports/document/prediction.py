@@ -53,13 +53,12 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
     """List beside the peak the verdict, and how far off the figures may be."""
     facts = []
     if fit := report.get("fit"):
-        left = fit["headroom_bytes"]
         words = "fits" if fit["fits"] else "does not fit"
         note = f"needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB, {100 * fit['margin']:.0f} % kept"
         note += f"; {phase_label(fit['phase']).lower()} decides"
         if apart := _apart(fit):
             note += f"; {apart}"
-        facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note), left))
+        facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note)))
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
         held, reserved = error["allocated"], error["reserved"]

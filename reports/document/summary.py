@@ -9,7 +9,9 @@ from typing import Any
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts
 from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
+from memprof.reports.document.text import amount, gib, percent, sentence_list, size, where_words
+
+from memprof.units import GIB
 
 __all__ = ["room_of", "summary_of"]
 
@@ -52,7 +54,7 @@ def _guessed(peak: Mapping[str, Any], allocations: Sequence[Allocation]) -> Fact
     for allocation in allocations:
         for label in allocation.alternatives if allocation.guessed else ():
             others[label.lower()] += allocation.bytes
-    words = sentence_list(label for label, _ in others.most_common(2))
+    words = sentence_list(label for label, n in others.most_common(2) if n >= n_bytes / 100)
     note = f"could be {words}" if words else "by lifetime, shape or size alone"
     return Fact("Guessed", f"{gib(n_bytes)} GiB", note, n_bytes)
 
@@ -84,12 +86,12 @@ def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
     largest = max(bar, key=lambda p: p.bytes)
     passing = max((p for p in bar if p.id not in _STANDING), key=lambda p: p.bytes, default=None)
     sentence = (
-        f"Largest: {largest.label.lower()}, {gib(largest.bytes)} GiB, {percent(largest.bytes, active)} of the peak"
+        f"Largest: {largest.label.lower()}, {amount(largest.bytes)}, {percent(largest.bytes, active)} of the peak"
     )
     if passing is None or passing is largest:
         return f"{sentence}{_made_at(report, largest.id)}."
     share = percent(passing.bytes, active)
-    also = f"largest that comes and goes: {passing.label.lower()}, {gib(passing.bytes)} GiB, {share}"
+    also = f"largest that comes and goes: {passing.label.lower()}, {amount(passing.bytes)}, {share}"
     return f"{sentence}; {also}{_made_at(report, passing.id)}."
 
 
@@ -243,6 +245,13 @@ def _at_failure(
     return held, max(0, int(reserved) - held), int(outside)
 
 
+def _outside_is_unknown(report: Mapping[str, Any]) -> bool:
+    """Tell whether an allocator's figures are all there is, for a card that holds more than those."""
+    asked = (report.get("capacity") or {}).get("from") == "option"
+    device = report.get("device_peak") or {}
+    return asked and device.get("reserved_bytes") is not None and device.get("non_torch_bytes") is None
+
+
 def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed: int, request: int) -> str:
     if card is None:
         return f"{gib(needed)} GiB with the request that failed; the recording does not say how large the card is."
@@ -257,6 +266,8 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
         words = f"{gib(needed)} GiB{with_it}, {gib(-left)} more than {of}.{whole}"
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
+        if left < GIB and _outside_is_unknown(report):
+            words += " What is outside torch was not measured: a CUDA context takes about 0.5 GiB of that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words

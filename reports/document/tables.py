@@ -237,7 +237,11 @@ def _is_machinery(frame: str) -> bool:
 
 
 def allocation_rows(
-    groups: Sequence[Mapping[str, Any]], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]] | None = None
+    groups: Sequence[Mapping[str, Any]],
+    whole: int,
+    shorten: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+    *,
+    timed: bool = True,
 ) -> tuple[Allocation, ...]:
     """Fill one row for each group of alike allocations, in the order given; ``whole`` is 100 %.
 
@@ -245,12 +249,13 @@ def allocation_rows(
         groups: as :func:`~memprof.analysis.allocations.alike.largest_groups` and the report's ``peak.largest`` have.
         whole: the bytes of which each row's share is taken.
         shorten: what is shown of a stack; default: :func:`shown_stack`.
+        timed: whether the clock counts microseconds; a simulation's counts events.
     """
-    return tuple(_allocation(group, whole or 1, shorten or shown_stack) for group in groups)
+    return tuple(_allocation(group, whole or 1, shorten or shown_stack, timed) for group in groups)
 
 
 def _allocation(
-    group: Mapping[str, Any], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]]
+    group: Mapping[str, Any], whole: int, shorten: Callable[[Sequence[str]], tuple[str, ...]], timed: bool
 ) -> Allocation:
     count = group.get("count", 1)
     lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
@@ -272,7 +277,7 @@ def _allocation(
         phase=plain(group["phase"] or ""),
         phase_label=plain(phase_label(group["phase"])) if group["phase"] else "",
         lives=tuple((born, _freed(died)) for born, died in lives),
-        lifetime=_lifetime([(born, _freed(died)) for born, died in lives]),
+        lifetime=_lifetime([(born, _freed(died)) for born, died in lives], timed),
         retained=bool(group["retained"]),
         held_by=tuple(plain(who) for who in group.get("held_by") or []),
         site=call_site(group.get("stack") or []),
@@ -285,7 +290,7 @@ def _freed(died: object) -> int | None:
     return died if isinstance(died, int) and died >= 0 else None
 
 
-def _lifetime(lives: Sequence[tuple[int | None, int | None]]) -> str:
+def _lifetime(lives: Sequence[tuple[int | None, int | None]], timed: bool) -> str:
     """Say how long the blocks lived; the range where they differ."""
     if any(died is None for _, died in lives):
         born_before = all(born is None for born, _ in lives)
@@ -293,8 +298,10 @@ def _lifetime(lives: Sequence[tuple[int | None, int | None]]) -> str:
     if any(born is None for born, _ in lives):
         return "from before recording"
     spans = sorted((died or 0) - (born or 0) for born, died in lives)
-    low, high = duration(spans[0]), duration(spans[-1])
-    return low if low == high else f"{low} to {high}"
+    low, high = (duration(span) if timed else thousands(span) for span in (spans[0], spans[-1]))
+    if timed:
+        return low if low == high else f"{low} to {high}"
+    return f"{low if low == high else f'{low} to {high}'} event{'' if spans[-1] == 1 else 's'}"
 
 
 def icicle(report: Mapping[str, Any], allocations: Sequence[Allocation]) -> Node:

@@ -30,6 +30,7 @@ __all__ = [
     "signed_gib",
     "size",
     "thousands",
+    "time_heading",
     "time_taken",
     "where_words",
 ]
@@ -113,6 +114,11 @@ def time_taken(us: int | None, estimated: bool) -> str:
     if us is None:
         return "–"
     return f"≈ {duration(us)}" if estimated else duration(us)
+
+
+def time_heading(estimated: bool) -> str:
+    """Head the phases' times: measured ones are sums over a run, estimated ones are one step's."""
+    return "A step" if estimated else "Time"
 
 
 def sentence_list(words: Iterable[str]) -> str:

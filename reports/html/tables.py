@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Allocation, DevicePeak, Document, PhaseRow, Row, Steps
-from memprof.reports.document.text import amount, percent, size, thousands, time_taken
+from memprof.reports.document.text import amount, percent, size, thousands, time_heading, time_taken
 from memprof.reports.html.elements import (
     Child,
     Markup,
@@ -216,12 +216,13 @@ def phase_table(phases: Sequence[PhaseRow]) -> Markup | None:
     if not phases:
         return None
     scale = max(p.peak_bytes for p in phases) or 1
+    estimated = phases[0].estimated
     head = el(
         "tr",
         {},
         column("Phase"),
-        column("Time", True),
-        column("of the run", True, "wide"),
+        column(time_heading(estimated), True),
+        column("of the step" if estimated else "of the run", True, "wide"),
         column("Peak", True),
         column("What was alive at that phase's peak", extra="wide"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memprof.reports.document.model import Document, Ranks, RecordingRow, Row
-from memprof.reports.document.text import gib, percent, thousands, time_taken
+from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
 from memprof.reports.markdown.advice import render_advised
 from memprof.reports.markdown.elements import code, table, text
 
@@ -138,7 +138,7 @@ def _phases(document: Document) -> str:
         ]
         for p in document.phases
     ]
-    return table(["Phase", "Time", "Peak, GiB"], "lrr", rows)
+    return table(["Phase", time_heading(document.phases[0].estimated), "Peak, GiB"], "lrr", rows)
 
 
 def _largest(document: Document) -> str:

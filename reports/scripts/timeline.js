@@ -3,11 +3,11 @@ const { timeline: single, timelines = single ? [single] : [] } = await loaded;
 if (!timelines.length || typeof Plotly === "undefined") { root.dataset.ready = "yes"; return; }
 const chart = $$("chart"), cursor = $$("cursor"), plot = chart.parentElement;
 /** Columns of whole numbers: differences, eight planes of bytes each; scaled. */
-const unpack = async ({ points, n_points: n, columns }) => {
+const unpack = async ({ points, n_points: n, columns, unit }) => {
   const raw = new Uint8Array(await unzip(points).arrayBuffer()), found = {};
   columns.forEach((name, c) => {
     const [p0, p1, p2, p3, p4, p5, p6, p7] = Array.from({ length: 8 }, (_, b) => raw.subarray((8 * c + b) * n, (8 * c + b + 1) * n));
-    const scale = { time: 1e6, phase: 1e6 }[name] || GIB, values = new Float64Array(n);
+    const scale = { time: unit, phase: 1e6 }[name] || GIB, values = new Float64Array(n);
     for (let i = 0, sum = 0; i < n; i++) {
       const low = (p0[i] | (p1[i] << 8) | (p2[i] << 16) | (p3[i] << 24)) >>> 0;
       sum += low + (p4[i] | (p5[i] << 8) | (p6[i] << 16) | (p7[i] << 24)) * 4294967296;
@@ -186,17 +186,17 @@ const showPanel = () => {
   $$("panel-largest").replaceChildren(...alive.slice(0, 7).map(([category, label, n, reference]) => openLine(category, label, amountOf(n), reference)));
 };
 
-/** A held instant in the page's address: its microsecond, and which of the points at that microsecond it is. */
+/** A held instant in the page's address: its tick of the clock, and which of the points at that tick it is. */
 const instant = (p) => {
-  const times = timeline.axes.time, us = Math.round(times[p] * 1e6);
+  const times = timeline.axes.time, us = Math.round(times[p] * timeline.unit);
   let n = 0;
-  while (p > n && Math.round(times[p - n - 1] * 1e6) === us) n++;
+  while (p > n && Math.round(times[p - n - 1] * timeline.unit) === us) n++;
   return us + (n ? "." + n : "");
 };
 const pointOf = (words) => {
   const [us, n = "0"] = words.split("."), times = timeline.axes.time;
   let low = 0, high = nPoints;
-  while (low < high) { const middle = (low + high) >> 1; if (Math.round(times[middle] * 1e6) < Number(us)) low = middle + 1; else high = middle; }
+  while (low < high) { const middle = (low + high) >> 1; if (Math.round(times[middle] * timeline.unit) < Number(us)) low = middle + 1; else high = middle; }
   return Math.min(low + Number(n), nPoints - 1);
 };
 const go = (p) => {

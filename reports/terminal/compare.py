@@ -229,11 +229,19 @@ def _cut(words: str, room: int) -> str:
 
 
 def _short_labels(labels: list[str], room: int) -> list[str]:
-    """Cut labels to ``room`` characters: their ends stay where they begin alike, their beginnings otherwise."""
+    """Cut labels to ``room`` characters: their ends stay where they begin alike, their beginnings otherwise.
+
+    Labels that differ stay different, wherever it is that they do.
+    """
     alike = len({label[: room // 2] for label in labels}) == 1
-    return [
+    short = [
         label if len(label) <= room else f"…{label[1 - room :]}" if alike else _cut(label, room) for label in labels
     ]
+    if len(set(short)) == len(set(labels)):
+        return short
+    # Their ends are alike too: what differs is between.
+    begun = next((i for i, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1), 0)
+    return [_cut(f"…{label[begun:]}" if begun else label, room) for label in labels]
 
 
 def _print_only_in(console: Console, entry: OnlyIn, most: int, colour: bool) -> None:

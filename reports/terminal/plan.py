@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memprof.reports.document.model import Part
@@ -27,19 +27,22 @@ def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
 
 
-# Columns of the table: those of figures, and all of them, the most important first.
-_FIGURES = (2, 3, 4, 7)
-_BY_IMPORTANCE = (0, 1, 2, 7, 6, 5, 3, 4)
+# The table's columns of words, by their heads; the others hold figures. What is searched for has a head of its own and
+# comes where None stands: all of them, the most important first.
+_WORDS = ("Method", "Verdict", "Highest in", "Largest")
+_BY_IMPORTANCE = (
+    "Method", "Verdict", "Needed GiB", None, "Largest", "Highest in", "Step", "Allocated GiB", "Host GiB",
+)  # fmt: skip
 
 
 def _table(plan: PlanDocument, width: int) -> list[str]:
     """Write the rows as columns; those that a narrow screen has no room for are named below."""
     cells = plan.cells()
     widths = {i: max(len(row[i]) for row in cells) for i in range(len(cells[0]))}
-    kept = _fitting(widths, width)
+    kept = _fitting(cells[0], widths, width)
     lines = []
     for row in cells:
-        parts = [row[i].rjust(widths[i]) if i in _FIGURES else row[i].ljust(widths[i]) for i in kept]
+        parts = [row[i].ljust(widths[i]) if cells[0][i] in _WORDS else row[i].rjust(widths[i]) for i in kept]
         lines.append("  ".join(parts).rstrip())
     left = [cells[0][i] for i in widths if i not in kept]
     more = f"No room here for {sentence_list(left)}: a wider terminal, the page and the JSON have them."
@@ -50,11 +53,13 @@ def _wrapped(sentence: str, width: int) -> list[str]:
     return textwrap.wrap(sentence, width, break_on_hyphens=False)
 
 
-def _fitting(widths: Mapping[int, int], width: int) -> list[int]:
+def _fitting(head: Sequence[str], widths: Mapping[int, int], width: int) -> list[int]:
     """Choose the columns that fit ``width`` together, the most important first."""
+    searched = _BY_IMPORTANCE.index(None)
+    order = {name: place for place, name in enumerate(_BY_IMPORTANCE)}
     kept: list[int] = []
-    for i in _BY_IMPORTANCE:
-        if i in widths and (not kept or sum(widths[k] + 2 for k in kept) + widths[i] <= width):
+    for i in sorted(widths, key=lambda column: order.get(head[column], searched)):
+        if not kept or sum(widths[k] + 2 for k in kept) + widths[i] <= width:
             kept.append(i)
     return sorted(kept)
 

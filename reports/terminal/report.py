@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
-from memprof.reports.document.text import gib, percent, thousands, time_taken
+from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
 from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
 from memprof.reports.terminal.room import print_room
@@ -215,7 +215,8 @@ def _rank_bar(ranks: Ranks, row: RankRow, scale: int, width: int, colour: bool) 
 
 def _phases(document: Document, width: int, colour: bool) -> Table:
     wide = width >= 80
-    columns = [("Phase", "left", False), ("Time", "right", False), ("Peak", "right", False)]
+    times = time_heading(document.phases[0].estimated)
+    columns = [("Phase", "left", False), (times, "right", False), ("Peak", "right", False)]
     columns += [("", "left", True)] if wide else []
     table = table_of(*columns)
     scale = max(p.peak_bytes for p in document.phases)

@@ -60,3 +60,8 @@ def test_the_lean_trainers_frames_stay() -> None:
 
 def test_a_stack_of_nothing_else_stays_whole() -> None:
     assert stack_of([*RUN, COMMAND]) == lines(*RUN, COMMAND)
+
+
+def test_a_stack_of_what_started_memprof_alone_names_no_place() -> None:
+    """A simulation records no frames of its own: what is left of a weight's stack is click, and that made nothing."""
+    assert stack_of([*CLICK, frame("<module>", f"{HERE}/__main__.py", 6), *PYTHON_M]) == []

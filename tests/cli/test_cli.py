@@ -37,13 +37,17 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-def report_of(*arguments: object) -> dict[str, Any]:
-    """The JSON of a report, held against its schema."""
-    result = call("report", *arguments, "--json", "-")
+def json_of(command: str, *arguments: object) -> dict[str, Any]:
+    """The JSON of a command's answer, held against its schema."""
+    result = call(command, *arguments, "--json", "-")
     assert result.exit_code == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout)
-    validate(report)
-    return report
+    answer: dict[str, Any] = json.loads(result.stdout)
+    validate(answer)
+    return answer
+
+
+def report_of(*arguments: object) -> dict[str, Any]:
+    return json_of("report", *arguments)
 
 
 def shell(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from memprof.reports.json import dumps, validate
 
-from memprof.cli import main
-from tests.cli.test_cli import shell
+from tests.cli.test_cli import call, json_of, shell
 from tests.reports.compared import leaner
 from tests.reports.sample import sample
 from tests.synthetic import SnapshotBuilder
@@ -50,16 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
-
-
 def compared(*arguments: object) -> dict[str, Any]:
-    result = call("compare", *arguments, "--json", "-")
-    assert result.exit_code == 0, result.stderr
-    data: dict[str, Any] = json.loads(result.stdout)
-    validate(data)
-    return data
+    return json_of("compare", *arguments)
 
 
 def test_snapshots_reports_and_simulations_mixed(files: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memprof.emulate import headers, launch, torch_build
-from memprof.emulate.build import build
+from memprof.emulate.build import _compiler, build
 from memprof.emulate.torch_build import TorchBuild
 from memprof.errors import UsageError
 from tests.cli.test_cli import shell
@@ -106,3 +106,19 @@ def test_cards_it_cannot_be_are_refused(card: str, words: str) -> None:
 def test_numbers_of_cards_it_cannot_have_are_refused(devices: int) -> None:
     with pytest.raises(UsageError, match="1 to 16"):
         launch.environment(devices=devices)
+
+
+def test_a_compiler_of_the_environment_is_a_command_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "env python")
+    assert _compiler("CC", "gcc") == ["env", "python"]
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(UsageError, match="CXX=no-such-compiler -O3: there is no such command"):
+        _compiler("CXX", "g++")
+
+
+def test_a_card_named_behind_the_command_is_said_to_be_the_commands(tmp_path: Path) -> None:
+    install(tmp_path)
+    for before, said in (([], True), (["--gpu", "24GB"], False)):
+        command = [*before, "--", "python", "train.py", "--gpu", "24GB"]
+        done = emulate(*command, path=tmp_path, MEMPROF_EMULATOR=str(tmp_path))
+        assert ("--gpu behind the command is the command's own; the card is H100" in done.stderr) is said

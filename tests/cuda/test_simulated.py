@@ -18,6 +18,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "V100, full": ("V100-16GB", {**_FP16, "gradient_checkpointing": False}),
     # Stochastic rounding keeps its counts of steps on the host.
     "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean"}),
+    # So does RMSprop.
+    "L4, RMSprop": ("L4", {"dtype": "bfloat16", "optim": "rmsprop"}),
 }  # fmt: skip
 
 

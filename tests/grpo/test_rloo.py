@@ -19,11 +19,11 @@ from memprof.grpo import LeanRLOOConfig, LeanRLOOTrainer
 from tests.compat.removal import remove
 from tests.grpo.trainers import (
     Rollouts,
+    assert_same_step,
     batch,
     groups,
     length_reward,
     logged,
-    loss_and_gradients,
     prompts,
     randomise_adapters,
     saved_llama,
@@ -34,7 +34,6 @@ from tests.grpo.trainers import (
 
 pytestmark = pytest.mark.trl
 
-TOLERANCE = 1e-5
 OWN = RLOOTrainer._compute_loss
 
 
@@ -75,15 +74,7 @@ def with_old(trainer: Any, inputs: dict[str, Any], noise: float) -> dict[str, An
 
 
 def assert_same(theirs: Any, ours: Any, inputs: Any, noise: float = 0.3) -> None:
-    inputs = with_old(theirs, inputs, noise)
-    loss, gradients, metrics = loss_and_gradients(theirs, inputs)
-    lean_loss, lean_gradients, lean_metrics = loss_and_gradients(ours, inputs)
-    assert any(gradient.norm() > 1e-4 for gradient in gradients.values())
-    assert lean_loss == pytest.approx(loss, rel=TOLERANCE, abs=1e-7)
-    assert worst(lean_gradients, gradients) <= TOLERANCE
-    assert lean_metrics.keys() == metrics.keys()
-    for name, values in metrics.items():
-        assert lean_metrics[name] == pytest.approx(values, rel=1e-4, abs=1e-6, nan_ok=True), name
+    assert_same_step(theirs, ours, with_old(theirs, inputs, noise))
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

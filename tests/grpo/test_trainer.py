@@ -9,12 +9,22 @@ import pytest
 import torch
 
 from memprof.errors import UsageError
-from tests.grpo.trainers import VOCABULARY, batch, build, groups, loss_and_gradients, tiny_llama, with_policies, worst
+from tests.grpo.trainers import (
+    TOLERANCE,
+    VOCABULARY,
+    assert_same_step,
+    batch,
+    build,
+    groups,
+    loss_and_gradients,
+    tiny_llama,
+    with_policies,
+    worst,
+)
 
 pytestmark = pytest.mark.trl
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
-TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "lora"])
@@ -47,15 +57,7 @@ def set_both(pair: tuple[Any, Any], **values: Any) -> None:
 
 def assert_same(pair: tuple[Any, Any], inputs: Any, *, beta: float = 0.0) -> None:
     theirs, ours = pair
-    inputs = with_policies(theirs, inputs, beta=beta)
-    loss, gradients, metrics = loss_and_gradients(theirs, inputs)
-    lean_loss, lean_gradients, lean_metrics = loss_and_gradients(ours, inputs)
-    assert any(gradient.norm() > 1e-4 for gradient in gradients.values())
-    assert lean_loss == pytest.approx(loss, rel=TOLERANCE, abs=1e-7)
-    assert worst(lean_gradients, gradients) <= TOLERANCE
-    assert lean_metrics.keys() == metrics.keys()
-    for name, values in metrics.items():
-        assert lean_metrics[name] == pytest.approx(values, rel=1e-4, abs=1e-6, nan_ok=True), name
+    assert_same_step(theirs, ours, with_policies(theirs, inputs, beta=beta))
 
 
 @pytest.mark.parametrize("off_policy", [True, False], ids=["off_policy", "on_policy"])

@@ -116,13 +116,23 @@ def test_layers_are_counted_by_what_they_keep(family: str, changes: dict[str, An
     with torch.no_grad():
         cache = model(torch.randint(4, 60, (1, 30)), use_cache=True).past_key_values
     held = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    assert cache_bytes(model.config, 30, 4) == sum(layer.keys.nbytes + layer.values.nbytes for layer in held)
+    states = [getattr(layer, name, None) for layer in cache.layers for name in ("conv_states", "recurrent_states")]
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in held)
+    assert cache_bytes(model.config, 30, 4) == kept + sum(_bytes(state) for state in states)
+    assert ModelShape.of(model.config).kv_cache_bytes(30, 4) == kept
     assert ModelShape.of(model.config).caching_layers == len(held)
     if family == "qwen3_next":  # its config.json says how often, not which
         stated = {k: v for k, v in model.config.to_dict().items() if k != "layer_types"} | {
             "full_attention_interval": 4
         }
-        assert ModelShape.of(stated).kv_cache_bytes(30, 4) == cache_bytes(model.config, 30, 4)
+        assert ModelShape.of(stated).kv_cache_bytes(30, 4) == kept
+
+
+def _bytes(state: Any) -> int:
+    """Count a state's bytes: a tensor's, or those of a table of them."""
+    if isinstance(state, dict):
+        return sum(_bytes(inner) for inner in state.values())
+    return 0 if state is None else int(state.nbytes)
 
 
 def test_cache_bytes_of_a_published_case() -> None:

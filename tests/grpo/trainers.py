@@ -6,11 +6,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 
 VOCABULARY = 61
+TOLERANCE = 1e-5
 
 
 def tiny_llama(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
@@ -232,3 +234,15 @@ def worst(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> flo
         float((ours[name].double() - theirs[name].double()).norm() / theirs[name].double().norm().clamp(min=1e-12))
         for name in theirs
     )
+
+
+def assert_same_step(theirs: Any, ours: Any, inputs: Any) -> None:
+    """Both trainers make the same loss, gradients and metrics of one micro-batch."""
+    loss, gradients, metrics = loss_and_gradients(theirs, inputs)
+    lean_loss, lean_gradients, lean_metrics = loss_and_gradients(ours, inputs)
+    assert any(gradient.norm() > 1e-4 for gradient in gradients.values())
+    assert lean_loss == pytest.approx(loss, rel=TOLERANCE, abs=1e-7)
+    assert worst(lean_gradients, gradients) <= TOLERANCE
+    assert lean_metrics.keys() == metrics.keys()
+    for name, values in metrics.items():
+        assert lean_metrics[name] == pytest.approx(values, rel=1e-4, abs=1e-6, nan_ok=True), name

@@ -23,6 +23,14 @@ from tests.reports.sample import HOSTILE, sample
 from tests.reports.test_terminal import same
 
 
+def test_runs_whose_names_differ_in_the_middle_have_columns_of_their_own() -> None:
+    data = compare([as_run(sample()[0], "linear-grad-t24"), as_run(leaner(), "linear-nograd-t24")])
+    lines = render_comparison(build_comparison(data), 80).splitlines()
+    head = next(line for line in lines if line.startswith("GiB at the peak"))
+    assert "…grad-t24" in head
+    assert "…nograd-…" in head
+
+
 @pytest.mark.parametrize(
     ("first", "other", "words"),
     [

@@ -78,6 +78,20 @@ def test_the_terminal_shows_table_bars_and_settings(width: int) -> None:
     assert CODE in text
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_was_searched_for_is_shown_beside_its_time(timed: bool) -> None:
+    rows = [{**row, "step_s": 41.0 if timed else None} for row in sample_plan().data["rows"]]
+    rows = [{**row, "largest": {**row, "config": {**row["config"], "completion_length": 704}}} for row in rows]
+    lines = render_plan(sample_plan(rows=rows, best=None, code=None), 160).splitlines()
+    head = next(line for line in lines if line.startswith("Method"))
+    assert head.rstrip().endswith("Longest completion")
+    assert ("Step" in head) is timed
+    for line in lines[lines.index(head) + 1 :][: len(rows)]:
+        assert line.endswith("704")
+        assert len(line) == len(head)
+        assert ("≈ 41.0 s" in line) is timed
+
+
 def test_bars_are_on_one_scale() -> None:
     full, lora = (line.count("W") for line in render_bars(sample_plan()).splitlines()[:2])
     assert full == lora > 10

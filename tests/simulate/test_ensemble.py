@@ -78,6 +78,14 @@ def test_another_length_holds_what_a_simulation_of_it_does(
     assert int(after.requested.sum() - before.requested.sum()) == pytest.approx(int(real), rel=0.1)
 
 
+@pytest.mark.parametrize("completion", [1, 8])
+def test_a_short_completion_has_variants_near_the_run(simulated: Callable[..., Any], completion: int) -> None:
+    """A length of a few tokens divides nearly every size: one token more is not 1/8 more of everything."""
+    run = simulated(prompt_length=160, completion_length=completion)
+    sizes = [int(program.requested.sum()) for program in _variants(run, "A100")]
+    assert max(sizes) / min(sizes) < 1.05
+
+
 def test_a_run_fits_where_its_worst_variant_does(settings_for: Callable[..., Any], analysis: Any) -> None:
     from memprof.config.gpus import find_gpu
     from memprof.simulate.fit import evaluate

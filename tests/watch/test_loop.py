@@ -53,6 +53,16 @@ class Looped:
         assert extra is not None
         return [(s["phase"], s["step"]) for s in extra["phases"] if s["phase"] != "other"]
 
+    def run_out_in_forward(self) -> None:
+        """Take one more step, in whose forward a GiB is asked for."""
+
+        def grow(*_: Any) -> None:
+            torch.empty(2**30, dtype=torch.uint8)
+
+        self.model.register_forward_pre_hook(grow)
+        with pytest.raises(torch.OutOfMemoryError):
+            self.step()
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -137,13 +147,7 @@ def test_out_of_memory_is_written_before_anything_is_freed(
     looped = Looped(tmp_path, capacity="1GiB")
     looped.loop.begin()
     looped.step()
-
-    def grow(*_: Any) -> None:
-        torch.empty(2**30, dtype=torch.uint8)
-
-    looped.model.register_forward_pre_hook(grow)
-    with pytest.raises(torch.OutOfMemoryError):
-        looped.step()
+    looped.run_out_in_forward()
     looped.loop.end()
     report = json.loads((tmp_path / "step-000001.rank-0.json").read_text())
     assert (report["oom"]["phase"], report["oom"]["step"]) == ("forward", 2)
@@ -155,6 +159,37 @@ def test_out_of_memory_is_written_before_anything_is_freed(
     assert len(lines) <= 10
     assert any("test_loop.py" in line for line in lines)
     assert any("Optimizer state" in line for line in lines)
+
+
+def test_the_last_out_of_memory_is_told_and_not_one_that_was_caught_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LATER", None)
+    looped = Looped(tmp_path, capacity="1GiB")
+    looped.loop.begin()
+    looped.step()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**31, dtype=torch.uint8)  # the script's own guess, which it gives up
+    looped.run_out_in_forward()
+    looped.loop.end()
+    report = json.loads((tmp_path / "step-000001.rank-0.json").read_text())
+    assert (report["oom"]["phase"], report["oom"]["step"]) == ("forward", 2)
+    assert report["oom"]["requested_bytes"] == 2**30
+    assert "memprof: out of memory in forward, step 2." in capsys.readouterr().err
+
+
+def test_an_out_of_memory_that_was_caught_is_not_why_a_run_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looped = Looped(tmp_path, capacity="1GiB")
+    looped.loop.begin()
+    looped.step()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**31, dtype=torch.uint8)
+    looped.step()
+    looped.loop.end()
+    assert json.loads((tmp_path / "step-000001.rank-0.json").read_text())["oom"] is None
+    assert "out of memory" not in capsys.readouterr().err
 
 
 def test_a_compiled_model_stays_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,13 @@ Only full fine-tuning has rows: a run with adapters leaves memory behind when it
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from benchmarks.simulator.emulated.cases import Case, _case
 from benchmarks.simulator.emulated.device import ask
-from benchmarks.simulator.emulated.matrix import RESULTS, settings_of
+from benchmarks.simulator.emulated.matrix import keep_row, read_rows, settings_of
 from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu, workspace_bytes
 
@@ -122,7 +121,7 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
         except Exception as error:
             print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
             continue
-        keep(case.name, row)
+        keep_row("edges", CASES, case.name, row, {"origin": "python -m benchmarks.simulator emulated-edges"})
         print(line(case.name, row), flush=True)
     if show:
         print(table(read()))
@@ -130,17 +129,7 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
 
 def read() -> dict[str, Any]:
     """Read the rows that are kept, by name."""
-    file = RESULTS / "edges.json"
-    rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.is_file() else {}
-    return rows
-
-
-def keep(name: str, row: dict[str, Any]) -> None:
-    """Add a row to those that are kept, in the order of the cases."""
-    rows = {**read(), name: row}
-    ordered = {case.name: rows[case.name] for case in CASES if case.name in rows}
-    text = json.dumps({"origin": "python -m benchmarks.simulator emulated-edges", "rows": ordered}, indent=1)
-    (RESULTS / "edges.json").write_text(text + "\n")
+    return read_rows("edges")
 
 
 def table(rows: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ off, and simulates again what it has measured.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,29 @@ def main(only: tuple[str, ...], again: bool, measure: bool, history: Path | None
         except Exception as error:
             print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
             continue
-        keep(case.name, row)
+        keep_row("matrix", CASES, case.name, row, {"environment": environment()})
         if "simulated" in row:
             print(line(case.name, row), flush=True)
 
 
 def read() -> dict[str, Any]:
     """Read the rows that are kept, by name."""
-    file = RESULTS / "matrix.json"
+    return read_rows("matrix")
+
+
+def read_rows(name: str) -> dict[str, Any]:
+    """Read the rows of one of the results, by name."""
+    file = RESULTS / f"{name}.json"
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.is_file() else {}
     return rows
 
 
-def keep(name: str, row: dict[str, Any]) -> None:
-    """Add a row to those that are kept, in the order of the cases."""
-    rows = {**read(), name: row}
-    ordered = {case.name: rows[case.name] for case in CASES if case.name in rows}
+def keep_row(result: str, cases: Iterable[Case], name: str, row: dict[str, Any], about: dict[str, Any]) -> None:
+    """Add a row to those of one of the results, in the order of the cases; ``about`` stands before them."""
+    rows = {**read_rows(result), name: row}
+    ordered = {case.name: rows[case.name] for case in cases if case.name in rows}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "matrix.json").write_text(json.dumps({"environment": environment(), "rows": ordered}, indent=1) + "\n")
+    (RESULTS / f"{result}.json").write_text(json.dumps({**about, "rows": ordered}, indent=1) + "\n")
 
 
 def table(rows: dict[str, Any]) -> str:

@@ -20,7 +20,8 @@ class ReadableStacks:
     """Look up stacks of a snapshot as lines ``file:line function``, innermost first.
 
     memprof's own frames are left out, and the frames of click and Python that started ``memprof run``, the demo or a
-    simulation. Attribution reads whole stacks; the snapshot keeps them. A stack of nothing else is written whole.
+    simulation. Attribution reads whole stacks; the snapshot keeps them. A stack of nothing else is written whole where
+    memprof itself allocated; of what only started it, nothing.
 
     Args:
         snapshot: whose stacks they are; it names the folders of the memprof that recorded it.
@@ -35,6 +36,8 @@ class ReadableStacks:
         """Return the lines of one stack by its number in the snapshot."""
         frames = self._table.of(stack)
         kept = [frame for frame in frames[: self._outermost(frames)] if not self._is_own(frame)]
+        if not kept and frames and not self._is_own(frames[0]):
+            return []
         return [str(frame) for frame in kept or frames]
 
     def _outermost(self, frames: list[Frame]) -> int:

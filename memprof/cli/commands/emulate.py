@@ -63,11 +63,23 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
         raise UsageError("memprof emulate wants a command: memprof emulate --gpu 24GB -- python train.py.")
     if arguments[0] in _LAUNCHERS:
         arguments = (sys.executable, "-m", _LAUNCHERS[arguments[0]], *arguments[1:])
+    _say_whose(arguments, given["gpu"])
     check_folder(given["out"])
     env = _environment(given)
     if (program := shutil.which(arguments[0], path=env["PATH"])) is None:
         raise UsageError(f"{arguments[0]}: there is no such command.")
     return lambda: os.execve(program, arguments, env)
+
+
+def _say_whose(arguments: tuple[str, ...], gpu: str) -> None:
+    """Say that a card named behind the command is the command's, where none is named before it."""
+    source = click.get_current_context().get_parameter_source("gpu")
+    if "--gpu" in arguments and source is click.core.ParameterSource.DEFAULT:
+        click.echo(
+            f"--gpu behind the command is the command's own; the card is {gpu}. Put it first to choose the card: "
+            "memprof emulate --gpu 24GB -- python train.py.",
+            err=True,
+        )
 
 
 def _environment(given: dict[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from memprof.cli.inputs import analysed
 from memprof.cli.options import device_option, redact_option, rules_option
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
+from memprof.vocabulary import Kind
 
 __all__ = ["command"]
 
@@ -62,7 +64,7 @@ def command(
     most = None if everything else top or _DEFAULT_TOP
     groups = redacted(analysis.largest(most, at, category, where), redact)
     singles = redacted(analysis.explain(at, category, most, where), redact) if output.wants_json else []
-    _emit(groups, singles, at, output, full_stacks)
+    _emit(groups, singles, at, output, full_stacks, analysis.snapshot.kind is not Kind.SIMULATED)
 
 
 def _address(text: str | None) -> int | None:
@@ -75,7 +77,12 @@ def _address(text: str | None) -> int | None:
 
 
 def _emit(
-    groups: list[dict[str, Any]], singles: list[dict[str, Any]], at: str, output: Output, full_stacks: bool
+    groups: list[dict[str, Any]],
+    singles: list[dict[str, Any]],
+    at: str,
+    output: Output,
+    full_stacks: bool,
+    timed: bool,
 ) -> None:
     from memprof.reports.document.tables import allocation_rows, brief_stack
     from memprof.units import format_bytes
@@ -86,4 +93,5 @@ def _emit(
     caption = f"{many}{lines}, {format_bytes(whole)}, alive at {at}, largest first"
     data = {"schema": "memprof.explain/1", "allocations": singles}
     shorten = None if full_stacks else brief_stack
-    emit(Answer("explain", data, lambda: allocation_rows(groups, whole, shorten), caption=caption), output)
+    rows = partial(allocation_rows, groups, whole, shorten, timed=timed)
+    emit(Answer("explain", data, rows, caption=caption), output)

@@ -54,6 +54,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def _torch_is_there(torch: Any) -> None:
+    torch.backends.cudnn.enabled = False  # there is no cuDNN: torch's own kernels convolve
     if _wants_values() and torch.version.cuda:
         folder = os.environ["MEMPROF_EMULATE_HOME"]
         torch.ops.load_library(os.path.join(folder, "libmemprof_emulator_values.so"))

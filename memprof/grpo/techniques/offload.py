@@ -60,7 +60,7 @@ class HostPool:
                     parts[place : place + 1] = [(start + need, stop)] if stop - start > need else []
                     return self._slabs[index][start : start + n_bytes], (index, start, start + need)
         size = _power_of_two(max(need, min(8 * need, _LARGEST_SLAB)))
-        self._slabs.append(_host_memory(size, self.pin))
+        self._slabs.append(host_memory(size, self.pin))
         self._free.append([(0, size)])
         return self.take(n_bytes)
 
@@ -80,7 +80,7 @@ class HostPool:
             self._free[index] = merged
 
 
-def _host_memory(n_bytes: int, pin: bool) -> torch.Tensor:
+def host_memory(n_bytes: int, pin: bool) -> torch.Tensor:
     """Allocate one slab. A function, so that a simulation can keep the host's memory apart from the device's."""
     return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pin)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from memprof.grpo.techniques import offload
+
 __all__ = ["WeightStream"]
 
 _ALIGN = 512
@@ -47,10 +49,10 @@ class WeightStream:
                 room = self._room(groups[number + 1]) if number + 1 < len(groups) else None
                 self._wait(arrived)
                 yield copies
+                copies.clear()  # not only here: the loop over these groups holds the list too
                 if room is not None:
                     coming = self._send(groups[number + 1], *room, number + 1)
                     room = None
-                del copies
         finally:
             if coming is not None:  # thrown away: its memory is free only once it has arrived
                 self._wait(coming[1])
@@ -81,7 +83,7 @@ class WeightStream:
         sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN for tensor in group]
         buffer = self._buffers[which]
         if buffer is None or buffer.numel() < sum(sizes):
-            buffer = self._buffers[which] = _pinned(sum(sizes))
+            buffer = self._buffers[which] = offload.host_memory(sum(sizes), True)
         staged, start = [], 0
         for tensor, size in zip(group, sizes, strict=True):
             part = buffer[start : start + tensor.numel() * tensor.element_size()]
@@ -92,8 +94,3 @@ class WeightStream:
     def _wait(self, event: Any) -> None:
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
-
-
-def _pinned(n_bytes: int) -> torch.Tensor:
-    """Allocate a buffer. A function, so that a simulation can keep the host's memory apart from the device's."""
-    return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)

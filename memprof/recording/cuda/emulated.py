@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections import Counter
@@ -45,13 +46,14 @@ def emulation_notes() -> list[str]:
 
 
 def uncomputed_notes() -> list[str]:
-    """Return notes on Triton's and bitsandbytes' kernels that were not computed so far; [] where all were."""
+    """Return notes on operators and kernels that were not computed so far; [] where all were."""
     notes = []
     if UNCOMPUTED:
-        names = ", ".join(f"{name} ({count})" for name, count in UNCOMPUTED.most_common(5))
-        more = f" and {len(UNCOMPUTED) - 5} more" if len(UNCOMPUTED) > 5 else ""
-        which = f"{names}{more}"
+        which = _most_common(UNCOMPUTED)
         notes.append(f"Triton kernels that were not computed on the emulated device, with their launches: {which}")
+    if operators := _uncomputed_operators():
+        which = _most_common(operators)
+        notes.append(f"operators whose CPU kernel is missing or failed, so that their results are zeros: {which}")
     foreign = "bitsandbytes" in sys.modules and "bitsandbytes" not in COMPUTED_PACKAGES
     if os.environ.get("MEMPROF_EMULATE_HOME") and _with_values() and foreign:
         notes.append(
@@ -59,3 +61,20 @@ def uncomputed_notes() -> list[str]:
             "weights, 8-bit optimizer states and the parameters they step) is whatever lay in that memory"
         )
     return notes
+
+
+def _most_common(counts: Counter[str]) -> str:
+    names = ", ".join(f"{name} ({count})" for name, count in counts.most_common(5))
+    return names + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")
+
+
+def _uncomputed_operators() -> Counter[str]:
+    """Ask the values library, where this process has loaded it, for torch's operators that it could not compute."""
+    path = os.path.join(os.environ.get("MEMPROF_EMULATE_HOME", ""), "libmemprof_emulator_values.so")
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return Counter()
+    library.memprof_emulator_uncomputed.restype = ctypes.c_char_p
+    lines = library.memprof_emulator_uncomputed().decode().splitlines()
+    return Counter({name: int(calls) for name, _, calls in (line.partition(" ") for line in lines)})

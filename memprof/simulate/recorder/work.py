@@ -52,10 +52,11 @@ class Work:
     """Count the work of the phases of each step.
 
     ``pieces`` multiplies what the phases that train and score in pieces do, where the simulation runs few of many that
-    are alike.
+    are alike. Nothing is counted unless ``wanted``: a card without a known speed has no use for it.
     """
 
     def __init__(self) -> None:
+        self.wanted = False
         self.phases: dict[tuple[int | None, str], Tally] = {}
         self.pieces = 1.0
         self.also: Tally | None = None  # is told of everything too
@@ -64,6 +65,8 @@ class Work:
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: str, step: Any) -> None:
         """Count one operation of a phase; views and what makes no kernel count nothing."""
+        if not self.wanted:
+            return
         nothing, formula = self._facts.get(func) or self._look(func)
         if nothing:
             return

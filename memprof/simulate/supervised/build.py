@@ -9,34 +9,36 @@ from typing import Any
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
 
-__all__ = ["STEPS", "supervised_trainer"]
+__all__ = ["supervised_trainer"]
 
-STEPS = 2  # a warm-up step, then the one that is measured
 _DPO_BETA = 0.1  # TRL's default, where the settings leave GRPO's
 
 
-def supervised_trainer(settings: Settings, model: Any, folder: str, tokenizer: Any, adapter: Any) -> Any:
+def supervised_trainer(
+    settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]
+) -> Any:
     """Make the trainer of these settings. Rows are not packed; DPO's reference is a second model or an adapter's base.
 
     Args:
         settings: a run with the trainer ``sft`` or ``dpo``.
         model: the policy.
-        folder: where the trainer may write.
         tokenizer: reads ``a`` as one token.
         adapter: a ``LoraConfig``; None where the whole model is trained.
+        unattended: arguments of every simulated trainer, ``max_steps`` among them.
     """
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     sft = settings.trainer == "sft"
-    count = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * STEPS * settings.gpus
+    batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * settings.gpus
+    count = batch * unattended["max_steps"]
     given = {
         "model": model,
         "processing_class": tokenizer,
         "peft_config": adapter,
         "train_dataset": Dataset.from_list([_row(settings)] * count),
     }
-    arguments = _arguments(settings, folder)
+    arguments = {**_arguments(settings), **unattended}
     with _no_progress():
         if sft:
             return SFTTrainer(args=SFTConfig(packing=False, **arguments), **given)
@@ -65,10 +67,9 @@ def _row(settings: Settings) -> dict[str, Any]:
     return {"prompt": "a " * settings.prompt_length, "chosen": text, "rejected": text}
 
 
-def _arguments(settings: Settings, folder: str) -> dict[str, Any]:
+def _arguments(settings: Settings) -> dict[str, Any]:
     replaced = settings.optim == "none" or optimizer(settings.optim).modelled  # once the trainer is built
     return {
-        "output_dir": folder,
         "per_device_train_batch_size": settings.per_device_train_batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "gradient_checkpointing": bool(settings.gradient_checkpointing),
@@ -76,14 +77,4 @@ def _arguments(settings: Settings, folder: str) -> dict[str, Any]:
         "bf16": settings.mixed_precision == "bf16",
         "max_grad_norm": settings.max_grad_norm,
         "max_length": None,  # rows are as long as they are to be
-        "max_steps": STEPS,
-        "use_cpu": True,
-        "fp16": False,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        "learning_rate": 1e-6,
     }

@@ -93,7 +93,9 @@ def build_trainer(
 def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> Any:
     """Make the trainer of these settings; ``rewards`` stand for what the settings say of rewards."""
     if settings.supervised:
-        return supervised_trainer(settings, model, folder, make_tokenizer(), adapter_of(settings))
+        return supervised_trainer(
+            settings, model, make_tokenizer(), adapter_of(settings), _unattended(folder, WARM_UP + MEASURED)
+        )
     kind, _ = classes_of(settings)
     return kind(
         model=model,
@@ -166,25 +168,28 @@ def trainer_arguments(settings: Settings, folder: str) -> Any:
     if settings.optim == "none" or optimizer(settings.optim).modelled:
         asked["optim"] = "adamw_torch"  # replaced once the trainer is built
     _, kind = classes_of(settings)
-    arguments = kind(
-        output_dir=folder,
-        use_cpu=True,
-        fp16=False,
-        max_steps=(WARM_UP + MEASURED) * cycle,
-        logging_strategy="no",
-        save_strategy="no",
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        learning_rate=1e-6,
-        **asked,
-        **config_of(settings),
-    )
+    arguments = kind(**_unattended(folder, (WARM_UP + MEASURED) * cycle), **asked, **config_of(settings))
     arguments.per_device_train_batch_size //= double
     arguments.generation_batch_size //= double
     arguments.num_generations //= double
     return arguments
+
+
+def _unattended(folder: str, steps: int) -> dict[str, Any]:
+    """Return the arguments of every simulated trainer: it trains ``steps`` steps, and reports and saves nothing."""
+    return {
+        "output_dir": folder,
+        "max_steps": steps,
+        "use_cpu": True,
+        "fp16": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "learning_rate": 1e-6,
+    }
 
 
 def adapter_of(settings: Settings) -> Any:

@@ -89,7 +89,7 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
         (fused_loss, "passes_for", lambda device: shape_passes()),
         (machine, "device_kind", _cuda),
         (machine, "free_bytes", lambda device: _free_bytes(session)),
-        (offload, "_host_memory", pinned),
+        (offload, "host_memory", pinned),
         (segment_attention, "attention_kernel", attention_kernels.gpu_kernel),
         (micro_batch, "plan", few),
         (scoring, "plan", few),

@@ -144,20 +144,21 @@ def _seeds_on_host(session: FakeSession) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _step_counts_on_host(session: FakeSession) -> Iterator[None]:
-    """Keep each parameter's count of steps off the device, where Adam does: unless it is fused or capturable."""
+    """Keep each parameter's count of steps off the device, as Adam and RMSprop do unless fused or capturable."""
 
     def counted_on_host(initialise: Any) -> Any:
         def initialised(self: Any, group: Any, *lists: Any) -> Any:
             new = [p for p in group["params"] if p.grad is not None and not self.state[p]]
             answer = initialise(self, group, *lists)
-            if not (group["fused"] or group["capturable"]):
+            if not (group.get("fused") or group["capturable"]):
                 for parameter in new:
                     session.fake_recorder.disown(self.state[parameter]["step"])
             return answer
 
         return initialised
 
-    with patching(*((t, counted_on_host(t.get())) for t in (torch_names.ADAM_STATE, torch_names.ADAMW_STATE))):
+    states = (torch_names.ADAM_STATE, torch_names.ADAMW_STATE, torch_names.RMSPROP_STATE)
+    with patching(*((t, counted_on_host(t.get())) for t in states)):
         yield
 
 

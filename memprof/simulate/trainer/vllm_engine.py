@@ -45,7 +45,7 @@ class ColocatedEngine:
         """Count a decode step's weights and cache, as many sequences together as the engine's cache holds."""
         shape, told = ModelShape.of(self._config), self._settings
         weights = 2 * shape.parameters  # bf16, the engine's own copy
-        cache = shape.kv_cache_bytes(told.sequence_length, 2)
+        cache = max(1, shape.kv_cache_bytes(told.sequence_length, 2))  # layers that keep a state grow by nothing
         together = max(1, min(sequences, (self._bytes - weights) // cache))
         rounds = math.ceil(sequences / together)
         read = weights + together * shape.kv_cache_bytes(told.sequence_length - told.completion_length // 2, 2)

@@ -24,13 +24,34 @@ print(uncomputed_notes())
 """
 
 
-def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
-    script = tmp_path / "compiled.py"
-    script.write_text(_COMPILED)
+def _printed_by(program: str, folder: Path) -> str:
+    """Run a program on the emulated device and return what it prints."""
+    script = folder / "program.py"
+    script.write_text(program)
     done = command_line([sys.executable, str(script)], env=device())
     assert done.returncode == 0, done.stderr
-    assert "were not computed on the emulated device" in done.stdout
-    assert "of torch.compile (1)" in done.stdout
+    return done.stdout
+
+
+def test_kernels_of_torch_compile_are_named(tmp_path: Path) -> None:
+    printed = _printed_by(_COMPILED, tmp_path)
+    assert "were not computed on the emulated device" in printed
+    assert "of torch.compile (1)" in printed
+
+
+_DEPTHWISE = """
+import torch
+from memprof.recording.cuda.emulated import uncomputed_notes
+print(uncomputed_notes())
+torch.nn.functional.conv1d(torch.ones(1, 4, 8, device="cuda"), torch.ones(4, 1, 3, device="cuda"), groups=4)
+print(uncomputed_notes())
+"""
+
+
+def test_operators_without_a_cpu_kernel_are_named(tmp_path: Path) -> None:
+    before, after = _printed_by(_DEPTHWISE, tmp_path).splitlines()[-2:]
+    assert before == "[]"
+    assert "results are zeros: aten::_conv_depthwise2d (1)" in after
 
 
 def test_bitsandbytes_is_noted_where_it_registered_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,19 @@ def test_random_numbers_follow_the_device_s_seed_and_leave_the_cpu_s_alone() -> 
     assert torch.equal(torch.rand(8, device="cuda"), first)
     assert not torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_convolutions_run_without_cudnn() -> None:
+    for layer, x in (
+        (torch.nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 16, 16)),
+        (torch.nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)), torch.randn(2, 3, 2, 8, 8)),
+    ):
+        expected = layer(x)
+        expected.sum().backward()
+        gradient = layer.weight.grad.clone()
+        layer.zero_grad()
+        layer.cuda()
+        ours = layer(x.cuda())
+        ours.sum().backward()
+        torch.testing.assert_close(ours.cpu(), expected)
+        torch.testing.assert_close(layer.weight.grad.cpu(), gradient)

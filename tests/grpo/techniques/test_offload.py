@@ -135,7 +135,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr(offload.torch.cuda, "stream", device.on)
     monkeypatch.setattr(offload.torch.cuda, "current_stream", lambda _=None: device.main)
-    monkeypatch.setattr(offload, "_host_memory", device.host_memory)
+    monkeypatch.setattr(offload, "host_memory", device.host_memory)
     return device
 
 

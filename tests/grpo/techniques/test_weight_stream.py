@@ -37,7 +37,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr(torch.cuda, "stream", device.on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: device.main)
-    monkeypatch.setattr(weight_stream, "_pinned", lambda n_bytes: device.host_memory(n_bytes, True))
+    monkeypatch.setattr(weight_stream.offload, "host_memory", device.host_memory)
     return device
 
 

@@ -44,6 +44,7 @@ def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
     dear = _entry("Move things to the host", 2.2, exact=True, toll=2)
     assert "turn checkpointing on" in advised(_report(adapter, dear, kept)).first
     assert advised(_report()).first == ""
+    assert "It saves 92.2 MiB (" in advised(_report(_entry("Turn checkpointing on", 0.09))).first
 
 
 def test_idle_memory_goes_first_only_where_it_would_have_saved_the_run() -> None:

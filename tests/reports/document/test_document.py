@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,15 @@ def test_a_phase_nobody_knows_is_not_called_other() -> None:
     document = build_document(report, series)
     assert document.summary.where.startswith("an unknown phase")
     assert document.subtitle[-1] == "no history: the allocator's state only"
+
+
+def test_the_lives_of_a_simulated_run_count_events() -> None:
+    """Its clock counts events; beside phases with estimated times, microseconds would be believed."""
+    report, series = sample("simulated")
+    rows = build_document(report, series).allocations
+    ended = [row.lifetime for row in rows if all(died is not None for _, died in row.lives)]
+    assert any("event" in words for words in ended)
+    assert all(re.fullmatch(r"[\d\u202f]+( to [\d\u202f]+)? events?|from before recording", words) for words in ended)
 
 
 def test_single_allocations_keep_order_and_are_not_folded() -> None:

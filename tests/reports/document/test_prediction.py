@@ -93,7 +93,9 @@ def test_every_renderer_says_them() -> None:
             assert words in " ".join(rendered.split()), words
         assert "≈ 41.5 s" in rendered
         assert "fast" in rendered
+        assert "A step" in rendered.replace("A step takes", "")
     assert "<b>Card" not in render_html(document)
+    assert '<dd class="value">does not fit</dd>' in render_html(document)
     assert "<i>fast" not in render_html(document)
     narrow = render_terminal(document, 60)
     assert max(map(len, narrow.splitlines())) <= 60

@@ -56,6 +56,21 @@ def test_a_card_that_is_asked_about() -> None:
     assert abs(bar.index("¦") - round(79 * 8000 / (RESERVED + 480))) <= 1
 
 
+def test_little_room_on_a_card_that_is_asked_about_is_not_all_the_runs() -> None:
+    """The allocator's figures alone: a context takes more than what is left."""
+    report = {**sample()[0], "capacity": {"bytes": (RESERVED + 70) * MIB, "from": "option"}}
+    report["device_peak"] = {**report["device_peak"], "non_torch_bytes": None}
+    room = room_of(report)
+    assert room is not None
+    assert room.sentence.endswith(
+        "0.9 %. What is outside torch was not measured: a CUDA context takes about 0.5 GiB of that."
+    )
+    report["capacity"] = {"bytes": (RESERVED + 5000) * MIB, "from": "option"}
+    room = room_of(report)
+    assert room is not None
+    assert room.sentence.endswith("%.")
+
+
 def test_a_request_that_failed_on_a_card_that_is_known() -> None:
     """24,210 MiB less 500 free less 7,000 reserved are outside torch."""
     room = room_of(ran_out())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document
+from memprof.reports.document.summary import summary_of
 
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
@@ -23,6 +26,25 @@ def test_summary_says_the_peak_where_and_why(document: Document) -> None:
     assert {p.id: p.bytes for p in summary.bar} == {c: n * MIB for c, n in PEAK.items()}
     assert "weights, 2.73 GiB, 40 %" in summary.cause
     assert "loss logits, 2.38 GiB, 35 %, made at kernels/chunked_logprob.py:88 forward" in summary.cause
+
+
+def test_the_first_sentence_writes_small_sizes_in_small_units() -> None:
+    report = sample()[0]
+    report["peak"] |= {"categories": {"weights": 17 * MIB, "activations": 6 * 2**10}, "active_bytes": 17 * MIB}
+    cause = summary_of(report).cause
+    assert "weights, 17.0 MiB, 100 %" in cause
+    assert "activations, 6 KiB, <0.1 %" in cause
+
+
+def test_what_is_guessed_names_no_answer_of_a_few_bytes() -> None:
+    report, series = sample()
+    report["peak"]["guessed"] = {"inputs": 1000 * MIB}
+    rows = build_document(report, series).allocations
+    guess = replace(rows[0], evidence="lifetime", bytes=999 * MIB, alternatives=("Temporaries",))
+    little = replace(guess, bytes=MIB, alternatives=("Inputs",))
+    found = summary_of(report, [guess, little]).guessed
+    assert found is not None
+    assert found.note == "could be temporaries"
 
 
 def test_the_bar_fills_the_device_exactly(document: Document) -> None:

@@ -306,6 +306,29 @@ def test_unusual_runs_open_too(browser: Any, tmp_path: Path, kind: str) -> None:
         assert page.locator("#peak-gib").inner_text() == gib(report["peak"]["allocated_bytes"])
 
 
+def test_a_simulated_runs_timeline_counts_events(browser: Any, tmp_path: Path) -> None:
+    """Its instants are whole numbers of events: in the panel, along the axis and in the address."""
+    report, series = sample("simulated")
+    path = tmp_path / "page.html"
+    write_html(build_document(report, series), path)
+    clock = series["time_us"]
+    with open_page(browser, path) as page:
+        where = page.locator("#panel-where").inner_text()
+        assert where.startswith(f"event {clock[series['peak_point']] - clock[0]} ·")
+        page.locator('[data-choice="axis"][data-value="time"]').click()
+        assert page.evaluate("document.getElementById('chart').layout.xaxis.range[1]") == clock[-1] - clock[0]
+        page.locator("#chart").focus()
+        page.keyboard.press("ArrowLeft")
+        moved = page.locator("#panel-where").inner_text()
+        event = moved.split()[1]
+        assert 0 < int(event) <= clock[-1] - clock[0]
+        assert page.evaluate("location.hash").removeprefix("#at=").split(".")[0] == event
+        page.goto("about:blank")
+        page.goto(f"{path.as_uri()}#at={event}")
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        assert page.locator("#panel-where").inner_text().split()[1] == event
+
+
 def shown_categories(page: Any) -> set[str]:
     """The categories that the chart, the tables and the icicle show: the same in all three."""
     rows = {

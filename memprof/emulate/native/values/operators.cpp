@@ -14,6 +14,7 @@
 #include "libraries.hpp"
 #include "products.hpp"
 #include "randomness.hpp"
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -36,6 +37,8 @@ struct Original {
   std::optional<OperatorHandle> functional = std::nullopt; /* what has a CPU kernel where a form with an output has none */
 };
 std::unordered_map<std::string, Original>* originals;
+std::mutex uncomputed_lock;
+std::map<std::string, size_t>* uncomputed; /* calls whose CPU kernel is missing or failed; too large ones are not among them */
 thread_local int inside; /* an original is running: what it calls is computed with it */
 
 struct Call {
@@ -88,9 +91,19 @@ bool compute_here(const Call& call, const Stack& stack) {
   return attention(call.name, host, outs) || product(call.name, host, outs);
 }
 
+void count_uncomputed(const Call& call) {
+  const auto& returns = call.op.schema().returns();
+  if (!returns.empty() && returns[0].type()->kind() == c10::TypeKind::BoolType) return; /* a question, which is answered */
+  std::lock_guard<std::mutex> lock(uncomputed_lock);
+  (*uncomputed)[call.name]++;
+}
+
 /* Puts values into the outputs on the stack; false where there are none to be had. */
 bool compute(const Call& call, Stack& stack) {
-  if (call.original.no_cpu) return false;
+  if (call.original.no_cpu) {
+    count_uncomputed(call);
+    return false;
+  }
   try {
     if (compute_here(call, stack)) return true;
     Stack host;
@@ -104,6 +117,7 @@ bool compute(const Call& call, Stack& stack) {
   } catch (const std::exception& e) {
     if (limits().trace) fprintf(stderr, "memprof values: %s: %.300s\n", call.name.c_str(), e.what());
   }
+  count_uncomputed(call);
   return false;
 }
 
@@ -210,6 +224,7 @@ size_t take_operators(const std::string& space) {
 struct Install {
   Install() {
     originals = new std::unordered_map<std::string, Original>;
+    uncomputed = new std::map<std::string, size_t>;
     take_operators("aten");
     memprof_emulator_values_loaded();
   }
@@ -220,3 +235,12 @@ struct Install {
 
 /* Computes the operators that a library has registered by now; how many those are. */
 extern "C" size_t memprof_emulator_compute(const char* space) { return memprof_values::take_operators(space); }
+
+/* The operators that were left uncomputed, a line each: a name and how many calls. Valid until this thread asks again. */
+extern "C" const char* memprof_emulator_uncomputed() {
+  thread_local std::string lines;
+  std::lock_guard<std::mutex> lock(memprof_values::uncomputed_lock);
+  lines.clear();
+  for (const auto& [name, calls] : *memprof_values::uncomputed) lines += name + " " + std::to_string(calls) + "\n";
+  return lines.c_str();
+}
