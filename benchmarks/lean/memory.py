@@ -1,10 +1,13 @@
-"""Simulate the memory of the lean trainer beside TRL's: the published headline, small cards, long contexts and prompts.
+"""Simulate the memory of the lean trainer beside TRL's at its best, and estimate what the memory costs in time.
 
     python -m benchmarks.lean memory [CASE ...] [--again] [--json benchmarks/results/cpu/lean_memory.json]
 
 Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run the
 measured step is executed whole, but for micro-batches that are like those before them (:func:`alike_once`).
-Cases of groups A and C also have the FLOPs of training (``benchmarks.lean.flops``) and what of them is computed again.
+Each case names the smallest card of memprof's list that holds it, less the context outside torch and a margin for the
+prediction's error, and is simulated on it: the lean trainer sees that card's free memory. The step's time is estimated
+(``benchmarks.lean.price``) on that card, and on the one of :data:`SPEED` for all cases.
+The 8B and 7B cases also have the FLOPs of training (``benchmarks.lean.flops``) and what of them is computed again.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import Any
 
 import click
 
-from benchmarks.lean.flops import told, total, training_flops
+from benchmarks.lean.flops import TRAINING, told, total, training_flops
+from benchmarks.lean.price import pricing
 from benchmarks.measure import environment
 from benchmarks.tabling import RESULTS
 
@@ -30,32 +34,55 @@ LONG_PROMPT = {
     "model": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "lora_r": 16, "prompt_length": 16_384,
     "completion_length": 1024,
 }  # fmt: skip
+#: The smallest card of memprof's list.
+SMALL = "RTX 3060"
 #: What computes nothing twice: nothing checkpointed, two products of the head.
 NOTHING_TWICE = {"checkpointing": "none", "tiled_mlp": 0}
-#: The card whose free memory the lean trainer sees where it is not told how many sequences generate together.
+#: The card whose speed all cases are compared at.
+SPEED = "H100"
+#: The card of the cases that the lean trainer is for.
 CARD = "RTX 4090"
 HEADLINE = {**LLAMA, "completion_length": 19_968, "on": CARD}
+OFFLOADED = {**TUNED, "gradient_checkpointing": "offloaded"}
+ENGINE = ("generation", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
+#: What of a case is no setting of the simulator.
+NOT_SETTINGS = ("on", "offloaded_cache")
 
 CASES: dict[str, dict[str, Any]] = {
-    "8B LoRA, 8 x 20480, TRL's defaults": HEADLINE,
-    "8B LoRA, 8 x 20480, TRL tuned by hand": {**HEADLINE, **TUNED},
-    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {
-        **HEADLINE, **TUNED, "gradient_checkpointing": "offloaded",
+    "8B LoRA, 8 x 20480, TRL's defaults": {**HEADLINE, "on": "H200"},
+    "8B LoRA, 8 x 20480, TRL tuned by hand": {**HEADLINE, **TUNED, "on": "A100-40GB"},
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {**HEADLINE, **OFFLOADED, "on": "A100-40GB"},
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints, vLLM": {
+        **HEADLINE, **OFFLOADED, "on": "A100-40GB",
+        "generation": "vllm", "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.55,
+    },
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints and cache": {
+        **HEADLINE, **OFFLOADED, "on": "RTX 5090", "offloaded_cache": True,
     },
     "8B LoRA, 8 x 20480, lean": {**HEADLINE, "recipe": "lean"},
+    "8B LoRA, 8 x 20480, lean, on TRL's card": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
+    "8B QLoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {
+        **HEADLINE, **OFFLOADED, "load_in_4bit": True, "on": "RTX 5090",
+    },
     "8B QLoRA, 8 x 20480, lean, generating 2 together": {
-        **HEADLINE, "recipe": "lean", "load_in_4bit": True, "generation_batch": 2,
+        **HEADLINE, "recipe": "lean", "load_in_4bit": True, "generation_batch": 2, "on": "RTX 4080",
     },
-    "1.5B QLoRA, 8 x 1042, lean": {**QWEN, "lora_r": 16, "load_in_4bit": True, "recipe": "lean"},
+    "1.5B QLoRA, 8 x 1042, TRL tuned by hand": {**QWEN, **TUNED, "lora_r": 16, "load_in_4bit": True, "on": SMALL},
+    "1.5B QLoRA, 8 x 1042, lean": {**QWEN, "lora_r": 16, "load_in_4bit": True, "recipe": "lean", "on": SMALL},
+    "1.5B full, 8-bit Adam, reference, 8 x 1042, TRL tuned by hand": {
+        **QWEN, **TUNED, "optim": "adamw_torch_8bit", "beta": 0.04, "on": "RTX 4080",
+    },
     "1.5B full, 8-bit Adam, reference, 8 x 1042, lean": {
-        **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04,
+        **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04, "on": SMALL,
     },
-    "7B LoRA, 8 x (16384 + 1024), TRL's defaults": LONG_PROMPT,
+    "7B LoRA, 8 x (16384 + 1024), TRL's defaults": {**LONG_PROMPT, "on": "H200"},
     "7B LoRA, 8 x (16384 + 1024), TRL tuned by hand, offloaded checkpoints": {
-        **LONG_PROMPT, **TUNED, "gradient_checkpointing": "offloaded",
+        **LONG_PROMPT, **OFFLOADED, "on": "A100-80GB",
     },
-    "7B LoRA, 8 x (16384 + 1024), lean": {**LONG_PROMPT, "recipe": "lean"},
-    "7B LoRA, 8 x (16384 + 1024), lean, shared prompt": {**LONG_PROMPT, "recipe": "lean", "prefix_sharing": True},
+    "7B LoRA, 8 x (16384 + 1024), lean": {**LONG_PROMPT, "recipe": "lean", "on": "RTX 5090"},
+    "7B LoRA, 8 x (16384 + 1024), lean, shared prompt": {
+        **LONG_PROMPT, "recipe": "lean", "prefix_sharing": True, "on": "RTX 5090",
+    },
 }  # fmt: skip
 
 
@@ -67,16 +94,24 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
     traces are the optimizer's state and cuBLAS's workspaces: those are made from gradients of zero and by one product.
     ``tests/benchmarks/lean/test_flops.py`` holds that peaks of allocated bytes are those of all, up to the ids of
     one batch. What is reserved can be less than after two whole steps, in which more sizes of segments pile up.
+    The work of those left out is counted as the last one's.
     """
     import torch
     from trl import GRPOTrainer
 
     from memprof.compat.patching import replacing
+    from memprof.simulate.recorder.work import Work
 
-    step = GRPOTrainer.training_step
+    step, times_of = GRPOTrainer.training_step, Work._times
+    alike = 1
+
+    def times(self: Any, phase: str) -> float:
+        return times_of(self, phase) * (alike if phase in TRAINING else 1)
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
+        nonlocal alike
         count = self.current_gradient_accumulation_steps
+        alike = count - 1 if count > 1 and self._step % count == count - 1 else 1
         first = warmed_up and self.state.global_step == 0
         if not first and (self._step % count in (0, count - 1) or self._step % self.args.steps_per_generation == 0):
             return step(self, model, inputs, num_items_in_batch)
@@ -88,45 +123,51 @@ def alike_once(*, warmed_up: bool = False) -> Iterator[None]:
         self._step += 1
         return torch.zeros(())
 
-    with replacing((GRPOTrainer, "training_step", training_step)):
+    with replacing((GRPOTrainer, "training_step", training_step), (Work, "_times", times)):
         yield
 
 
 def simulated(
     case: Mapping[str, Any], lean: Mapping[str, Any] | None = None, *, warmed_up: bool = False
 ) -> dict[str, Any]:
-    """Simulate one case; return both peaks, each phase's, the host's memory, and the CPU seconds it took.
+    """Simulate one case; return its peaks, the host's memory, its price and the CPU seconds that the simulation took.
 
     Args:
-        case: :class:`memprof.config.settings.Settings`; ``on`` names the card that is simulated.
+        case: :class:`memprof.config.settings.Settings`, and of :data:`NOT_SETTINGS` ``on``, the card that is
+            simulated, and ``offloaded_cache``, where keys and values are the host's.
         lean: arguments of ``LeanGRPOConfig`` that no setting has.
         warmed_up: see :func:`alike_once`.
     """
     from memprof import analyze
+    from memprof.config.expected_error import room_bytes
     from memprof.config.gpus import find_gpu
     from memprof.config.settings import Settings
     from memprof.simulate.recorder.host_memory import host_use
     from memprof.simulate.run import simulate_settings
     from memprof.snapshot.reader import snapshot_from_raw
 
-    settings = {name: value for name, value in case.items() if name != "on"}
+    settings = {name: value for name, value in case.items() if name not in NOT_SETTINGS}
     card = find_gpu(case["on"]) if "on" in case else None
     start = time.process_time()
-    with told(lean), alike_once(warmed_up=warmed_up):
+    priced = pricing([case["on"], SPEED] if card else [], offloaded_cache=bool(case.get("offloaded_cache")))
+    with told(lean), alike_once(warmed_up=warmed_up), priced as price:
         raw = simulate_settings(Settings(**settings), gpu=card, stacks=False)
     seconds = time.process_time() - start
     host = host_use(raw, 1).to_dict()
     report = analyze(snapshot_from_raw(raw)).to_dict()
+    reserved = report["device_peak"]["reserved_bytes"]
     return {
         "settings": dict(case),
         **({"lean": dict(lean)} if lean else {}),
         "allocated_bytes": report["peak"]["allocated_bytes"],
         "phase": report["peak"]["phase"],
-        "reserved_bytes": report["device_peak"]["reserved_bytes"],
+        "reserved_bytes": reserved,
+        **({"fits": reserved <= room_bytes(card)} if card else {}),
         "phases": phase_peaks(report),
         "own_peaks": {name: size for name, size in report["own_peaks"].items() if size},
         "pinned_bytes": host["pinned_bytes"],
         "host_bytes": host["needed_bytes"],
+        "price": price.to_dict(),
         "cpu_seconds": round(seconds, 1),
     }
 
@@ -150,7 +191,7 @@ def flops(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> int
     What changes no product is left out, so that it is counted once: how many micro-batches, how many sequences
     generate together, the base's dtype and bits, the card, where checkpoints are kept.
     """
-    left_out = ("on", "load_in_4bit", "generation_batch", *TUNED)
+    left_out = (*NOT_SETTINGS, "load_in_4bit", "generation_batch", *ENGINE, *TUNED)
     settings = {name: value for name, value in case.items() if name not in left_out}
     settings["dtype"] = "bfloat16"
     if settings.get("gradient_checkpointing") == "offloaded":

@@ -300,8 +300,8 @@ def _lean(s: Settings) -> Iterator[Candidate]:
     if s.recipe != "lean" and s.device != "cpu":
         yield Candidate(
             id="lean",
-            action="Train with memprof's LeanGRPOTrainer",
-            setting="from memprof.grpo import LeanGRPOTrainer as GRPOTrainer",
+            action=f"Train with memprof's Lean{s.trainer.upper()}Trainer",
+            setting=f"from memprof.grpo import Lean{s.trainer.upper()}Trainer as {s.trainer.upper()}Trainer",
             costs="The same loss, computed in smaller pieces; see docs on the lean trainer for its speed.",
             exact=True,
             toll=Toll.NEEDS,

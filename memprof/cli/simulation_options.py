@@ -35,7 +35,7 @@ _OPTIONS = (
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE",
         help="Read any of these settings, by their own names, from YAML or JSON; options given here win.",
     ),
-    click.option("--trainer", help="Train with grpo, sft or dpo (TRL's trainers); default: grpo."),
+    click.option("--trainer", help="Train with grpo, rloo, sft or dpo (TRL's trainers); default: grpo."),
     click.option("--max-length", type=int, metavar="TOKENS", help="With sft or dpo: make each row this long."),
     click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
@@ -59,7 +59,10 @@ _OPTIONS = (
         "--no-gradient-checkpointing", is_flag=True, expose_value=False, callback=_switch_off,
         help="Checkpoint nothing, as KIND none.",
     ),
-    click.option("--beta", type=float, help="Set the KL coefficient; other than 0 needs a reference model."),
+    click.option(
+        "--beta", type=float,
+        help="Set the KL coefficient; other than 0 needs a reference model. Default: 0; with rloo 0.05, as TRL's.",
+    ),
     click.option("--optim", help="Use this optimizer of transformers, or none for no optimizer step."),
     click.option("--attn", help="Choose attention: auto, flash, efficient or math."),
     click.option("--padding", help="Choose none, or worst: masks hold padding, which rules out flash attention."),
@@ -128,10 +131,11 @@ def settings_of(config_file: Path | None, given: Mapping[str, Any], *, device: s
         InputError: the file cannot be used.
         UsageError: no model, or settings that contradict each other.
     """
-    from memprof.config.settings import Settings
+    from memprof.config.settings import TRAINERS_OWN, Settings
     from memprof.errors import UsageError
 
     values = given_settings(config_file, given)
+    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values}
     if isinstance(targets := values.get("lora_target_modules"), str):
         values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):

@@ -35,6 +35,7 @@ FEATURES: dict[str, Feature] = {
     "simulate.world": Feature("The simulator", {"torch": EXECUTING["torch"]}),  # any loop, not only TRL's
     "simulate": Feature("The simulator", EXECUTING, ("simulate.world",)),
     "simulate.lean": Feature("The simulator of the lean trainer", EXECUTING, ("simulate", "lean")),
+    "simulate.rloo": Feature("The simulator of RLOO", EXECUTING, ("simulate",)),
     "simulate.fsdp2": Feature("The simulator of FSDP2", EXECUTING, ("simulate",)),
     "simulate.tp": Feature("The simulator of tensor parallelism", EXECUTING, ("simulate",)),
     "simulate.zero": Feature("The simulator of ZeRO", EXECUTING, ("simulate",)),
@@ -43,7 +44,7 @@ FEATURES: dict[str, Feature] = {
     "simulate.liger": Feature("The simulator of Liger's loss", EXECUTING, ("simulate",)),
     "plan": Feature("memprof plan", EXECUTING, ("simulate",)),
     "budget": Feature("memory_budget", EXECUTING, ("lean", "simulate")),
-    "script": Feature("memprof simulate --script", EXECUTING, ("simulate", "simulate.offloaded")),
+    "script": Feature("memprof simulate --script", EXECUTING, ("simulate", "simulate.offloaded", "simulate.rloo")),
     "callback": Feature("The callback", WATCHING, imports=False),
     "rehearse": Feature("The rehearsal", WATCHING, ("callback",), imports=False),
     "run": Feature("memprof run", WATCHING, imports=False),

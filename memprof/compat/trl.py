@@ -144,6 +144,10 @@ CREATE_DPO_REFERENCE = Target(
     "trl.trainer.dpo_trainer", "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
     used_in="DPOTrainer.__init__",
 )  # fmt: skip
+CREATE_RLOO_REFERENCE = Target(
+    "trl.trainer.rloo_trainer", "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="RLOOTrainer.__init__",
+)  # fmt: skip
 CREATE_REFERENCE = Target(
     _UTILS, "create_model_from_path", "(model_id, **kwargs)", how=REPLACED, needed_by=("lean", "simulate.lean")
 )
@@ -192,11 +196,12 @@ OFF_POLICY_MASK = Target(_GRPO, "GRPOTrainer.off_policy_mask_threshold", how=ASS
 AUX_LOSS = Target(_GRPO, "GRPOTrainer.aux_loss_enabled", how=ASSIGNED, needed_by=_LEAN)
 GROUP_SIZE = Target(_GRPO, "GRPOTrainer.num_generations", how=ASSIGNED, needed_by=_LEAN)
 
-# -- RLOOTrainer: what the lean one overrides, under the names that GRPOTrainer has too ------------------------------
+# -- RLOOTrainer: what the lean one overrides and the simulator replaces, under the names that GRPOTrainer has too ---
 
 _RLOO, _LEAN_RLOO = "trl.trainer.rloo_trainer", ("lean.rloo",)
+_BOTH_RLOO = ("lean.rloo", "simulate.rloo")
 RLOO_INIT = Target(
-    _RLOO, "RLOOTrainer.__init__", "(self, model, reward_funcs, args, *, peft_config)", needed_by=_LEAN_RLOO
+    _RLOO, "RLOOTrainer.__init__", "(self, model, reward_funcs, args, *, peft_config)", needed_by=_BOTH_RLOO
 )
 RLOO_COMPUTE_LOSS = Target(
     _RLOO, "RLOOTrainer.compute_loss", "(self, model, inputs, return_outputs, num_items_in_batch)", how=REPLACED,
@@ -209,11 +214,22 @@ RLOO_LOSS = Target(
 RLOO_LOGPS = Target(
     _RLOO, "RLOOTrainer._get_per_token_logps_and_entropies",
     "(self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **kwargs)",
-    how=REPLACED, needed_by=_LEAN_RLOO, used_in="RLOOTrainer._compute_loss",
+    how=REPLACED, needed_by=_BOTH_RLOO, used_in="RLOOTrainer._compute_loss",
 )  # fmt: skip
 RLOO_GENERATE = Target(
     _RLOO, "RLOOTrainer._generate_single_turn", "(self, prompt_ids, images, multimodal_fields)", how=REPLACED,
-    needed_by=_LEAN_RLOO, used_in="RLOOTrainer._generate",
+    needed_by=_BOTH_RLOO, used_in="RLOOTrainer._generate",
+)  # fmt: skip
+RLOO_TOKENIZE = Target(
+    _RLOO, "RLOOTrainer._tokenize_prompts", "(self, prompts)", how=REPLACED, needed_by=("simulate.rloo",),
+    used_in="RLOOTrainer._generate",
+)  # fmt: skip
+RLOO_CONFIG = Target(
+    "trl.trainer.rloo_config", "RLOOConfig.__init__",
+    "(self, output_dir, *, use_cpu, bf16, fp16, per_device_train_batch_size, gradient_accumulation_steps, "
+    "steps_per_generation, num_iterations, num_generations, max_completion_length, gradient_checkpointing, beta, "
+    "optim, max_grad_norm, max_steps, cache_implementation, generation_kwargs, **kwargs)",
+    needed_by=("simulate.rloo",),
 )  # fmt: skip
 RLOO_METRICS = Target(_RLOO, "RLOOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN_RLOO)
 RLOO_TOKENIZER = Target(_RLOO, "RLOOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN_RLOO)

@@ -61,7 +61,7 @@ def not_compared(config: Mapping[str, Any]) -> list[str]:
     row = TABLE.get(optim)
     sharding = str(config.get("sharding", "ddp"))
     parts = {
-        f"trainer {config.get('trainer')}": config.get("trainer") in ("sft", "dpo"),
+        f"trainer {config.get('trainer')}": config.get("trainer") in ("rloo", "sft", "dpo"),
         "4-bit layers": bool(config.get("load_in_4bit")),
         f"optimizer {optim}": row is not None and row.modelled,
         "vLLM's pool": config.get("generation") == "vllm",

@@ -82,7 +82,7 @@ def _as_simulated(config: Mapping[str, Any]) -> Settings:
     known = {f.name for f in fields(Settings)}
     values = {name: value for name, value in config.items() if name in known}
     if values.get("trainer") not in CHOICES["trainer"]:  # a script's: the name of its class
-        values.pop("trainer", None)
+        values["trainer"] = _kind(config)
     values["lora_target_modules"] = tuple(values.get("lora_target_modules") or ("all-linear",))
     if values.get("gpus", 1) == 1:  # other names were accepted once, and changed nothing
         values["sharding"] = "ddp"
@@ -96,7 +96,7 @@ _SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and our
 def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
     if "num_generations" not in config:
         what = config.get("trainer") or "hand-written loop"
-        raise UsageError(f"a {what} is not GRPO, and what is simulated is TRL's GRPO step")
+        raise UsageError(f"a {what} is neither GRPO nor RLOO, and what is simulated is the step of those")
     setup = source.get("setup") or {}
     values: dict[str, Any] = {n: config[n] for n in _SAME if config.get(n) is not None}
     assumed: list[str] = []
@@ -105,6 +105,7 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     if config.get("reward_bytes"):
         assumed.append("reward models are left out")
     values["model"] = str(config.get("model_name") or "model")
+    values["trainer"] = _kind(config)
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
     values["mixed_precision"] = "bf16" if config.get("mixed_precision") == "bf16" or config.get("bf16") else "no"
@@ -127,9 +128,15 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     return Likeness(Settings(**values), dict(model), tuple(assumed))
 
 
+def _kind(config: Mapping[str, Any]) -> str:
+    """Tell RLOO's runs from GRPO's, subclasses included; old recordings have the trainer's name alone."""
+    told = config.get("trainer_kind") or ("rloo" if "RLOO" in str(config.get("trainer")) else "grpo")
+    return "rloo" if told == "rloo" else "grpo"
+
+
 def _is_lean(config: Mapping[str, Any]) -> bool:
     """Tell the lean trainer's runs; old recordings have the trainer's name and no recipe."""
-    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer"))
+    return bool(config.get("recipe", config.get("trainer")) in ("lean", "LeanGRPOTrainer", "LeanRLOOTrainer"))
 
 
 def _dtype(config: Mapping[str, Any], setup: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "optimizer_of",
     "prompt_tokens",
     "sharding_of",
+    "trainer_kind",
 ]
 
 #: Settings whose value a script's arguments hold, and may be given instead of theirs; by their names there.
@@ -75,7 +76,7 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
     Completions have their full length, prompts the length of the dataset's longest.
 
     Args:
-        trainer: a ``LeanGRPOTrainer``, or a trainer with its arguments.
+        trainer: a lean trainer, or a trainer with its arguments.
         model: its model without the wrappers of an adapter or of a sharded run.
         notes: sentences on what was assumed are added to it.
         name: where the model was loaded from; empty where it was not.
@@ -91,7 +92,8 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
         "device": "cuda" if trainer.accelerator.device.type == "cuda" else "cpu",
     }
     name = name or model.config.model_type
-    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name)
+    kind = trainer_kind(trainer)
+    settings = from_arguments(trainer.args, model, adapted, changes, notes, lean=True, name=name, kind=kind)
     accelerator = trainer.accelerator
     stage = getattr(getattr(accelerator.state, "deepspeed_plugin", None), "zero_stage", None)
     kind = str(getattr(accelerator.distributed_type, "value", ""))
@@ -99,6 +101,11 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
         lora_target_modules=_targets(adapted),
         **sharding_of(int(accelerator.num_processes), kind, stage or 2),
     )
+
+
+def trainer_kind(trainer: Any) -> str:
+    """Return ``rloo`` for TRL's ``RLOOTrainer`` and its subclasses, whatever their names, else ``grpo``."""
+    return "rloo" if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__) else "grpo"
 
 
 def from_arguments(
@@ -110,17 +117,19 @@ def from_arguments(
     *,
     lean: bool = False,
     name: str = "",
+    kind: str = "grpo",
 ) -> Settings:
-    """Describe the run that a ``GRPOConfig``, a model and an adapter make.
+    """Describe the run that a ``GRPOConfig`` or ``RLOOConfig``, a model and an adapter make.
 
     Args:
-        arguments: a ``GRPOConfig``, or for the lean trainer a ``LeanGRPOConfig``.
+        arguments: such a config, or for the lean trainer a lean one.
         model: a model, or the name of one.
         adapter: a ``LoraConfig``, or None: then the adapter that the model has, if any.
         changes: settings that are to be otherwise, and ``device``.
         notes: sentences on what is not simulated as it is are added to it.
         lean: the trainer is the lean one.
         name: where a model was loaded from.
+        kind: ``grpo`` or ``rloo``.
 
     Raises:
         UsageError: the settings contradict each other.
@@ -128,8 +137,13 @@ def from_arguments(
     adapter = _adapter(model) if adapter is None else adapter
     rank = getattr(adapter, "r", None)
     # What is not in changes is the arguments' own, or the default of Settings.
-    values: dict[str, Any] = {ours: getattr(arguments, theirs) for ours, theirs in GRPO_NAMES.items()}
+    values: dict[str, Any] = {
+        ours: getattr(arguments, theirs)
+        for ours, theirs in GRPO_NAMES.items()
+        if kind == "grpo" or ours != "loss_type"  # RLOO has one loss
+    }
     values |= {
+        "trainer": kind,
         "model": model if isinstance(model, str) else name or "the script's model",
         "dtype": _dtype(arguments, model),
         "mixed_precision": "bf16" if arguments.bf16 else "no",

@@ -12,14 +12,14 @@ from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
-__all__ = ["CHOICES", "Settings", "read_settings"]
+__all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
-    "trainer": ("grpo", "sft", "dpo"),
+    "trainer": ("grpo", "rloo", "sft", "dpo"),
     "recipe": ("trl", "trl-full-logits", "trl-0.14", "liger", "lean"),
     "sharding": ("ddp", "fsdp2", "zero1", "zero2", "zero3", "tp"),
     "device": ("cuda", "cpu"),
@@ -27,6 +27,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_implementation": ("dynamic", "static", "quantized"),
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
 }
+#: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
+TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
 _UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
 
 
@@ -38,8 +40,8 @@ class Settings:
     a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
     False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's True is ``auto``, its default,
     and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
-    ``trainer`` is ``grpo``, or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size`` then counts
-    rows, or pairs of a chosen and a rejected row, and each row has ``max_length`` tokens where that is given.
+    ``trainer`` is ``grpo`` or ``rloo``; or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size``
+    then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     ``left_out`` names what a config file switches on and no simulation executes.
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
@@ -118,7 +120,9 @@ class Settings:
     def _check_trainer(self) -> None:
         if not self.supervised:
             if self.max_length is not None:
-                raise UsageError("--max-length is of --trainer sft and dpo: GRPO has --prompt-length and others.")
+                raise UsageError("--max-length is of --trainer sft and dpo: others have --prompt-length and more.")
+            if self.trainer == "rloo" and self.recipe in ("liger", "trl-0.14"):
+                raise UsageError(f"--recipe {self.recipe} is a loss of GRPO's: drop it, or --trainer rloo.")
             return
         if self.recipe != "trl" or self.reward_model is not None:
             raise UsageError(f"--trainer {self.trainer} is TRL's own: drop --recipe and --reward-model.")
@@ -201,7 +205,7 @@ class Settings:
         if self.supervised:
             return
         if self.num_generations < 2:
-            raise UsageError("--num-generations must be at least 2: GRPO compares completions of one prompt.")
+            raise UsageError("--num-generations must be at least 2: completions of one prompt are compared.")
         batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
         if batch % self.num_generations:
             raise UsageError(

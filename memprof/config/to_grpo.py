@@ -1,4 +1,4 @@
-"""Write memprof's settings as ``GRPOConfig``, ``LeanGRPOConfig`` and ``LoraConfig`` take them, or as text to paste.
+"""Write memprof's settings as ``GRPOConfig``, ``RLOOConfig``, their lean kin and ``LoraConfig`` take them, or as text.
 
 The way back is :mod:`memprof.config.from_trainer`. No torch here.
 """
@@ -54,7 +54,7 @@ _BITS = {"auto": 4, "int4": 4, "int2": 2}  # transformers' default is 4
 
 
 def grpo_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the keyword arguments of the ``GRPOConfig`` that makes this run.
+    """Return the keyword arguments of the ``GRPOConfig`` or ``RLOOConfig`` that makes this run.
 
     Not in them: what launches several processes, the adapter (:func:`lora_arguments`), the lean trainer's own
     (:func:`lean_arguments`), and kinds of checkpointing other than transformers' plain one, which has no argument.
@@ -78,6 +78,8 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
     }
     if s.optim == "none":  # of memprof's: the run up to the end of its backward
         del arguments["optim"]
+    if s.trainer == "rloo":  # it has one loss
+        del arguments["loss_type"]
     if s.attn in ("flash", "math"):
         arguments["model_init_kwargs"]["attn_implementation"] = _ATTENTION[s.attn]
     if s.generation != "hf":
@@ -144,8 +146,8 @@ def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
 
 
 def as_python(settings: Settings) -> str:
-    """Write ``GRPOConfig(...)`` and, for an adapter, ``LoraConfig(...)``."""
-    lines = ["args = LeanGRPOConfig(" if settings.recipe == "lean" else "args = GRPOConfig("]
+    """Write ``GRPOConfig(...)`` (or RLOO's, or the lean trainer's) and, for an adapter, ``LoraConfig(...)``."""
+    lines = [f"args = {'Lean' if settings.recipe == 'lean' else ''}{settings.trainer.upper()}Config("]
     arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
     lines += [f"    {name}={value!r}," for name, value in arguments.items()]
     lines.append(")")

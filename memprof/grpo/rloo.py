@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from trl import RLOOConfig, RLOOTrainer
 
-from memprof.errors import UsageError
 from memprof.grpo.config import LeanSettings
 from memprof.grpo.step.schemes import LossTerms
 from memprof.grpo.trainer import LeanTrainer
@@ -17,23 +16,12 @@ __all__ = ["LeanRLOOConfig", "LeanRLOOTrainer"]
 
 @dataclass
 class LeanRLOOConfig(LeanSettings, RLOOConfig):
-    """Arguments of :class:`LeanRLOOTrainer`: all of ``RLOOConfig``'s, and those of ``LeanSettings``.
-
-    There is no ``memory_budget``: what is simulated is GRPO's step.
-
-    Raises:
-        UsageError: a ``memory_budget``.
-    """
+    """Arguments of :class:`LeanRLOOTrainer`: all of ``RLOOConfig``'s, and those of ``LeanSettings``."""
 
     # What GRPOConfig has and this loss has not.
     top_entropy_quantile: ClassVar[float] = 1.0
     cast_lm_head_to_fp32: ClassVar[bool] = False
     use_bias_correction_kl: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.memory_budget is not None:
-            raise UsageError("memory_budget is LeanGRPOTrainer's: the step of RLOOTrainer cannot be simulated.")
-        super().__post_init__()
 
 
 class _Paired(RLOOTrainer):  # type: ignore[misc, unused-ignore]

@@ -9,13 +9,17 @@ from typing import Any
 from memprof.config.expected_error import MARGIN, expected_error
 from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
+from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
+from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
-from memprof.plan.search import MAXIMIZE, ROUNDS, Row, halved, largest_of_each, most_of, row_of
+from memprof.plan.search import MAXIMIZE, ROUNDS, Row, fitted_each, halved, largest_of_each, most_of, row_of
 from memprof.plan.subprocess_runner import Runner, runner
 
-__all__ = ["MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
+__all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 
+#: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
+AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
 
 
@@ -24,7 +28,8 @@ class Plan:
     """Hold a plan.
 
     ``rows`` are the methods or the values of ``--vary``. ``best`` is, of all that were found to fit, the one with the
-    most of ``maximized``; of equal ones that which trains the most.
+    most of ``maximized``; of equal ones that which trains the most. ``fastest`` is, by estimated time, the fastest
+    that fits of all that do a step's work as it was given; None where none fits or no time is estimated.
     """
 
     model: str
@@ -35,14 +40,20 @@ class Plan:
     executed: int
     notes: list[str]
 
+    @property
+    def fastest(self) -> Row | None:
+        """Return the fastest that fits: of the rows, or with smaller micro-batches where those were searched."""
+        return fastest_of([*self.rows, *_smaller(self.rows)] if self.maximized == "speed" else self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, schema ``memprof.plan/1``."""
         return {
             "schema": "memprof.plan/1",
             "model": self.model,
             "gpu": self.gpu,
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": _with_front(self.rows, self.maximized == "speed"),
             "best": self.best.to_dict() if self.best is not None else None,
+            "fastest": fastest.to_dict() if (fastest := self.fastest) is not None else None,
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
             "limit_bytes": limit_of(self.gpu),
@@ -69,7 +80,8 @@ def make_plan(
         base: the settings that the user fixed, and defaults for the rest.
         gpu: a GPU's name or its memory size.
         fixed: names of the settings that the user gave; no method changes them.
-        maximize: the setting to enlarge: ``context`` (completion length), ``num_generations`` or ``batch``.
+        maximize: the setting to enlarge: ``context`` (completion length), ``num_generations`` or ``batch``; or
+            ``speed``: the fastest of the methods, with smaller micro-batches where one does not fit as given.
         vary: a setting and the values to compare instead of the methods.
         search: whether to search for the best configuration.
         workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
@@ -78,8 +90,10 @@ def make_plan(
         UsageError: a name is not known, or no method agrees with the fixed settings.
         InputError: the model cannot be found or simulated.
     """
-    if maximize not in MAXIMIZE:
-        raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(MAXIMIZE)}.")
+    if maximize not in AIMS:
+        raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(AIMS)}.")
+    if maximize == "speed":
+        _refuse_unknown_speed(gpu)
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
         wanted = (
             _varied(base, vary) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
@@ -91,10 +105,40 @@ def make_plan(
         results = machine.run([settings for _, settings in wanted])
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
         best = _largest_fitting(rows)
-        if searched:
+        if searched and maximize == "speed":
+            rows = fitted_each(machine, rows, limit_of(gpu))
+            best = fastest_of([*rows, *_smaller(rows)]) or _shrunk(machine, rows)
+        elif searched:
             rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
             best = best or _shrunk(machine, rows)
+        elif vary is None:
+            best = fastest_of(rows) or best
         return Plan(base.model, gpu, rows, best, maximize, machine.executed, _notes(base, best, maximize))
+
+
+def _refuse_unknown_speed(gpu: str) -> None:
+    card = find_gpu(gpu)
+    if speed_of(card.name) is None:
+        raise UsageError(
+            f"--maximize speed: no speed is known of {gpu}; name a card, such as --gpu 4090, or maximize another thing."
+        )
+
+
+def _smaller(rows: list[Row]) -> list[Row]:
+    """List the rows in smaller micro-batches, where these were found to fit."""
+    return [row.largest for row in rows if row.largest is not None and not row.fits]
+
+
+def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
+    """Return the rows as plain data, each with its place on the front; ``both``: the smaller micro-batches' too."""
+    smaller = _smaller(rows) if both else []
+    front = front_of([*rows, *smaller])
+    places = dict(zip([r.method for r in smaller], front[len(rows) :], strict=True))
+    found = [{**row.to_dict(), "on_front": on} for row, on in zip(rows, front, strict=False)]
+    for data in found:
+        if both and "largest" in data:
+            data["largest"] = {**data["largest"], "on_front": places.get(data["method"], data["on_front"])}
+    return found
 
 
 def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Settings]]:

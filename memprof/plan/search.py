@@ -13,7 +13,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.settings import Settings
 from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["MAXIMIZE", "ROUNDS", "Row", "halved", "largest_of_each", "most_of", "row_of"]
+__all__ = ["MAXIMIZE", "ROUNDS", "Row", "fitted_each", "halved", "largest_of_each", "most_of", "row_of"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 #: So many more simulations a method gets at most.
@@ -102,6 +102,37 @@ def largest_of_each(machine: Runner, rows: list[Row], what: str, room: int) -> t
     fitting = [search.good for search in searches if search.good is not None]
     best = max(fitting, key=lambda row: _size(row.settings, what), default=None)
     return found, best
+
+
+def fitted_each(machine: Runner, rows: list[Row], room: int) -> list[Row]:
+    """Divide the micro-batches of every method that does not fit as given, until it fits; the step's work stays.
+
+    Returns the rows with what fits of each as their ``largest``: the row itself, or its smaller micro-batches.
+    """
+    found: dict[int, Row] = {}
+    waiting = {
+        i: row.settings
+        for i, row in enumerate(rows)
+        if not row.fits and sum(row.categories.get(c, 0) for c in _STANDING) <= room
+    }
+    for _ in range(ROUNDS):
+        smaller = {i: s for i, settings in waiting.items() if (s := _same_work_halved(settings)) is not None}
+        if not smaller:
+            break
+        results = machine.run(list(smaller.values()))
+        waiting = {}
+        for (i, settings), result in zip(smaller.items(), results, strict=True):
+            tried = row_of(rows[i].method, settings, result)
+            if tried.fits:
+                found[i] = tried
+            else:
+                waiting[i] = settings
+    return [replace(row, largest=row if row.fits else found.get(i)) for i, row in enumerate(rows)]
+
+
+def _same_work_halved(settings: Settings) -> Settings | None:
+    smaller = halved(settings)
+    return smaller if smaller is not None and smaller.sequence_length == settings.sequence_length else None
 
 
 class _Search:

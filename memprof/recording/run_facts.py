@@ -8,6 +8,7 @@ from typing import Any
 
 from memprof.compat.transformers import ATTENTION_KIND, IN_4BIT, MODEL_NAME
 from memprof.compat.trl import REFERENCE
+from memprof.config.from_trainer import trainer_kind
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
 
@@ -21,6 +22,7 @@ _ARGS = (
     "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "use_liger_kernel", "torch_compile",
     "cache_implementation", "pad_to_multiple_of", "cast_lm_head_to_fp32", "sync_ref_model", "auto_find_batch_size",
     "torch_empty_cache_steps", "average_tokens_across_devices", "dataloader_pin_memory", "ds3_gather_for_generation",
+    "normalize_advantages",
 )  # fmt: skip
 _MODEL = {
     "model_type": "model_type", **SIZE_NAMES, "attn_implementation": ATTENTION_KIND.name, "experts": "num_experts",
@@ -30,6 +32,8 @@ _MODEL = {
 def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
     """Collect what a reader needs to check the figures: the trainer's settings, the models' extents and bytes."""
     facts: dict[str, Any] = {"trainer": type(trainer).__name__}
+    if trainer_kind(trainer) == "rloo":  # whose subclass may have any name
+        facts["trainer_kind"] = "rloo"
     args = trainer.args
     for name in _ARGS:
         value = getattr(args, name, None)

@@ -220,6 +220,8 @@ def simulate_settings(
 def features_of(settings: Settings) -> list[str]:
     """List what these settings enter, by the names of :data:`memprof.compat.features.FEATURES`, the general first."""
     found = ["simulate"]
+    if settings.trainer == "rloo":
+        found += ["simulate.rloo", *(["lean.rloo"] if settings.recipe == "lean" else [])]
     if settings.recipe in ("lean", "liger"):
         found.append(f"simulate.{settings.recipe}")
     if settings.recipe != "lean" and settings.checkpointing in ("selective", "offloaded"):

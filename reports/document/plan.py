@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.model import Part
-from memprof.reports.document.text import STACK_ORDER, category_label, gib, phase_label, plain, thousands, time_taken
+from memprof.reports.document.text import (
+    STACK_ORDER,
+    category_label,
+    gib,
+    phase_label,
+    plain,
+    sentence_list,
+    thousands,
+    time_taken,
+)
 
 from memprof.units import format_gib
 
-__all__ = ["PlanDocument", "PlanRow", "build_plan"]
+__all__ = ["PlanDocument", "PlanRow", "Priced", "build_plan"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,7 @@ class PlanRow:
 
     ``parts`` are the categories at its peak, and then what the device needs beyond them. ``largest`` is the most of
     what was maximized that fits with this method (0: nothing was found), and ``largest_bytes`` what it needs.
+    ``on_front``: no other row is as fast and as small.
     """
 
     method: str
@@ -33,6 +43,7 @@ class PlanRow:
     largest: int | None = None
     largest_bytes: int = 0
     step_us: int | None = None
+    on_front: bool = False
 
     @property
     def verdict(self) -> str:
@@ -46,11 +57,28 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
+class Priced:
+    """A point of the chart of memory against time; ``lines`` tell it apart from the others, for its label.
+
+    ``time_us`` is a step's, or a thousand tokens' where steps differ in their work (:attr:`PlanDocument.per_tokens`).
+    """
+
+    name: str
+    needed_bytes: int
+    time_us: int
+    fits: bool
+    on_front: bool
+    fastest: bool
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PlanDocument:
     """What is shown of a plan.
 
     ``scale_bytes`` is the one scale of every bar. ``best`` names the best row and is empty where nothing fits; ``code``
-    and ``yaml`` are its settings to paste, as they stand: they hold line breaks.
+    and ``yaml`` are its settings to paste, as they stand: they hold line breaks. ``fastest_code`` is the fastest's,
+    where that is another one. ``priced`` are the rows whose time is estimated.
     """
 
     title: str
@@ -67,6 +95,11 @@ class PlanDocument:
     data: dict[str, Any]
     error_band: tuple[float, float] = (0.0, 0.0)
     largest_title: str = ""
+    fastest: str = ""
+    fastest_sentence: str = ""
+    fastest_code: str = ""
+    priced: tuple[Priced, ...] = ()
+    per_tokens: bool = False
 
     def cells(self) -> list[tuple[str, ...]]:
         """Write the rows as a table of words, its head first."""
@@ -84,7 +117,7 @@ class PlanDocument:
 
 def _cells(row: PlanRow, timed: bool) -> tuple[str, ...]:
     sizes = (format_gib(n) for n in (row.needed_bytes, row.held_bytes, row.host_bytes))
-    took = (time_taken(row.step_us, estimated=True),) if timed else ()
+    took = (time_taken(row.step_us, estimated=True) + (" *" if row.on_front else "  "),) if timed else ()
     return (row.method, "fits" if row.fits else "OOM", *sizes, *took, row.phase_label, row.largest_label)
 
 
@@ -98,6 +131,8 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
     searched = any("largest" in row for row in data["rows"])
     rows = tuple(_row(row, data["maximized"] if searched else "") for row in data["rows"])
     limit = int(data["limit_bytes"])
+    fastest = data.get("fastest") or {}
+    same = bool(data["best"]) and fastest.get("config") == data["best"]["config"]
     return PlanDocument(
         title=f"{plain(data['model'])} on {plain(data['gpu'])}",
         rows=rows,
@@ -113,14 +148,25 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         error=plain(data["expected_error"]["sentence"]),
         notes=tuple(plain(note) for note in data["notes"]),
         data=data,
+        fastest=plain(fastest.get("method", "")),
+        fastest_sentence=_fastest(data),
+        fastest_code="" if same else data.get("fastest_code") or "",
+        priced=_priced(data),
+        per_tokens=_per_tokens(data),
     )
 
 
-_LARGEST = {"context": "Longest completion", "num_generations": "Most generations", "batch": "Largest micro-batch"}
+_LARGEST = {
+    "context": "Longest completion",
+    "num_generations": "Most generations",
+    "batch": "Largest micro-batch",
+    "speed": "Micro-batch that fits",
+}
 _SETTING = {
     "context": "completion_length",
     "num_generations": "num_generations",
     "batch": "per_device_train_batch_size",
+    "speed": "per_device_train_batch_size",
 }
 
 
@@ -145,6 +191,7 @@ def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
         largest=(row["largest"]["config"][_SETTING[maximized]] if "largest" in row else 0) if maximized else None,
         largest_bytes=int(row["largest"]["device_peak_bytes"]) if "largest" in row else 0,
         step_us=round(row["step_s"] * 1e6) if row.get("step_s") else None,
+        on_front=bool(row.get("on_front")),
     )
 
 
@@ -156,18 +203,103 @@ def _best_sentence(data: Mapping[str, Any]) -> str:
     how = f"Best found ({method}, most {plain(data['maximized']).replace('_', ' ')})"
     if "=" in method:  # a value of --vary
         how = f"Largest of these that fits ({method})"
+    elif data["maximized"] == "speed":
+        how = f"Fastest found ({method})"
+    elif not any("largest" in row for row in data["rows"]):  # nothing was searched
+        how = f"Fastest that fits ({method})" if data.get("fastest") else f"Largest of these that fits ({method})"
     return (
         f"{how}: {config['per_device_train_batch_size']} completions in a micro-batch of "
         f"{config['prompt_length']} + {config['completion_length']} tokens, "
-        f"{gib(best['device_peak_bytes'])} GiB needed.{_fastest(data)}"
+        f"{gib(best['device_peak_bytes'])} GiB needed."
     )
 
 
+# -- time, as a price --------------------------------------------------------------------------------------------------
+
+# Times that differ by less are called a tie (as ``memprof.plan.front`` chooses).
+_ALIKE = 0.01
+
+
 def _fastest(data: Mapping[str, Any]) -> str:
-    """Name the fastest of the methods that fit as given, where their times are estimated."""
-    timed = [row for row in data["rows"] if row["fits"] and row.get("step_s")]
-    if len(timed) < 2:
-        return ""
-    row = min(timed, key=lambda row: row["step_s"])
-    took = time_taken(round(row["step_s"] * 1e6), estimated=True)
-    return f" Fastest that fits as given: {plain(row['method'])}, {took} a step (estimated)."
+    """Say which is the fastest that fits, by estimated time; or why none is named."""
+    row = data.get("fastest")
+    if row is None:
+        if not any(r.get("step_s") for r in data["rows"]):
+            return f"No time is estimated: no speed is known of {plain(data['gpu'])}. Name a card, such as --gpu 4090."
+        return "No row fits as given, so that none is called the fastest."
+    took = _words(_time_us(row, _per_tokens(data)), data)
+    own = row["config"]["per_device_train_batch_size"]
+    where = f" with {own} in a micro-batch" if data["maximized"] == "speed" else " as given"
+    words = f"Fastest that fits{where}: {plain(row['method'])}, {took} (estimated)."
+    if alike := _as_fast(row, data):
+        words += f" As fast to within 1 %, but larger: {sentence_list(alike)}."
+    return words
+
+
+def _as_fast(row: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """Name the rows that fit and that no estimate tells from the fastest."""
+    near = _pace(row) * (1 + _ALIKE) ** 2
+    timed = [r for r in data["rows"] if r["fits"] and r.get("step_s") and r["method"] != row["method"]]
+    larger = [r for r in timed if r["device_peak_bytes"] >= row["device_peak_bytes"]]
+    return [plain(r["method"]) for r in larger if _pace(r) <= near]
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    """Count the tokens that a row's step trains on, all ranks together."""
+    c = row["config"]
+    own = c["per_device_train_batch_size"] * c["gradient_accumulation_steps"]
+    ranks = 1 if c["sharding"] == "tp" else c["gpus"]
+    return int(own * ranks * (c["prompt_length"] + c["completion_length"]))
+
+
+def _pace(row: Mapping[str, Any]) -> float:
+    return float(row["step_s"]) / _tokens(row)
+
+
+def _per_tokens(data: Mapping[str, Any]) -> bool:
+    """Tell whether the rows' steps differ in their work, so that only the time of a token compares them."""
+    return len({_tokens(row) for row in data["rows"]}) > 1
+
+
+def _time_us(row: Mapping[str, Any], per_tokens: bool) -> int:
+    return round((1000 * _pace(row) if per_tokens else float(row["step_s"])) * 1e6)
+
+
+def _words(us: int, data: Mapping[str, Any]) -> str:
+    return time_taken(us, estimated=True) + (f" for {thousands(1000)} tokens" if _per_tokens(data) else " a step")
+
+
+def _priced(data: Mapping[str, Any]) -> tuple[Priced, ...]:
+    """Make the points of the chart: the rows as given, and the smaller micro-batches that a search for speed found."""
+    rows = [row for row in data["rows"] if row.get("step_s")]
+    if data["maximized"] == "speed":
+        rows += [row["largest"] for row in rows if not row["fits"] and (row.get("largest") or {}).get("step_s")]
+    differ = _differing([row["config"] for row in rows])
+    fastest = data.get("fastest") or {}
+    return tuple(_point(row, data, differ, fastest) for row in rows)
+
+
+def _point(row: Mapping[str, Any], data: Mapping[str, Any], differ: list[str], fastest: Mapping[str, Any]) -> Priced:
+    config, us = row["config"], _time_us(row, _per_tokens(data))
+    lines = [
+        f"{gib(row['device_peak_bytes'])} GiB needed, {'fits' if row['fits'] else 'does not fit'}",
+        f"{_words(us, data)} (estimated)",
+        *(f"{name} = {config[name]}" for name in differ),
+    ]
+    same = row["method"] == fastest.get("method") and config == fastest.get("config")
+    return Priced(
+        name=plain(row["method"]),
+        needed_bytes=int(row["device_peak_bytes"]),
+        time_us=us,
+        fits=bool(row["fits"]),
+        on_front=bool(row.get("on_front")),
+        fastest=same,
+        lines=tuple(plain(line) for line in lines),
+    )
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the settings that are not the same in all rows, and those that say how much a step does."""
+    always = ("per_device_train_batch_size", "prompt_length", "completion_length")
+    names = [name for name in (configs[0] if configs else ()) if len({repr(c[name]) for c in configs}) > 1]
+    return [*names, *(name for name in always if name not in names)]

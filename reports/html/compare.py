@@ -56,7 +56,7 @@ def render_comparison(comparison: Comparison) -> str:
             timeline_data(d.timeline, d, most, o) for d, o in zip(drawn, opened, strict=True) if d.timeline
         ]
         data["opened"] = opened_data(opened)
-    return render_page(comparison.title, _body(comparison, opened), data, bool(drawn))
+    return render_page(comparison.title, _body(comparison, opened), data, "timeline" if drawn else None)
 
 
 def _body(comparison: Comparison, opened: Sequence[Opened]) -> Markup:

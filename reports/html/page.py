@@ -25,24 +25,25 @@ _POLICY = (
 )
 
 
-# One function's parts, in the order they run.
-_SCRIPTS = ("page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline")
+# One function's parts, in the order they run; a page has at most one of those that draw with plotly.
+_SCRIPTS = ("page", "rows", "copying", "address", "categories", "stacks", "allocations", "icicle", "timeline", "front")
+_DRAWING = ("timeline", "front")
 _READY = 'root.dataset.ready = "yes";'
 
 
-def render_page(title: str, body: Markup, data: dict[str, Any], charts: bool) -> str:
+def render_page(title: str, body: Markup, data: dict[str, Any], chart: str | None) -> str:
     """Render a whole page as text.
 
     Args:
         title: what the browser's tab shows.
         body: everything between the page's start and its footer.
         data: what the page's script reads; ``data["report"]`` is what the download button saves.
-        charts: whether plotly is needed to draw ``data``'s timelines.
+        chart: what plotly draws of ``data``: its timelines (``timeline``), a plan's points (``front``), or nothing.
     """
-    parts = [part for part in _SCRIPTS if charts or part != "timeline"]
+    parts = [part for part in _SCRIPTS if part not in _DRAWING or part == chart]
     written = [_asset(f"scripts/{part}.js") for part in parts]
     scripts = ["\n".join(['"use strict";', "(async () => {", *written, _READY, "})();"])]
-    if charts:
+    if chart is not None:
         scripts.insert(0, _asset("assets/plotly-basic.min.js"))
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     page = Template(_asset("templates/page.html"))
@@ -51,7 +52,7 @@ def render_page(title: str, body: Markup, data: dict[str, Any], charts: bool) ->
         title=join(f"{title} · memprof"),
         style=_style(),
         body=body,
-        footer=_footer(charts),
+        footer=_footer(chart is not None),
         data=_packed(data),
         scripts=join(*[Markup(f"<script>{script}</script>") for script in scripts]),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument, PlanRow
-from memprof.reports.document.text import amount, time_taken
+from memprof.reports.document.text import amount, thousands, time_taken
 from memprof.reports.html.elements import (
     Child,
     Markup,
@@ -28,9 +30,10 @@ def render_plan(plan: PlanDocument) -> str:
     room = f"{amount(plan.total_bytes)}, of which {amount(plan.limit_bytes)} may be used"
     body = join(
         page_header(plan.title, ["simulated, nothing was run on a GPU", room]),
-        el("main", {"id": "main"}, _best(plan), _chart(plan), _table(plan), _notes(plan)),
+        el("main", {"id": "main"}, _best(plan), _chart(plan), _prices(plan), _table(plan), _notes(plan)),
     )
-    return render_page(plan.title, body, {"report": plan.data}, charts=False)
+    data = {"report": plan.data, **({"front": _points(plan)} if plan.priced else {})}
+    return render_page(plan.title, body, data, "front" if plan.priced else None)
 
 
 def _best(plan: PlanDocument) -> Markup:
@@ -38,7 +41,9 @@ def _best(plan: PlanDocument) -> Markup:
     badge = el("span", {"class": "badge simulated"}, "simulated")
     code = copyable(code=plan.code) if plan.best and plan.code else None
     title = "Ready to paste" if code else "Nothing fits"
-    return section("best", title, "", el("p", {"class": "cause"}, plan.best_sentence, " ", badge), code)
+    fastest = el("p", {"class": "cause", "id": "fastest"}, plan.fastest_sentence)
+    more = copyable(code=plan.fastest_code) if plan.fastest_code else None
+    return section("best", title, "", el("p", {"class": "cause"}, plan.best_sentence, " ", badge), code, fastest, more)
 
 
 def _chart(plan: PlanDocument) -> Markup:
@@ -57,6 +62,37 @@ def _chart(plan: PlanDocument) -> Markup:
         el("ul", {"class": "legend"}, *entries),
         el("p", {"class": "muted fine"}, plan.error),
     )
+
+
+def _prices(plan: PlanDocument) -> Markup | None:
+    """Hold the chart that the page's script draws; nothing where no time is estimated."""
+    if not plan.priced:
+        return None
+    label = "Memory against time, a point for each row; the table below has the same figures."
+    keys = el(
+        "p",
+        {"class": "muted fine"},
+        "Filled and joined: the front, where no other row both takes less time and needs less memory. Grey: does not "
+        "fit. Point at a row for its settings. Times are estimated from the card's published speed.",
+    )
+    chart = el("div", {"id": "front-chart", "class": "needs-js", "role": "img", "aria-label": label})
+    note = "as given; every row's step does the same work"
+    if plan.per_tokens:
+        note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
+    return section("front", "Memory against time", note, chart, keys)
+
+
+def _points(plan: PlanDocument) -> dict[str, Any]:
+    """Return what the chart's script reads."""
+    points = [
+        {
+            "name": point.name, "bytes": point.needed_bytes, "seconds": point.time_us / 1e6, "fits": point.fits,
+            "on_front": point.on_front, "fastest": point.fastest, "lines": point.lines,
+        }
+        for point in plan.priced
+    ]  # fmt: skip
+    per = f"time of {thousands(1000)} tokens" if plan.per_tokens else "time of a step"
+    return {"points": points, "limit": plan.limit_bytes, "per": per}
 
 
 def _limit_label(plan: PlanDocument, scale: int) -> Markup:
@@ -105,6 +141,8 @@ def _table(plan: PlanDocument) -> Markup:
     body = [el("tr", {"class": "chosen" if row.method == plan.best else None}, *_cells(plan, row)) for row in plan.rows]
     table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
     words = "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches"
+    if plan.data["maximized"] == "speed":
+        words = "where a method does not fit as given, smaller micro-batches were simulated too"
     note = words if plan.largest_title else ""
     return section("rows", "Side by side", note, scrolling(table))
 
@@ -122,10 +160,15 @@ def _cells(plan: PlanDocument, row: PlanRow) -> list[Markup]:
         *(largest if plan.largest_title else []),
         el("td", {"class": "num wide"}, amount(row.held_bytes)),
         el("td", {"class": "num wide"}, amount(row.host_bytes)),
-        *([el("td", {"class": "num wide"}, time_taken(row.step_us, estimated=True))] if plan.timed else []),
+        *([el("td", {"class": "num wide"}, _took(row))] if plan.timed else []),
         el("td", {}, row.phase_label),
         el("td", {}, row.largest_label),
     ]
+
+
+def _took(row: PlanRow) -> list[Child]:
+    front = el("span", {"class": "badge"}, "front") if row.on_front else None
+    return [time_taken(row.step_us, estimated=True), front]
 
 
 def _notes(plan: PlanDocument) -> Markup | None:

@@ -36,7 +36,8 @@ def write_html(document: Document, path: Path) -> None:
 def render_html(document: Document) -> str:
     """Render a report's page as text."""
     opened = Opened(document)
-    return render_page(document.title, _body(document, opened), _data(document, opened), bool(document.timeline))
+    chart = "timeline" if document.timeline else None
+    return render_page(document.title, _body(document, opened), _data(document, opened), chart)
 
 
 def _body(document: Document, opened: Opened) -> Markup:

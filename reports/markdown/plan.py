@@ -7,12 +7,22 @@ from memprof.reports.document.plan import PlanDocument
 __all__ = ["render_plan"]
 
 
+_WORDS = ("Method", "Verdict", "Highest in", "Largest")
+
+
 def render_plan(plan: PlanDocument) -> str:
     """Render the table, the best configuration in a fence and how far off the figures may be."""
     head, *rows = plan.cells()
-    ruler = "|---|---|--:|--:|--:|---|---|" + "--:|" * (len(head) - 7)
-    lines = [f"| {' | '.join(head)} |", ruler, *(f"| {' | '.join(row)} |" for row in rows)]
+    ruler = "|" + "|".join("---" if name in _WORDS else "--:" for name in head) + "|"
+    lines = [f"| {' | '.join(head)} |", ruler, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
+    lines += ["", "\\* no other row both takes less time (estimated) and needs less memory"] if plan.timed else []
     lines += ["", plan.best_sentence]
     lines += ["", "```python", plan.code, "```"] if plan.code else []
+    lines += ["", plan.fastest_sentence]
+    lines += ["", "```python", plan.fastest_code, "```"] if plan.fastest_code else []
     lines += ["", plan.error, ""]
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
+
+
+def _cell(words: str) -> str:
+    return words.strip().replace("*", "\\*")

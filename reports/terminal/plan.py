@@ -23,6 +23,8 @@ def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
     lines = [plan.title, "", *_table(plan, width), "", render_bars(plan, width, colour)]
     lines += _wrapped(plan.best_sentence, width)
     lines += ["", plan.code] if plan.code else []
+    lines += ["", *_wrapped(plan.fastest_sentence, width)]
+    lines += ["", plan.fastest_code] if plan.fastest_code else []
     lines += ["", *_wrapped(plan.error, width), ""]
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
 
@@ -31,22 +33,38 @@ def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
 # comes where None stands: all of them, the most important first.
 _WORDS = ("Method", "Verdict", "Highest in", "Largest")
 _BY_IMPORTANCE = (
-    "Method", "Verdict", "Needed GiB", None, "Largest", "Highest in", "Step", "Allocated GiB", "Host GiB",
+    "Method", "Verdict", "Needed GiB", None, "Step", "Largest", "Highest in", "Allocated GiB", "Host GiB",
 )  # fmt: skip
 
 
 def _table(plan: PlanDocument, width: int) -> list[str]:
-    """Write the rows as columns; those that a narrow screen has no room for are named below."""
-    cells = plan.cells()
-    widths = {i: max(len(row[i]) for row in cells) for i in range(len(cells[0]))}
-    kept = _fitting(cells[0], widths, width)
+    """Write the rows as columns, heads in two lines where one is too wide; columns without room are named below."""
+    head, *rows = plan.cells()
+    heads = [head]
+    if len(_kept(heads, rows, width)) < len(head):
+        heads = [tuple(word.rpartition(" ")[0] for word in head), tuple(word.rpartition(" ")[2] for word in head)]
+    kept = _kept(heads, rows, width)
+    widths = _widths(heads, rows)
     lines = []
-    for row in cells:
-        parts = [row[i].ljust(widths[i]) if cells[0][i] in _WORDS else row[i].rjust(widths[i]) for i in kept]
+    for row in (*heads, *rows):
+        parts = [row[i].ljust(widths[i]) if head[i] in _WORDS else row[i].rjust(widths[i]) for i in kept]
         lines.append("  ".join(parts).rstrip())
-    left = [cells[0][i] for i in widths if i not in kept]
+    lines += _wrapped(_STARRED, width) if any(row.on_front for row in plan.rows) and head.index("Step") in kept else []
+    left = [name for i, name in enumerate(head) if i not in kept]
     more = f"No room here for {sentence_list(left)}: a wider terminal, the page and the JSON have them."
     return lines + (_wrapped(more, width) if left else [])
+
+
+_STARRED = "* on the front: no other row both takes less time (estimated) and needs less memory."
+
+
+def _widths(heads: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> dict[int, int]:
+    return {i: max(len(row[i]) for row in (*heads, *rows)) for i in range(len(heads[0]))}
+
+
+def _kept(heads: Sequence[Sequence[str]], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    names = [" ".join(parts).strip() for parts in zip(*heads, strict=True)]
+    return _fitting(names, _widths(heads, rows), width)
 
 
 def _wrapped(sentence: str, width: int) -> list[str]:

@@ -41,6 +41,17 @@ def test_what_was_configured_is_what_is_simulated() -> None:
     assert any("512 tokens are assumed" in words for words in likeness.assumed)
 
 
+@pytest.mark.parametrize("told", [{"trainer": "RLOOTrainer"}, {"trainer": "Mine", "trainer_kind": "rloo"}])
+def test_rloo_is_told_from_grpo(told: dict[str, Any]) -> None:
+    s = settings_like(_source(**told)).settings
+    assert (s.trainer, s.recipe, s.beta) == ("rloo", "trl", 0.1)
+    lean = settings_like(_source(**told, recipe="lean")).settings
+    assert (lean.trainer, lean.recipe) == ("rloo", "lean")
+    assert settings_like(_source()).settings.trainer == "grpo"
+    simulated = {**s.to_dict(), **told, "model": "meta-llama/Llama-3.2-1B-Instruct"}  # by a script
+    assert settings_like({"kind": "simulated", "config": simulated}).settings.trainer == "rloo"
+
+
 def test_the_largest_batch_that_was_seen_is_simulated() -> None:
     setup = {
         "model_config": MODEL,

@@ -16,6 +16,7 @@ from trl import RLOOConfig, RLOOTrainer
 from memprof.compat.check import TARGETS
 from memprof.errors import UsageError
 from memprof.grpo import LeanRLOOConfig, LeanRLOOTrainer
+from memprof.grpo.budget import settings_of
 from tests.compat.removal import remove
 from tests.grpo.trainers import (
     Rollouts,
@@ -141,9 +142,18 @@ def test_generation_in_passes(tmp_path: Path) -> None:
     assert ours.state.global_step == 1
 
 
+def test_a_memory_budget_is_kept_by_simulating_rloos_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path / "cache" / "plan"))
+    trainer = build("lean", tiny_llama(), tmp_path, lora=True, memory_budget="1GB", generation_batch=4, beta=0.05)
+    settings, _ = settings_of(trainer)
+    assert (settings.trainer, settings.recipe, settings.beta) == ("rloo", "lean", 0.05)
+    assert (trainer.args.checkpointing, trainer.args.generation_batch) == ("none", 4)
+    assert "checkpointing=none, generation_batch=4 needs" in capsys.readouterr().out
+
+
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="memory_budget is LeanGRPOTrainer's"):
-        LeanRLOOConfig(str(tmp_path), use_cpu=True, bf16=False, memory_budget="24GB")
     for target in (t for t in TARGETS if "lean.rloo" in t.needed_by):
         with monkeypatch.context() as patch:
             target.find()

@@ -21,6 +21,7 @@ from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
 from memprof.plan import cache, make_plan, planner, search
+from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import METHODS, methods_for
 from memprof.plan.planner import Plan
 
@@ -262,3 +263,69 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     assert "may be used" in drawn
     assert "Expected error" in render_text(document)
     assert drawn in render_text(document)
+
+
+def _timed(method: str, gib: float, seconds: float | None, fits: bool = True, **changes: Any) -> search.Row:
+    need = int(gib * 2**30)
+    settings = _base(**changes)
+    return search.Row(method, settings, fits, need, need, 0, "weights", "backward", step_s=seconds)
+
+
+def test_the_front_leaves_out_what_is_slower_and_larger() -> None:
+    rows = [
+        _timed("fast", 60, 20.0, fits=False),
+        _timed("middle", 20, 30.0),
+        _timed("worse", 21, 31.0),
+        _timed("small", 10, 40.0),
+    ]
+    assert front_of(rows) == [True, True, False, True]
+    assert fastest_of(rows) is rows[1]
+    assert front_of([_timed("no speed", 10, None), rows[1]]) == [None, True]
+    assert fastest_of([_timed("no speed", 10, None), rows[0]]) is None
+    # What does not fit takes nothing that fits off the front.
+    assert front_of([_timed("refused", 10, 5.0, fits=False), _timed("taken", 11, 6.0)]) == [True, True]
+
+
+def test_of_a_tie_the_smaller_is_the_fastest() -> None:
+    rows = [_timed("large", 20, 30.0), _timed("small", 12, 30.2), _timed("smaller", 8, 31.0)]
+    assert fastest_of(rows) is rows[1]
+
+
+def test_steps_of_other_work_are_compared_by_their_tokens() -> None:
+    rows = [_timed("short", 10, 10.0), _timed("long", 10, 18.0, per_device_train_batch_size=16)]
+    assert fastest_of(rows) is rows[1]
+
+
+def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the formula LoRA without checkpointing is the fastest and fits in smaller micro-batches only."""
+    with pytest.raises(UsageError, match="no speed is known of 40GB"):
+        make_plan(_base(), "40GB", maximize="speed")
+
+    def took(self: _Known, s: Settings) -> dict[str, Any]:
+        return {**one(self, s), "step_s": 10 + 5 * bool(s.gradient_checkpointing) + 9 * s.load_in_4bit}
+
+    one = _Known._one
+    monkeypatch.setattr(_Known, "_one", took)
+    plan = make_plan(_base(), "4090", maximize="speed")
+    assert plan.best is not None
+    assert plan.best == plan.fastest
+    assert not next(r for r in plan.rows if r.method == "LoRA").fits
+    assert plan.best.method == "LoRA"
+    smaller = plan.best.settings
+    assert smaller.per_device_train_batch_size < 8
+    assert smaller.per_device_train_batch_size * smaller.gradient_accumulation_steps == 8
+    assert smaller.sequence_length == _base().sequence_length
+    data = {**plan.to_dict(), "code": None}
+    validate(data)
+    shown = build_plan(data)
+    assert shown.best_sentence.startswith("Fastest found (LoRA): ")
+    assert shown.cells()[0][-1] == "Micro-batch that fits"
+
+
+def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _Known._one
+    monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0 if s.load_in_4bit else 12.0})
+    plan = make_plan(_base(), "4090", search=False)
+    assert plan.best is not None
+    assert plan.best.settings.load_in_4bit
+    assert plan.best == plan.fastest

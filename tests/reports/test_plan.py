@@ -48,6 +48,16 @@ def _row(method: str, needed: int, held: int, *, fits: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def timed_plan(**changes: Any) -> PlanDocument:
+    """Three methods with times: one that does not fit, the fastest that fits, and one that is slower and larger."""
+    rows = [_row("full", 30, 27, fits=False), _row("<lora>", 20, 18, fits=True), _row("slow", 21, 19, fits=True)]
+    for row, seconds, front in zip(rows, (30.0, 41.0, 44.0), (True, True, False), strict=True):
+        row.update(step_s=seconds, on_front=front)
+    rows[0]["config"]["dtype"] = "bfloat16"
+    changed: dict[str, Any] = {"rows": rows, "best": rows[1], "fastest": rows[1], "fastest_code": CODE, **changes}
+    return sample_plan(**changed)
+
+
 def test_a_plan_follows_the_schema() -> None:
     validate(sample_plan().data)
 
@@ -59,13 +69,18 @@ def test_no_line_of_the_terminal_is_wider_than_it_and_what_is_left_out_is_named(
     rows = [{**_row(name, 164 - 60 * i, 142 - 60 * i, fits=False), "largest": largest} for i, name in enumerate(names)]
     plan = sample_plan(rows=rows, best=None, code=None)
     text = render_plan(plan, width)
-    assert max(map(len, text.splitlines())) <= width
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
     assert "does not fit" in text
-    head = next(line for line in text.splitlines() if line.startswith("Method"))
+    at = next(i for i, line in enumerate(lines) if line.startswith("Method"))
+    above, head = lines[at - 1].split(), lines[at].split()
     words = " ".join(text.split())
     for name in plan.cells()[0]:
-        assert (name in head) != (f"No room here for {name}" in words or name in words.partition("No room here")[2])
-    assert "Longest completion" in head or width == 60
+        first, last = name.rpartition(" ")[0], name.rpartition(" ")[2]
+        there = name in lines[at] or (first in above and last in head)
+        left = words.partition("No room here for ")[2].partition(":")[0]
+        assert there != (name in left.replace(" and ", ", ").split(", "))
+    assert "Longest completion" in lines[at] or {"Longest", "completion"} <= {*above, *head}
 
 
 @pytest.mark.parametrize("width", [60, 100])
@@ -90,6 +105,43 @@ def test_what_was_searched_for_is_shown_beside_its_time(timed: bool) -> None:
         assert line.endswith("704")
         assert len(line) == len(head)
         assert ("≈ 41.0 s" in line) is timed
+
+
+def test_the_front_is_marked_and_the_fastest_is_named() -> None:
+    plan = timed_plan()
+    validate(plan.data)
+    text = render_plan(plan, 80)
+    starred = [line.split()[0] for line in text.splitlines() if line.endswith("*") or " s *" in line]
+    assert starred == ["full", "<lora>"]
+    assert "* on the front: no other row" in text
+    assert "Fastest that fits as given: <lora>, ≈ 41.0 s a step (estimated)." in " ".join(text.split())
+    assert text.count(CODE) == 1  # the best is the fastest
+    slow = {**plan.data["rows"][2], "config": Settings(model="m", optim="sgd").to_dict()}
+    other = timed_plan(best=slow)
+    assert render_plan(other, 80).count(CODE) == 2
+    assert "\\*" in render_markdown(plan)
+
+
+def test_ties_are_said() -> None:
+    rows = timed_plan().data["rows"]
+    rows[2]["step_s"] = 41.2
+    assert "As fast to within 1 %, but larger: slow." in timed_plan(rows=rows).fastest_sentence
+    assert "As fast" not in timed_plan().fastest_sentence
+
+
+def test_a_card_without_a_speed_and_nothing_that_fits_are_said() -> None:
+    assert sample_plan().fastest_sentence.startswith("No time is estimated: no speed is known of 24GB.")
+    assert "No row fits as given" in timed_plan(fastest=None).fastest_sentence
+    assert "Memory against time" not in render_page(sample_plan())
+
+
+def test_rows_that_do_other_work_are_compared_by_the_token() -> None:
+    rows = timed_plan().data["rows"]
+    rows[2]["config"]["completion_length"] = 2 * 768 + 256  # twice the tokens
+    plan = timed_plan(rows=rows)
+    assert plan.per_tokens
+    assert [point.time_us for point in plan.priced] == [round(s * 1e9 / 8192) for s in (30.0, 41.0, 22.0)]
+    assert "tokens (estimated)" in plan.fastest_sentence
 
 
 def test_bars_are_on_one_scale() -> None:
@@ -142,6 +194,28 @@ def test_the_page_opens_without_a_complaint(tmp_path: Path) -> None:
         with page.expect_download() as download:
             page.locator("#download").click()
         assert download.value.suggested_filename.endswith(".json")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
+def test_the_chart_has_a_point_for_each_row_and_shows_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    path.write_text(render_page(timed_plan()), encoding="utf-8")
+    with chromium() as browser, open_page(browser, path) as page:
+        assert page.problems == []
+        assert violations(page) == []
+        points = page.locator("#front-chart .point")
+        assert points.count() == 3
+        drawn = page.evaluate("document.getElementById('front-chart').data.map((t) => [t.mode, t.x, t.y])")
+        assert drawn[0] == ["lines", [20, 30], [41, 30]]  # the front
+        points.first.scroll_into_view_if_needed()
+        box = points.first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_selector("#front-chart .hovertext")
+        told = page.locator("#front-chart .hovertext").text_content()
+        assert "does not fit" in told
+        assert "dtype = bfloat16" in told
+        assert "limit 23.00 GiB" in page.locator("#front-chart").text_content()
 
 
 @pytest.mark.browser

@@ -28,8 +28,8 @@ __all__ = ["command"]
     "--gpu", required=True, metavar="NAME|SIZE", help="Plan for this GPU: a name such as H100, or a size such as 24GB."
 )
 @click.option(
-    "--maximize", type=click.Choice(["context", "num_generations", "batch"]), default="context", show_default=True,
-    help="Make this as large as fits.",
+    "--maximize", type=click.Choice(["context", "num_generations", "batch", "speed"]), default="context",
+    show_default=True, help="Make this as large as fits; speed: choose the fastest that fits, by estimated time.",
 )  # fmt: skip
 @click.option("--vary", metavar="NAME=V,V,...", help="Compare values of one setting, such as num_generations=2,4,8,16.")
 @click.option("--no-search", is_flag=True, help="Make the table only; search no best configuration.")
@@ -126,7 +126,11 @@ def _answer(plan: Plan, with_yaml: bool) -> Answer:
     from memprof.config.to_grpo import as_python, as_yaml
     from memprof.reports.document.plan import build_plan
 
-    best = plan.best
-    data = {**plan.to_dict(), "code": as_python(best.settings) if best is not None else None}
+    best, fastest = plan.best, plan.fastest
+    data = {
+        **plan.to_dict(),
+        "code": as_python(best.settings) if best is not None else None,
+        "fastest_code": as_python(fastest.settings) if fastest is not None else None,
+    }
     yaml = as_yaml(best.settings) if with_yaml and best is not None else ""
     return Answer("plan", data, lambda: build_plan(data, yaml=yaml))

@@ -15,7 +15,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
-from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens
+from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens, trainer_kind
 from memprof.config.settings import Settings
 from memprof.errors import InputError
 from memprof.recording.run_facts import collect_setup, plain_config
@@ -47,7 +47,8 @@ class ScriptTrainer:
         device: ``"cuda"`` or ``"cpu"``, the simulated one.
         notes: where to say what was changed or left out.
 
-    ``name`` is the trainer's class, ``settings`` what it was found to be; None where it is no GRPO trainer.
+    ``name`` is the trainer's class, ``settings`` what it was found to be; None where it trains with neither GRPO nor
+    RLOO.
     """
 
     def __init__(self, changes: Mapping[str, Any], device: str, notes: list[str]) -> None:
@@ -77,7 +78,7 @@ class ScriptTrainer:
                 (transformers_names.TRAIN, self._training(transformers_names.TRAIN.get())),
                 (transformers_names.SAVE, _nothing),
                 (transformers_names.PUSH, _nothing),
-                (trl_names.CREATE_MODEL, self._reference),
+                *((named, self._reference) for named in (trl_names.CREATE_MODEL, trl_names.CREATE_RLOO_REFERENCE)),
             ),
             contextlib.ExitStack() as self._worlds,
         ):
@@ -117,24 +118,25 @@ class ScriptTrainer:
 
     def _prepare(self, trainer: Any, given: dict[str, Any], signature: inspect.Signature) -> None:
         """Change what the trainer is built of: its model has fake weights, its arguments suit this machine."""
-        from trl import GRPOConfig, GRPOTrainer
+        from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 
-        grpo, lean = isinstance(trainer, GRPOTrainer), is_lean(trainer)
+        kind, lean = trainer_kind(trainer), is_lean(trainer)
+        grpo = kind == "rloo" or isinstance(trainer, GRPOTrainer)
         model = given.get("model")
         if isinstance(model, nn.Module):
             as_fakes(model)
             self._policy = model
             self._session.add_model(model, "policy")
         if given.get("args") is None and grpo:
-            given["args"] = GRPOConfig(self._folder)
+            given["args"] = (RLOOConfig if kind == "rloo" else GRPOConfig)(self._folder)
         if lean:
-            given["args"] = self._leanly(given["args"])
+            given["args"] = self._leanly(given["args"], kind)
         assumed: list[str] = []
         if grpo:
             changes = {**self._changes, "device": self._device}
             name = str(transformers_names.MODEL_NAME.of(getattr(model, "config", None), ""))
             self.settings = from_arguments(
-                given["args"], model, given.get("peft_config"), changes, assumed, lean=lean, name=name
+                given["args"], model, given.get("peft_config"), changes, assumed, lean=lean, name=name, kind=kind
             )
             if self.settings.optim != "none":
                 given["args"].optim = self.settings.optim
@@ -153,13 +155,13 @@ class ScriptTrainer:
             self._notes += assumed
             given["train_dataset"] = dataset_of(self.settings)
 
-    def _leanly(self, given: Any) -> Any:
+    def _leanly(self, given: Any, kind: str) -> Any:
         """Make the lean trainer's arguments; from here on it is told that it is on the simulated device."""
         if not self._lean:
             require("simulate.lean")
             self._lean = True
             self._worlds.enter_context(lean_world(self._reference, self._session, self._device))
-        return lean_arguments(given, self._folder, self._notes)
+        return lean_arguments(given, self._folder, self._notes, kind)
 
     def _rewards(self, rewards: list[Any]) -> list[Any]:
         """Keep reward models, which run; replace functions, since there is no text for them to look at."""
@@ -242,9 +244,10 @@ class ScriptTrainer:
 
 def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
     """Return a trainer's arguments by name; the lean trainer passes on what TRL's is given."""
-    from memprof.grpo import LeanGRPOTrainer
+    from memprof.grpo import LeanGRPOTrainer, LeanRLOOTrainer
 
-    return inspect.signature(trl_names.TRAINER_INIT.get() if init is LeanGRPOTrainer.__init__ else init)
+    passed_on = {LeanGRPOTrainer.__init__: trl_names.TRAINER_INIT, LeanRLOOTrainer.__init__: trl_names.RLOO_INIT}
+    return inspect.signature(passed_on[init].get() if init in passed_on else init)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -52,7 +52,7 @@ def simulate_script(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    from memprof.grpo import LeanGRPOTrainer  # noqa: F401
+    from memprof.grpo import LeanGRPOTrainer, LeanRLOOTrainer  # noqa: F401
     from memprof.simulate.script.run import NotExecutable, ScriptRun
 
     found = ScriptRun(script, arguments, changes, device)
@@ -86,7 +86,10 @@ def _told(raw: dict[str, Any], found: ScriptRun, how: str) -> dict[str, Any]:
     if found.trainer.settings is not None:
         extra["config"] = {**(extra["config"] or {}), **found.trainer.settings.to_dict()}
         extra["expected_error"] = expected_error(extra["config"])
-    extra["config"] = {**(extra["config"] or {}), "script": found.script.name, "trainer": found.trainer.name}
+    told = {"script": found.script.name, "trainer": found.trainer.name}
+    if found.trainer.settings is not None and found.trainer.settings.trainer == "rloo":
+        told["trainer_kind"] = "rloo"
+    extra["config"] = {**(extra["config"] or {}), **told}
     notes = [*(extra.get("notes") or []), f"{how}; nothing after train() was run", *found.notes]
     extra["notes"] = list(dict.fromkeys(notes))
     return raw

@@ -29,16 +29,17 @@ Change = tuple[Any, str, Any]
 
 def is_lean(trainer: Any) -> bool:
     """Tell whether a trainer is the lean one, or of a subclass of it."""
-    from memprof.grpo import LeanGRPOTrainer
+    from memprof.grpo.trainer import LeanTrainer
 
-    return isinstance(trainer, LeanGRPOTrainer)
+    return isinstance(trainer, LeanTrainer)
 
 
-def lean_arguments(given: Any, folder: str, notes: list[str]) -> Any:
-    """Make the ``LeanGRPOConfig`` that the trainer would make of ``given``, without a search for a memory budget."""
-    from memprof.grpo import LeanGRPOConfig
+def lean_arguments(given: Any, folder: str, notes: list[str], kind: str = "grpo") -> Any:
+    """Make the lean config that the trainer would make of ``given``, without a search for a memory budget."""
+    from memprof.grpo import LeanGRPOConfig, LeanRLOOConfig
 
-    arguments = LeanGRPOConfig.of(given, folder)
+    config: Any = LeanRLOOConfig if kind == "rloo" else LeanGRPOConfig
+    arguments = config.of(given, folder)
     if arguments.memory_budget is not None:
         notes.append(
             f"memory_budget={arguments.memory_budget!r}: no settings were searched for; those that the script leaves "
@@ -46,7 +47,7 @@ def lean_arguments(given: Any, folder: str, notes: list[str]) -> Any:
             "--memory-budget chooses as it does)"
         )
         arguments.memory_budget = None
-    defaults = {f.name: f.default for f in fields(LeanGRPOConfig) if f.default is not MISSING}
+    defaults = {f.name: f.default for f in fields(config) if f.default is not MISSING}
     others = not_kept(vars(arguments), defaults)
     if others:
         notes.append(f"not among the settings kept, which have the trainer's defaults: {', '.join(others)}")

@@ -28,13 +28,14 @@ __all__ = [
 
 def classes_of(settings: Settings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
+    import trl
+
+    from memprof import grpo
+
+    name = settings.trainer.upper()
     if settings.recipe == "lean":
-        from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
-
-        return LeanGRPOTrainer, LeanGRPOConfig
-    from trl import GRPOConfig, GRPOTrainer
-
-    return GRPOTrainer, GRPOConfig
+        return getattr(grpo, f"Lean{name}Trainer"), getattr(grpo, f"Lean{name}Config")
+    return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
 
 
 def config_of(settings: Settings) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         if engine is not None:
             engine.generate(len(prompt_ids))
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
-        return [[0] * completion for _ in prompt_ids], logprobs
+        made = [[0] * completion for _ in prompt_ids]
+        return made if settings.trainer == "rloo" else (made, logprobs)
 
     bind(trainer, trl_names.TOKENIZE_PROMPTS, tokenize)
     bind(trainer, trl_names.GENERATE_SINGLE_TURN, single_turn)

@@ -40,7 +40,8 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         return build_model(config, settings.weights_dtype)
 
     with contextlib.ExitStack() as stack:
-        loading = [(target, reference) for target in (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE)]
+        named = (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE, trl_names.CREATE_RLOO_REFERENCE)
+        loading = [(target, reference) for target in named]
         stack.enter_context(patching(*loading, *_without_values(settings, session)))
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))

@@ -80,19 +80,47 @@ def test_a_shared_prompt_is_computed_once(model: str) -> None:
     assert total(found) == pytest.approx(_LAYERS * (3 * 2 * _LINEAR * count + 3.5 * over) + head, rel=1e-9)
 
 
-def test_micro_batches_passed_over_change_no_peak(model: str) -> None:
+def test_micro_batches_passed_over_change_no_peak_and_no_time(model: str) -> None:
     from memprof import analyze
+    from memprof.config.gpus import find_gpu
     from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
     from memprof.snapshot.reader import snapshot_from_raw
 
     tuned = case(model, lora_r=4, per_device_train_batch_size=1, gradient_accumulation_steps=4, num_generations=4)
-    whole = analyze(snapshot_from_raw(simulate_settings(Settings(**tuned), stacks=False))).to_dict()
+    raw = simulate_settings(Settings(**tuned), gpu=find_gpu("H100"), stacks=False)
+    time = raw["memprof"]["estimated_time"]
+    whole = analyze(snapshot_from_raw(raw)).to_dict()
     peaks: dict[str, int] = {}
     for phase in whole["phases"]:
         peaks[phase["phase"]] = max(peaks.get(phase["phase"], 0), phase["peak_bytes"])
     for warmed_up in (False, True):
-        few = simulated(tuned, warmed_up=warmed_up)
+        few = simulated({**tuned, "on": "H100"}, warmed_up=warmed_up)
         assert few["reserved_bytes"] == whole["device_peak"]["reserved_bytes"]
         # Without the first step its completions are not there when the second's are generated: ids and masks.
         assert few["phases"] == pytest.approx(peaks, abs=16_384, rel=0)
+        price = few["price"]
+        assert (price["passes"], price["decode_steps"]) == (1, _ANSWER)
+        found = price["estimated_seconds"]["H100"]
+        assert found["step"] == pytest.approx(time["step_s"], rel=0.02)
+        for phase in ("generate", "forward", "backward"):
+            assert found[phase] == pytest.approx(time["phases"][phase], rel=0.02)
+
+
+def test_an_offloaded_cache_is_moved_for_every_token(model: str) -> None:
+    """Of the cache, a device holds a layer before and after it grows and the next one; all of it crosses both ways."""
+    from memprof.config.gpus import find_gpu
+    from memprof.config.speeds import speed_of
+
+    long = {**case(model), "completion_length": 4096, "on": "H100"}
+    here, away = (simulated({**long, "offloaded_cache": yes}, warmed_up=True) for yes in (False, True))
+    length = _PROMPT + long["completion_length"]
+    layer = 2 * _KV * _WIDTH * 2 * _GROUP * length
+    assert here["own_peaks"]["kv_cache"] > _LAYERS * layer
+    # All three layers are there or on their way, as are the keys or the values of one that grows.
+    assert here["phases"]["generate"] - away["phases"]["generate"] == pytest.approx(layer, rel=0.05)
+    assert away["pinned_bytes"] >= _LAYERS * layer
+    seconds = [row["price"]["estimated_seconds"]["H100"]["generate"] for row in (here, away)]
+    tokens_moved = long["completion_length"] * (_PROMPT + length) / 2
+    moved = 2 * _LAYERS * layer / length * tokens_moved / (speed_of(find_gpu("H100").name).host * 0.8)
+    assert seconds[1] - seconds[0] == pytest.approx(moved, rel=0.05)

@@ -46,7 +46,9 @@ def test_rows_are_as_long_as_they_are_said_to_be() -> None:
         ({"trainer": "sft", "max_length": 1}, "at least 2"),
         ({"trainer": "sft", "recipe": "lean"}, "drop --recipe"),
         ({"trainer": "dpo", "gpus": 2, "sharding": "zero2"}, "with ddp and with fsdp2"),
-        ({"trainer": "ppo"}, "choose from grpo, sft, dpo"),
+        ({"trainer": "ppo"}, "choose from grpo, rloo, sft, dpo"),
+        ({"trainer": "rloo", "recipe": "liger"}, "a loss of GRPO's"),
+        ({"trainer": "rloo", "max_length": 9}, "of --trainer sft and dpo"),
     ],
 )
 def test_contradictions_are_sentences(changes: dict[str, Any], words: str) -> None:

@@ -1,0 +1,51 @@
+"""Weigh memory against estimated time: the Pareto front of a plan's rows, and the fastest row that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memprof.plan.search import Row
+
+__all__ = ["ALIKE", "fastest_of", "front_of", "pace_of"]
+
+#: Times that differ by less than this share are a tie: no estimate tells them apart.
+ALIKE = 0.01
+
+
+def pace_of(row: Row) -> float | None:
+    """Return the seconds a step takes for each token it trains on; None where no time is estimated.
+
+    Rows with equal lengths and batches differ as their steps do; other rows (values of ``--vary``) do other work in
+    a step, so that only this compares them.
+    """
+    s = row.settings
+    tokens = s.per_device_train_batch_size * s.gradient_accumulation_steps * s.sequence_length * s.replicas
+    return None if row.step_s is None else row.step_s / tokens
+
+
+def front_of(rows: Sequence[Row]) -> list[bool | None]:
+    """Tell of each row whether it is on the front: no row is as fast and as small, and better in one of the two.
+
+    A row that does not fit takes no row that fits off the front. None where no time is estimated.
+    """
+    return [None if pace_of(row) is None else not any(_beats(other, row) for other in rows) for row in rows]
+
+
+def _beats(other: Row, row: Row) -> bool:
+    theirs, own = pace_of(other), pace_of(row)
+    if theirs is None or own is None or (row.fits and not other.fits):
+        return False
+    no_worse = theirs <= own and other.device_peak_bytes <= row.device_peak_bytes
+    return no_worse and (theirs, other.device_peak_bytes) != (own, row.device_peak_bytes)
+
+
+def fastest_of(rows: Sequence[Row]) -> Row | None:
+    """Return the fastest row that fits; of those within :data:`ALIKE` of it, the one that needs least memory.
+
+    None where no row both fits and has an estimated time.
+    """
+    timed = [(pace, row) for row in rows if row.fits and (pace := pace_of(row)) is not None]
+    if not timed:
+        return None
+    best = min(pace for pace, _ in timed)
+    return min((row for pace, row in timed if pace <= best * (1 + ALIKE)), key=lambda row: row.device_peak_bytes)
