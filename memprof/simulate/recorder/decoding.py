@@ -142,7 +142,8 @@ def _kind(entry: Logged) -> tuple[Any, ...]:
     """Return what must be the same in all steps of a span."""
     if isinstance(entry, Taken):
         born = entry.born
-        return (Taken, entry.stream, born.dtype, born.func, born.region, born.running, len(born.shape))
+        running = born.running and born.running[1:]  # not which module: some are made anew at every call
+        return (Taken, entry.stream, born.dtype, born.func, born.region, running, len(born.shape))
     if isinstance(entry, Kernel):
         return (Kernel, entry.func)
     return tuple(entry)

@@ -159,6 +159,23 @@ def _reduced(source: Any, over: list[int], out: Sequence[Any], card: Processors)
     return [groups + reduction_buffers(source.shape, strides, over, size, card)]
 
 
+def _multinomial(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+    """Follow ``multinomial`` of one draw: checks of the scores and of each row's sum, then a random number a score."""
+    scores, draws = args[0], args[1]
+    if draws != 1:
+        return []
+    shape, strides, size = scores.shape, scores.stride(), scores.element_size()
+    last, rows = [len(shape) - 1], scores.numel() // shape[-1]
+    extremes, held = [4, 4], [4, 4, 1]
+    return [
+        [*extremes, *reduction_buffers(shape, strides, [], 2 * size, card)],
+        [*extremes, 1, 1, 1],
+        [*held, rows * size, *reduction_buffers(shape, strides, last, size, card)],
+        [*held, rows * size, rows, 1],
+        [*held, 1, scores.numel() * size, *reduction_buffers(shape, strides, last, 16, card)],
+    ]
+
+
 def _as_list(over: Any) -> list[int]:
     return [] if over is None else [over] if isinstance(over, int) else list(over)
 
@@ -179,6 +196,7 @@ _HIDDEN: dict[Any, _Hidden] = {
     _ATEN.mean.default: _reduction,
     _ATEN.mean.dim: _reduction,
     _ATEN.linalg_vector_norm.default: _vector_norm,
+    _ATEN.multinomial.default: _multinomial,
 }
 
 

@@ -32,6 +32,12 @@ _CACHES = {
          + ["full_attention"] + ["sliding_attention"], "query_pre_attn_scalar": 64},
         "static",
     ),
+    "linear attention": (
+        {"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 3 + ["full_attention"] * 3,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+         "linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(6))},
+        "dynamic",
+    ),
 }  # fmt: skip
 
 
