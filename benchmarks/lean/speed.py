@@ -2,9 +2,16 @@
 
     python -m benchmarks.lean speed [--pairs 7] [--json FILE]
 
-Forward and backward of one micro-batch (what both do at equal settings; no generation, no optimizer) are timed in
-interleaved pairs; memprof's tensor trace records the peak of live tensors of each. TRL is given the same rows in all
-cases. Cases that the file has and that are not asked for stay.
+Forward and backward of one micro-batch (no generation, no optimizer) are timed in interleaved rounds of every kind:
+
+- ``trl``: TRL's trainer as it is on a CPU, where its head projects prompts and padding too;
+- ``trl, head as on CUDA``: the same, and the head projects the completions' tokens only, as TRL's does on a GPU
+  (``trl.trainer.utils.add_fused_lm_head``, where Triton runs; its passes over logits are torch's here);
+- ``trl, micro-batch 1``: that, one row at a time, which is the least TRL can hold;
+- ``lean``: the lean trainer's defaults, or what the case says.
+
+memprof's tensor trace records the peak of live tensors of each. All have the same rows. Cases that the file has and
+that are not asked for stay.
 """
 
 from __future__ import annotations
@@ -12,6 +19,9 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +34,16 @@ SPEED_CASES: dict[str, dict[str, Any]] = {
     "full, answers of unequal length": {"lora": False, "even": False},
     "full, answers of equal length": {"lora": False, "even": True},
     "lora, answers of unequal length": {"lora": True, "even": False},
+    "lora, answers of equal length": {"lora": True, "even": True},
     "full, prompt four times the answers, shared": {
         "lora": False, "even": True, "prompt": 256, "lean": {"prefix_sharing": True},
     },
 }  # fmt: skip
+
+
+#: By kind, whose trainer it is.
+KINDS = {"trl": "trl", "trl, head as on CUDA": "trl", "trl, micro-batch 1": "trl", "lean": "lean"}
+FAIR, LEAST = "trl, head as on CUDA", "trl, micro-batch 1"
 
 
 def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0) -> dict[str, Any]:
@@ -59,35 +75,57 @@ def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_to
     }
 
 
+def rows_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cut a micro-batch into micro-batches of one row, as TRL's accumulation does: padded to the longest of all."""
+    count = len(inputs["prompt_ids"])
+    cut = {name: value for name, value in inputs.items() if getattr(value, "ndim", 0)}
+    return [{**inputs, **{name: value[row : row + 1] for name, value in cut.items()}} for row in range(count)]
+
+
+@contextmanager
+def head_as_on_cuda() -> Iterator[None]:
+    """Let TRL's head leave out prompts and padding, as it does where Triton runs, while open."""
+    from memprof.compat import patching
+    from memprof.compat import trl as trl_names
+
+    with patching((trl_names.USE_TRITON_IN_HEAD, lambda device: True)):
+        yield
+
+
+def step(kind: str, trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
+    """Run one micro-batch forward and backward as ``kind`` does; return seconds."""
+    parts = rows_of(inputs) if kind == LEAST else [inputs]
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = len(parts)
+    with nullcontext() if kind in ("trl", "lean") else head_as_on_cuda():
+        start, cpu = time.perf_counter(), time.process_time()
+        for part in parts:
+            trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(part)))
+        found = {"wall": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+    trainer.model.zero_grad()
+    return found
+
+
 def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Measure seconds and peaks of one micro-batch's forward and backward."""
     lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
-    trainers = {kind: build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
-                for kind in ("trl", "lean")}  # fmt: skip
-    inputs = micro_batch(trainers["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
-
-    def step(trainer: Any) -> dict[str, float]:
-        trainer.model.train()
-        start, cpu = time.perf_counter(), time.process_time()
-        trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
-        found = {"wall": time.perf_counter() - start, "cpu": time.process_time() - cpu}
-        trainer.model.zero_grad()
-        return found
-
-    for trainer in trainers.values():
+    built = {kind: build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
+             for kind in ("trl", "lean")}  # fmt: skip
+    inputs = micro_batch(built["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
+    for kind, trainer in built.items():
         trainer.ref_model = None
-        trainer.current_gradient_accumulation_steps = 1
         if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
-        step(trainer)
-    timed = interleaved({kind: lambda t=trainer: step(t) for kind, trainer in trainers.items()}, pairs)
+        step(kind, trainer, inputs)
+    tasks = {kind: partial(step, kind, built[whose], inputs) for kind, whose in KINDS.items()}
+    timed = interleaved(tasks, pairs)
     return {
         "settings": settings,
         "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": 64},
-        "wall_ratio": ratio(timed, "lean", "trl", "wall"),
-        "cpu_ratio": ratio(timed, "lean", "trl", "cpu"),
+        "wall_ratio": {base: ratio(timed, "lean", base, "wall") for base in KINDS if base != "lean"},
+        "cpu_ratio": {base: ratio(timed, "lean", base, "cpu") for base in KINDS if base != "lean"},
         "seconds": timed,
-        "peak_bytes": {kind: peak(lambda t=trainer: step(t), trainer, folder) for kind, trainer in trainers.items()},
+        "peak_bytes": {kind: peak(task, built[KINDS[kind]], folder) for kind, task in tasks.items()},
     }
 
 
@@ -109,6 +147,9 @@ def peak(step: Any, trainer: Any, folder: Path) -> dict[str, int]:
 @JSON
 @TINY
 def main(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, tiny: bool) -> None:
+    import torch
+
+    torch.set_num_threads(1)
     model, questions, note = prepared(out, tiny)
     kept = json_path is not None and json_path.is_file()
     found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}

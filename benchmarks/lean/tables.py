@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from benchmarks.lean.memory import training_bytes
+from benchmarks.lean.memory import SPEED, training_bytes
 from benchmarks.tabling import read, table
 from memprof.units import GIB
 
@@ -31,13 +31,33 @@ def _memory(pick: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def memory() -> str:
-    """Show every simulated case; FLOPs of those that have them."""
-    head = ("run", "training", "generation", "whole", "host", "PFLOP")
+    """Show every simulated case: its memory, FLOPs of those that have them, and what the memory costs in time."""
+    head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
+            f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
-        (name, _gib(training_bytes(row)), _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]),
-         _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–")
+        (name, row["settings"]["on"], _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
+         _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
+         *_price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
+
+
+def _price(row: Mapping[str, Any]) -> list[str]:
+    price = row["price"]
+    seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
+    return [f"{price['passes']}", f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
+
+
+def price_by_phase() -> str:
+    """Show where the estimated time of the longest runs goes, all at one card's speed."""
+    rows = _memory(lambda name: name.startswith("8B"))
+    head = (f"estimated seconds at an {SPEED}'s speed", "generation", "forward", "backward", "rest", "step")
+    lines = []
+    for name, row in rows.items():
+        told = dict(row["price"]["estimated_seconds"][SPEED])
+        step, *parts = (told.pop(phase, 0.0) for phase in ("step", "generate", "forward", "backward"))
+        lines.append((name, *(f"{value:,.1f}" for value in (*parts, sum(told.values()), step))))
+    return table(head, lines)
 
 
 _SHORT = {
@@ -125,14 +145,35 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Show medians of interleaved pairs, and live bytes at the traced peak."""
+    """Show medians of interleaved rounds, wall and CPU time, and live bytes at the traced peak."""
+    from benchmarks.lean.speed import FAIR, LEAST
+
     found = read("lean_speed")
-    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL, wall", "CPU time", "peak, MB: TRL", "lean")
+    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL as on CUDA, wall", "CPU time",
+            "lean ÷ TRL's micro-batch 1, CPU time", "lean ÷ TRL on a CPU, CPU time", "peak, MB: micro-batch 1",
+            "lean")  # fmt: skip
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"], row["cpu_ratio"],
-         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in ("trl", "lean")))
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"][FAIR],
+         *(row["cpu_ratio"][kind] for kind in (FAIR, LEAST, "trl")),
+         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in (LEAST, "lean")))
         for name, row in found["cases"].items()
     ])  # fmt: skip
+
+
+def lengths() -> str:
+    """Show training peaks by length: simulated, and traced where that was done."""
+    rows = read("lean_lengths")
+    head = ("tokens a sequence", "TRL, 8 together", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
+    lines = []
+    for device, words in (("cuda", ""), ("cpu", ", traced")):
+        for row in (row for row in rows.values() if row["device"] == device):
+            found = row["peak_bytes"]
+            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAN_RIVAL, "lean"))
+            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAN_RIVAL]:.3f}"))
+    return table(head, lines)
+
+
+LEAN_RIVAL = "trl, micro-batch 1"
 
 
 def _steps(log: list[str]) -> int:
@@ -177,6 +218,8 @@ def blocks() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "lean-memory": memory,
+    "lean-prices": price_by_phase,
+    "lean-lengths": lengths,
     "lean-short": short,
     "lean-blocks": blocks,
     "lean-techniques": lambda: techniques("8B"),

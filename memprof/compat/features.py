@@ -32,6 +32,7 @@ _TORCH = {"torch": WATCHING["torch"]}
 FEATURES: dict[str, Feature] = {
     "lean": Feature("The lean trainer", EXECUTING),
     "lean.rloo": Feature("The lean RLOO trainer", EXECUTING, ("lean",)),
+    "lean.moe": Feature("A router's auxiliary loss in pieces", EXECUTING),
     "simulate.world": Feature("The simulator", {"torch": EXECUTING["torch"]}),  # any loop, not only TRL's
     "simulate": Feature("The simulator", EXECUTING, ("simulate.world",)),
     "simulate.lean": Feature("The simulator of the lean trainer", EXECUTING, ("simulate", "lean")),

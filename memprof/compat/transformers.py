@@ -181,6 +181,14 @@ SAVE_ON_CPU = Target(
     used_in="PreTrainedModel._activation_checkpointing_enable",
 )  # fmt: skip
 
+# -- a router's auxiliary loss ---------------------------------------------------------------------------------------
+
+LOAD_BALANCING = Target(
+    "transformers.models.mixtral.modeling_mixtral", "load_balancing_loss_func",
+    "(gate_logits, num_experts, top_k, attention_mask)", needed_by=("lean.moe",),
+    used_in="trl.trainer.utils:add_fused_lm_head",
+)  # fmt: skip
+
 # -- loading, for a script that is simulated -------------------------------------------------------------------------
 
 AUTO_CLASS = Target("transformers.models.auto.auto_factory", "_BaseAutoModelClass", how=READ, needed_by=_SCRIPT)

@@ -6,8 +6,10 @@ included, is touched here. Rank 0 chooses for all.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +89,10 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
             "start."
         )
         began = time.monotonic()
-        choice = choose(settings, total, processes.run, fixed, together=processes.workers, tell=_say_tried)
+        together = processes.workers
+        choice = choose(
+            settings, total, processes.run, fixed, together=together, tell=partial(_say_tried, together=together)
+        )
         new, kept = processes.executed, choice.simulated - processes.executed
         notes.append(f"{new} simulated in {time.monotonic() - began:.0f} s, {kept} known from an earlier start")
         return choice, notes
@@ -108,11 +113,13 @@ def _say(text: str) -> None:
     print(f"LeanGRPOTrainer: {text}", flush=True)
 
 
-def _say_tried(tried: Tried) -> None:
+def _say_tried(tried: Tried, *, together: int) -> None:
+    """Print what one simulation found, and how long the search may still take with ``together`` side by side."""
     verdict = "fits" if tried.fits else "does not fit"
+    left = math.ceil((tried.most - tried.done) / together) * tried.seconds
     _say(
         f"{tried.done} of at most {tried.most}: {describe(tried.settings)} needs {format_gib(tried.needed_bytes)} GiB, "
-        f"{verdict} ({tried.seconds:.0f} s)."
+        f"{verdict} ({tried.seconds:.0f} s; at most about {left:.0f} s more)."
     )
 
 

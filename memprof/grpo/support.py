@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from memprof.compat import transformers, trl
+from memprof.compat import transformers
 from memprof.compat.peft import CONFIGS, PROMPT_LEARNING
 from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
+from memprof.grpo.loss.load_balancing import LoadBalancing
 
 __all__ = ["check_supported", "refuse_other_trainers", "whole_batch_reason"]
 
@@ -75,17 +76,19 @@ def refuse_other_trainers(kind: type, trained_as: type) -> None:
             )
 
 
-def whole_batch_reason(trainer: Any) -> str | None:
-    """Say why every step of this run goes through TRL's own path, or return None."""
+def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> str | None:
+    """Say why every step of this run goes through TRL's own path, or return None.
+
+    ``balancing``: the router's auxiliary loss, where it has one.
+    """
     if not trainer.args.micro_splitting:
         return "micro_splitting is off"
     if trainer.args.torch_compile:
         return "torch_compile compiles a forward without pieces"
-    if trl.AUX_LOSS.of(trainer):
-        return (
-            "the router's auxiliary loss needs the tokens of all sequences in one graph "
-            "(router_aux_loss_coef=0 leaves that loss out, and the step is cut into pieces)"
-        )
+    if balancing is not None and trainer.args.exact_two_pass == "never":
+        return "the router's auxiliary loss takes a pass over all sequences first, and exact_two_pass is 'never'"
+    if balancing is not None and (why := balancing.refusal()):
+        return f"{why} (router_aux_loss_coef=0 leaves the router's auxiliary loss out)"
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:

@@ -16,6 +16,7 @@ from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
 from memprof.grpo.loss.head import Head, add_lean_head
+from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
@@ -24,6 +25,7 @@ from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
 from memprof.grpo.step.piece_sizes import PieceSizes
+from memprof.grpo.step.pieces import fits_one_piece
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
@@ -98,7 +100,8 @@ class LeanTrainer(_Trainer):
         self._clear_cache = accelerate.CLEAR_CACHE.get()
         self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
-        self._whole_batch_reason = whole_batch_reason(self)
+        self._balancing = LoadBalancing.of(base) if trl.AUX_LOSS.of(self) else None
+        self._whole_batch_reason = whole_batch_reason(self, self._balancing)
         if self._whole_batch_reason:
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
 
@@ -135,6 +138,7 @@ class LeanTrainer(_Trainer):
                 is_trls=self._loss_is_trls,
                 is_wrapped=type(self).compute_loss is not LeanTrainer.compute_loss,
                 couples=any(loss is getattr(type(self), trl.LOSS.name) for loss in self._coupling),
+                balances=self._balancing is not None,
             ),
             ranks=Ranks.of(self.accelerator, self.model),
             log=self._once_log,
@@ -144,6 +148,7 @@ class LeanTrainer(_Trainer):
             completion_length=trl.COMPLETION_LENGTH.of(self),
             tile=self._techniques.tile,
             piece_tokens=self._sizes.of(self.args, self._techniques.checkpointing),
+            balancing=self._balancing,
         )
 
     @_profiled
@@ -162,7 +167,8 @@ class LeanTrainer(_Trainer):
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
         step = self.step_context()
-        scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients)
+        one_piece = step.loss.balances and fits_one_piece(step, rows)
+        scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
         self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
         objective = Objective(self, self._handover, model, inputs, is_trls=step.loss.is_trls, divisor=self._divisor)
         pieces = PiecewiseStep(step, objective, model, inputs, rows, scheme)
@@ -193,7 +199,8 @@ class LeanTrainer(_Trainer):
             "completion_mask": attention_mask[:, cut:],
             **more,
         }
-        rows = None if torch.is_grad_enabled() or compute_aux_loss else self._rows(inputs)
+        unknown = compute_aux_loss and self._balancing is None
+        rows = None if torch.is_grad_enabled() or unknown else self._rows(inputs)
         if rows is None and isinstance(model, HostReference):
             with model.whole() as module:
                 return super()._get_per_token_logps_and_entropies(
@@ -205,8 +212,12 @@ class LeanTrainer(_Trainer):
             )
         if isinstance(model, HostReference):
             return model.logps(self.step_context(), inputs, rows), None, None
-        logps, entropies = score_without_graph(self.step_context(), model, inputs, rows, compute_entropy)
-        return logps, entropies if compute_entropy else None, None
+        step = self.step_context()
+        logps, entropies, routed = score_without_graph(
+            step, model, inputs, rows, compute_entropy, balances=compute_aux_loss
+        )
+        shared = step.balancing and routed and step.balancing.share(routed, routed)
+        return logps, entropies if compute_entropy else None, shared
 
     def _generate_single_turn(
         self, prompt_ids: list[Any], images: Any, multimodal_fields: Any, *more: Any, **options: Any

@@ -116,7 +116,8 @@ def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: py
     assert re.fullmatch(head, first[0])
     tried = [line for line in first if "of at most" in line]
     assert re.fullmatch(
-        r"LeanGRPOTrainer: 1 of at most \d: checkpointing=none, generation_batch=4 needs \d.\d\d GiB, fits \(\d+ s\)\.",
+        r"LeanGRPOTrainer: 1 of at most \d: checkpointing=none, generation_batch=4 needs \d.\d\d GiB, fits "
+        r"\(\d+ s; at most about \d+ s more\)\.",
         tried[0],
     )
     assert first[-1] == f"  ({len(tried)} simulated in {first[-1].split()[3]} s, 0 known from an earlier start)"

@@ -375,21 +375,3 @@ def test_where_the_reference_is_put(tmp_path: Path) -> None:
     assert place(False, beta=0.1) == "host"
     assert place(False, beta=0.1, reference="device") == "device"
     assert place(False, beta=0.1, sync_ref_model=True) == "device"
-
-
-@pytest.mark.trl
-def test_moe_takes_trls_own_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By name: the router's loss is over all tokens."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = MixtralConfig(
-        num_attention_heads=2, num_key_value_heads=2, num_local_experts=3, router_aux_loss_coef=0.1, **sizes
-    )
-    trainer = build("lean", MixtralForCausalLM(config), tmp_path, max_steps=1)
-    assert "router's auxiliary loss" in caplog.text
-    assert "router_aux_loss_coef=0" in caplog.text
-    assert build("lean", MixtralForCausalLM(config), tmp_path, router_aux_loss_coef=0)._whole_batch_reason is None
-    trainer.train()
-    assert trainer.state.global_step == 1
-    assert "aux_loss" in trainer.state.log_history[0]

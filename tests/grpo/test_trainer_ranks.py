@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.grpo.trainers import saved_llama
+from tests.grpo.trainers import saved_llama, tiny_mixture
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.trl, pytest.mark.slow]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     saved_llama(folder / "model")
+    tiny_mixture().save_pretrained(folder / "experts")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
         "-m", "tests.grpo.two_ranks", str(folder),
@@ -32,7 +33,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "coupled", "sharded"])
+@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "coupled", "sharded", "experts", "sharded_experts"])
 def test_one_step_is_trls(ranks: list[dict[str, Any]], scheme: str) -> None:
     for found in ranks:
         step = found[scheme]

@@ -37,6 +37,23 @@ def tiny_llama(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
     return LlamaForCausalLM(LlamaConfig(**sizes)).to(dtype)
 
 
+def tiny_mixture(family: str = "mixtral") -> Any:
+    """A random mixture of experts whose router has a large auxiliary loss: Mixtral, or a Qwen3 with one dense layer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "pad_token_id": 1,
+        "eos_token_id": 2, "bos_token_id": 3, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.7,
+        "intermediate_size": 24,
+    }  # fmt: skip
+    experts: dict[str, Any] = {"num_local_experts": 3}
+    if family == "qwen3_moe":
+        experts = {"num_experts": 5, "moe_intermediate_size": 16, "mlp_only_layers": [1], "head_dim": 8}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **experts))
+
+
 def tokenizer() -> Any:
     """Words ``t0`` ... and the special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers

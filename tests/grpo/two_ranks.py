@@ -21,6 +21,7 @@ from tests.grpo.trainers import (
     logged,
     loss_and_gradients,
     tiny_llama,
+    tiny_mixture,
     with_policies,
     worst,
 )
@@ -38,6 +39,8 @@ def main(folder: Path) -> None:
 
     shards = {"model_init_kwargs": {"distributed_config": DistributedConfig(fsdp_size=2)}}
     found["sharded"] = one_step(folder / "d", shards, model=str(folder / "model"))
+    found["experts"] = one_step(folder / "g", {}, model=tiny_mixture())
+    found["sharded_experts"] = one_step(folder / "h", shards, model=str(folder / "experts"))
     found["run"] = short_run(folder)
     found["budget"] = chosen_for_all(folder / "e")
     rank = torch.distributed.get_rank()
@@ -50,7 +53,7 @@ def one_step(
     folder: Path,
     settings: dict[str, Any],
     lean: dict[str, Any] | None = None,
-    model: str | None = None,
+    model: Any = None,
     loss: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Any]:
     results, pieces = [], 0
@@ -65,7 +68,7 @@ def one_step(
         inputs = with_policies(trainer, inputs, beta=0.0)
         inputs["num_items_in_batch"] = torch.tensor(60)
         sharded = hasattr(next(trainer.model.parameters()), "full_tensor")
-        assert sharded == (model is not None)
+        assert sharded == isinstance(model, str)
         trainer.model_wrapped = trainer.model if sharded else trainer.accelerator.prepare_model(trainer.model)
         trainer.accelerator.gradient_state._set_sync_gradients(True)
         backwards = count_backwards(trainer)

@@ -308,7 +308,9 @@ class _Gradients:
 
     def take(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Return gradients for hidden, weight and bias in their own dtypes."""
-        weight = self.weight_grad if self.returns_weight and not self.fresh else None
+        weight = self.weight_grad if self.returns_weight else None
+        if weight is not None and self.fresh:
+            weight.zero_()  # there was no token
         return (
             self.hidden_grad,
             None if weight is None else weight.to(self.dtypes[1]),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memprof.grpo.loss.fused_loss import DEFAULT_TILE_BYTES, fused_linear_logprobs
+from memprof.grpo.loss.load_balancing import LoadBalancing, RoutedTokens
 from memprof.grpo.rows import Place, Row, places_of
 
 __all__ = ["Head", "Scored", "TokenGradient", "add_lean_head"]
@@ -93,7 +94,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one forward. ``targets``: TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to end."""
+    """What is asked of one forward.
+
+    ``targets``: TRL's ``completion_ids`` ``[B, T]``; ``packed``: rows end to end; ``balancing``: the router's auxiliary
+    loss, where its sums are wanted.
+    """
 
     head: Head
     rows: Sequence[Row]
@@ -101,6 +106,7 @@ class Request:
     want_entropy: bool = True
     token_gradient: TokenGradient | None = None
     packed: bool = False
+    balancing: LoadBalancing | None = None
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Pick what predicts the rows' completions, ``[N, H]``, from ``[rows, tokens, H]``, or ``[1, all, H]`` packed.
@@ -116,15 +122,28 @@ class Request:
             first += row.length if self.packed else hidden.shape[1]
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, torch.cat(chosen).to(hidden.device))
 
+    def routed(self, found: Any) -> RoutedTokens | None:
+        """Add up what the router did with the rows' tokens, padding left out, in the body's output ``found``."""
+        if self.balancing is None:
+            return None
+        width, real = found.last_hidden_state.shape[1], None
+        if not self.packed and any(row.length < width for row in self.rows):
+            real = torch.cat([torch.arange(row.length) + place * width for place, row in enumerate(self.rows)])
+        return self.balancing.routed(found.router_logits, real)
+
 
 @dataclass(frozen=True)
 class Scored:
-    """Per row: log-probabilities ``[completion]`` and entropies or None; with ``token_gradient`` all rows' anchor."""
+    """Per row: log-probabilities ``[completion]`` and entropies or None; with ``token_gradient`` all rows' anchor.
+
+    ``routed``: what the router did with all rows' tokens, prompts too, where that was asked for.
+    """
 
     rows: Sequence[Row]
     logps: list[torch.Tensor]
     entropies: Sequence[torch.Tensor | None]
     anchor: torch.Tensor | None
+    routed: RoutedTokens | None = None
 
 
 def add_lean_head(model: Any) -> None:
@@ -141,9 +160,14 @@ def add_lean_head(model: Any) -> None:
             return inner(*args, **kwargs)
         given = {name: value for name, value in kwargs.items() if value is not None}
         given["use_cache"] = False
-        hidden = self.base_model(*args, **given).last_hidden_state
+        if lean.balancing is not None:
+            given["output_router_logits"] = True
+        found = self.base_model(*args, **given)
+        routed = lean.routed(found)
+        hidden = found.last_hidden_state
+        del found  # router logits of all layers
         scored = lean.head.scored(self, lean.states(hidden), lean)
-        return {"logps": scored.logps, "entropies": scored.entropies, "anchor": scored.anchor}
+        return {"logps": scored.logps, "entropies": scored.entropies, "anchor": scored.anchor, "routed": routed}
 
     model.forward = types.MethodType(forward, model)
 

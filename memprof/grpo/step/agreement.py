@@ -30,7 +30,7 @@ class UsedGradient:
         self, place: Place, gradient: Gradient, device: torch.device | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return ``gradient`` of the tokens at ``place``, on ``device``, and remember that it is used there."""
-        logps, entropies = gradient[0][place], None if gradient[1] is None else gradient[1][place]
+        logps, entropies = gradient.logps[place], None if gradient.entropies is None else gradient.entropies[place]
         self._logps[place] = logps
         if entropies is not None:
             if self._entropies is None:
@@ -42,14 +42,14 @@ class UsedGradient:
     def rest(self, whole: Gradient) -> Gradient:
         """Return what must be added to the gradient that was used, to be the ``whole`` loss's."""
         entropies = None
-        if whole[1] is not None or self._entropies is not None:
-            entropies = self._rest(self._entropies, whole[1])
-        return self._rest(self._logps, whole[0]), entropies
+        if whole.entropies is not None or self._entropies is not None:
+            entropies = self._rest(self._entropies, whole.entropies)
+        return Gradient(self._rest(self._logps, whole.logps), entropies)
 
     def distance(self, whole: Gradient) -> float:
         """Measure how far the gradient that was used is from the ``whole`` loss's, over the norm of that."""
-        rest = torch.stack([part.norm() for part in self.rest(whole) if part is not None]).norm()
-        size = torch.stack([part[self._mask].norm() for part in whole if part is not None]).norm()
+        rest = torch.stack([part.norm() for part in self.rest(whole)[:2] if part is not None]).norm()
+        size = torch.stack([part[self._mask].norm() for part in whole[:2] if part is not None]).norm()
         return float(rest / size.clamp(min=torch.finfo(torch.float32).tiny))
 
     def agrees(self, whole: Gradient) -> bool:

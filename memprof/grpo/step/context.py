@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.config.piece_size import MOST_TOKENS
 from memprof.grpo.loss.head import Head
+from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms
@@ -35,6 +36,7 @@ class StepContext:
         completion_length: the most tokens that a completion can have.
         tile: tokens that go through an MLP together; None where it is not tiled.
         piece_tokens: tokens that go through the model together with a graph, and without; a longer sequence is alone.
+        balancing: the router's auxiliary loss; None where there is none.
     """
 
     settings: LeanGRPOConfig
@@ -50,6 +52,7 @@ class StepContext:
     completion_length: int
     tile: int | None = None
     piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
+    balancing: LoadBalancing | None = None
 
     @property
     def scales_gradients(self) -> bool:

@@ -12,10 +12,11 @@ import torch
 from memprof.compat import accelerate
 from memprof.errors import UsageError
 from memprof.grpo.loss.head import Scored, TokenGradient
+from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Place, Row, is_fake
 from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
-from memprof.grpo.step.objective import Gradient, Objective
+from memprof.grpo.step.objective import Gradient, Objective, Values
 from memprof.grpo.step.pieces import Piece, plan
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
 from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
@@ -60,13 +61,15 @@ class PiecewiseStep:
         silent = _silent(step, inputs) if scheme.name != TWO_PASS else set()
         without = [row for row in rows if row.index in silent]
         self._forward_only = plan(step, inputs, without) if without else []  # with a graph, should it be needed
-        self._pieces = plan(step, inputs, [row for row in rows if row.index not in silent]) or [Piece()]
+        live = [row for row in rows if row.index not in silent]
+        self._pieces = plan(step, inputs, live, balances=step.balancing is not None) or [Piece()]
         if self._pieces[-1].prompt is not None and self._distributed:
             # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
             self._pieces.append(Piece())
         self._factors: list[float] = []
         self.couples = False
         self._logps, self._entropies = blank(inputs), blank(inputs)
+        self._routed: RoutedTokens | None = None  # of all rows
         self._used = UsedGradient(inputs["completion_mask"])
         old = inputs.get("old_per_token_logps")
         if old is not None and scheme.name != TWO_PASS:
@@ -84,12 +87,22 @@ class PiecewiseStep:
         else:
             silent = self._score(self._forward_only)
             states = []
-            before = self._objective.gradient(self._logps, self._entropies) if self._known_before else None
+            before = self._objective.gradient(self._values) if self._known_before else None
             last = self._all_but_last(before, states)
-            loss, whole = self._objective.loss_and_gradient(self._logps, self._entropies, self._scale)
+            loss, whole = self._objective.loss_and_gradient(self._values, self._scale)
             if not is_fake(self._logps) and self._step.ranks.any(not self._used.agrees(whole)):
                 last = self._with_the_rest(last, whole, silent + states)
         return last - last.detach() + loss.detach()
+
+    @property
+    def _values(self) -> Values:
+        """What is known of the rows so far."""
+        balancing, balance = self._step.balancing, None
+        if balancing is not None:
+            balance = torch.zeros((), device=self._logps.device)
+            if self._routed is not None:
+                balance = balancing.share(self._routed, self._routed).detach().to(balance.device)
+        return Values(self._logps, self._entropies, balance)
 
     def _all_but_last(self, gradient: Gradient | None, states: list[Any]) -> torch.Tensor:
         """Run every piece forward and all but the last backward; return the last's surrogate.
@@ -134,7 +147,10 @@ class PiecewiseStep:
         states = []
         for piece in pieces:
             states.append(_random_state(self._logps.device))
-            score_pieces(self._step, self._model, self._inputs, [piece], self._logps, self._entropies)
+            routed = score_pieces(
+                self._step, self._model, self._inputs, [piece], self._logps, self._entropies, balances=True
+            )
+            self._routed = self._routed if routed is None else routed.plus(self._routed)
         return states
 
     @property
@@ -150,9 +166,9 @@ class PiecewiseStep:
         own): that part has its backward here.
         """
         if self._step.loss.is_trls:
-            return self._objective.loss_and_gradient(self._logps, self._entropies, self._scale)
+            return self._objective.loss_and_gradient(self._values, self._scale)
         with self._unsynchronised():
-            return self._objective.loss_and_all_gradients(self._logps, self._entropies, self._backward, self._scale)
+            return self._objective.loss_and_all_gradients(self._values, self._backward, self._scale)
 
     def _watched(self, surrogate: torch.Tensor) -> torch.Tensor:
         """Where ``compute_loss`` is overridden, let the backward of ``surrogate`` refuse a factor others did not have.
@@ -182,21 +198,41 @@ class PiecewiseStep:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
         if gradient is not None and self._step.settings.fused_loss and not self._step.scales_gradients:
-            return self._anchored(piece, self._as_known(gradient))
+            return self._anchored(piece, self._as_known(gradient), gradient)
         if gradient is None and self._scheme == TOKEN:
             return self._anchored(piece, self._as_found)
-        scored = score_piece(self._step, self._model, self._inputs, piece)
+        scored = score_piece(self._step, self._model, self._inputs, piece, balances=True)
+        self._note_routed(scored)
         if gradient is None:
             write(scored, self._logps, self._entropies)
-            gradient = self._objective.gradient(self._logps, self._entropies)
+            gradient = self._objective.gradient(self._values)
         for row in piece.rows:
             self._used.note((row.index, slice(0, row.completion)), gradient)
-        return _weighted(scored, gradient)
+        return self._balanced(_weighted(scored, gradient), scored, gradient)
 
-    def _anchored(self, piece: Piece, token_gradient: TokenGradient) -> torch.Tensor:
-        anchor = score_piece(self._step, self._model, self._inputs, piece, token_gradient=token_gradient).anchor
-        assert anchor is not None
-        return anchor
+    def _anchored(self, piece: Piece, token_gradient: TokenGradient, gradient: Gradient | None = None) -> torch.Tensor:
+        scored = score_piece(
+            self._step, self._model, self._inputs, piece, token_gradient=token_gradient, balances=True
+        )
+        self._note_routed(scored)
+        assert scored.anchor is not None
+        return self._balanced(scored.anchor, scored, gradient)
+
+    def _note_routed(self, scored: Scored) -> None:
+        """Remember what the router did, where the piece is the only one; else a first pass has counted all."""
+        if self._routed is None and scored.routed is not None:
+            self._routed = scored.routed._replace(probabilities=scored.routed.probabilities.detach())
+
+    def _balanced(self, surrogate: torch.Tensor, scored: Scored, gradient: Gradient | None) -> torch.Tensor:
+        """Add the piece's share of the router's auxiliary loss, in the measure that the loss has of it."""
+        balancing = self._step.balancing
+        if balancing is None or scored.routed is None or self._routed is None:
+            return surrogate
+        weight = (self._objective.gradient(self._values) if gradient is None else gradient).balance
+        if weight is None:
+            return surrogate
+        share = balancing.share(scored.routed, self._routed).to(surrogate.device)
+        return surrogate + weight.to(surrogate.device) * share
 
     def _as_known(self, gradient: Gradient) -> TokenGradient:
         def of(
@@ -211,7 +247,7 @@ class PiecewiseStep:
         self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         self._write(place, logps, entropies)
-        gradient = self._objective.gradient(self._logps, self._entropies)
+        gradient = self._objective.gradient(self._values)
         return self._used.note(place, gradient, logps.device)
 
     def _write(self, place: Place, logps: torch.Tensor, entropies: torch.Tensor | None) -> None:
@@ -245,9 +281,9 @@ def _weighted(scored: Scored, gradient: Gradient) -> torch.Tensor:
     terms = []
     for row, logps, entropies in zip(scored.rows, scored.logps, scored.entropies, strict=True):
         part = (row.index, slice(0, row.completion))
-        terms.append((logps * gradient[0][part]).sum())
-        if gradient[1] is not None and entropies is not None:
-            terms.append((entropies * gradient[1][part]).sum())
+        terms.append((logps * gradient.logps[part]).sum())
+        if gradient.entropies is not None and entropies is not None:
+            terms.append((entropies * gradient.entropies[part]).sum())
     return torch.stack(terms).sum()
 
 
@@ -257,7 +293,7 @@ def _silent(step: StepContext, inputs: Mapping[str, Any]) -> set[int]:
     They need a forward for the metrics and no backward. Groups in which all rewards are equal are such.
     """
     advantages = inputs["advantages"]
-    others = step.loss.beta != 0.0 or step.loss.entropy_bonus
+    others = step.loss.beta != 0.0 or step.loss.entropy_bonus or step.loss.balances
     together = step.ranks.forward_together
     if not step.settings.skip_zero_advantages or others or together or is_fake(advantages):
         return set()

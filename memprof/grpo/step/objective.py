@@ -1,4 +1,4 @@
-"""Ask TRL's own loss for its value and gradient, as a function of per-token log-probabilities and entropies.
+"""Ask TRL's own loss for its value and gradient, as a function of log-probabilities, entropies and auxiliary loss.
 
 ``GRPOTrainer._compute_loss`` asks the trainer for the log-probabilities and turns them into a loss, metrics and
 collectives. Handing it given ones makes the formula of every loss type available without a copy of any: with leaf
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +19,32 @@ from memprof.compat import trl
 from memprof.compat.versions import EXECUTING, installed
 from memprof.errors import UsageError
 
-__all__ = ["Gradient", "Handover", "Objective"]
+__all__ = ["Gradient", "Handover", "Objective", "Values"]
 
-Gradient = tuple[torch.Tensor, "torch.Tensor | None"]
-Answer = tuple[torch.Tensor, torch.Tensor, None]
+
+class Values(NamedTuple):
+    """What TRL's loss asks for: ``logps`` and ``entropies`` ``[B, T]`` fp32, 0 where ``completion_mask`` is.
+
+    ``balance``: the router's auxiliary loss, a scalar; None where it has none.
+    """
+
+    logps: torch.Tensor
+    entropies: torch.Tensor
+    balance: torch.Tensor | None = None
+
+    def leaves(self) -> Values:
+        """Return the same values as leaves of a graph."""
+        balance = None if self.balance is None else self.balance.detach().requires_grad_()
+        return Values(self.logps.detach().requires_grad_(), self.entropies.detach().requires_grad_(), balance)
+
+
+class Gradient(NamedTuple):
+    """The loss's gradient with respect to each of :class:`Values`; None where it needs none."""
+
+    logps: torch.Tensor
+    entropies: torch.Tensor | None = None
+    balance: torch.Tensor | None = None
+
 
 # What `_compute_loss` keeps on the trainer besides metrics.
 _STATE = tuple(target.name for target in (trl.ENTROPY_WINDOW, trl.LAST_ENTROPY, trl.ENTROPY_COEFFICIENT))
@@ -30,29 +52,28 @@ _METRICS = trl.METRICS.name
 
 
 class Handover:
-    """Log-probabilities and entropies on their way to TRL's loss, which takes them in place of its own forward."""
+    """Values on their way to TRL's loss, which takes them in place of its own forward."""
 
     def __init__(self) -> None:
-        self._given: Answer | None = None
+        self._given: Values | None = None
         self._taken = False
 
     @contextmanager
-    def of(self, logps: torch.Tensor, entropies: torch.Tensor) -> Iterator[None]:
-        """Hand ``logps`` and ``entropies`` ``[B, T]`` to the loss that is computed inside."""
-        self._given, self._taken = (logps, entropies, None), False
+    def of(self, values: Values) -> Iterator[None]:
+        """Hand ``values`` to the loss that is computed inside."""
+        self._given, self._taken = values, False
         try:
             yield
         finally:
             self._given = None
 
-    def take(self) -> Answer | None:
+    def take(self) -> Values | None:
         """Return what the trainer's log-probabilities are to be, or None outside of a handover."""
         if self._given is None:
             return None
-        logps, entropies, _ = self._given
-        if logps.requires_grad and not torch.is_grad_enabled():
+        if self._given.logps.requires_grad and not torch.is_grad_enabled():
             # Asked for as constants, such as a policy's of before: the loss has not used the graph by that.
-            return logps.detach(), entropies.detach(), None
+            return Values(*(None if value is None else value.detach() for value in self._given))  # type: ignore[arg-type]
         self._taken = True
         return self._given
 
@@ -90,28 +111,23 @@ class Objective:
         self._model, self._inputs = model, inputs
         self._compute = getattr(trainer, trl.LOSS.name)
 
-    def loss(self, logps: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-        """Compute the loss, log its metrics and run its collectives as TRL does: once for each micro-batch.
-
-        ``logps`` and ``entropies`` are ``[B, T]`` fp32, 0 where ``completion_mask`` is.
-        """
-        with self._handover.of(logps, entropies):
+    def loss(self, values: Values) -> torch.Tensor:
+        """Compute the loss, log its metrics and run its collectives as TRL does: once for each micro-batch."""
+        with self._handover.of(values):
             loss: torch.Tensor = self._compute(self._model, self._inputs)
         if self._is_trls and not self._handover.was_taken:
             raise UsageError(self._unused("did not ask for them"))
         return loss if self._divisor == 1 else loss / self._divisor
 
-    def loss_and_gradient(
-        self, logps: torch.Tensor, entropies: torch.Tensor, scale: float = 1.0
-    ) -> tuple[torch.Tensor, Gradient]:
-        """Compute :meth:`loss` and its gradient with respect to ``logps`` and ``entropies`` (None if it needs none).
+    def loss_and_gradient(self, values: Values, scale: float = 1.0) -> tuple[torch.Tensor, Gradient]:
+        """Compute :meth:`loss` and its gradient with respect to ``values``.
 
         TRL's loss depends on the parameters by these alone. One that is patched may by other ways too: those parts of
         the gradient, times ``scale`` (fp16), are added to the parameters' ``.grad``.
         """
-        leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
+        leaves = values.leaves()
         with torch.enable_grad():
-            loss = self.loss(*leaves)
+            loss = self.loss(leaves)
             others = _leaves_behind(loss, leaves)
             if others:
                 found = torch.autograd.grad(loss, others, retain_graph=True)
@@ -119,37 +135,39 @@ class Objective:
             return loss.detach(), self._gradient(loss, leaves)
 
     def loss_and_all_gradients(
-        self, logps: torch.Tensor, entropies: torch.Tensor, backward: Callable[[torch.Tensor], None], scale: float
+        self, values: Values, backward: Callable[[torch.Tensor], None], scale: float
     ) -> tuple[torch.Tensor, Gradient]:
         """Do as :meth:`loss_and_gradient` for a loss that may also depend on the parameters by ways of its own.
 
         Those parts of the gradient go where ``backward(loss)`` puts them, the parameters' ``.grad``. ``scale`` is what
         ``backward`` multiplies the loss by (fp16): what is returned is without it.
         """
-        leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
+        leaves = values.leaves()
         with torch.enable_grad():
-            loss = self.loss(*leaves)
+            loss = self.loss(leaves)
         if not loss.requires_grad:
             raise UsageError(self._unused("gave a loss without a gradient"))
         backward(loss)
-        found = [None if leaf.grad is None else leaf.grad / scale for leaf in leaves]
-        return loss.detach(), (torch.zeros_like(logps) if found[0] is None else found[0], found[1])
+        found = [None if leaf is None or leaf.grad is None else leaf.grad / scale for leaf in leaves]
+        logps = torch.zeros_like(values.logps) if found[0] is None else found[0]
+        return loss.detach(), Gradient(logps, *found[1:])
 
-    def gradient(self, logps: torch.Tensor, entropies: torch.Tensor) -> Gradient:
+    def gradient(self, values: Values) -> Gradient:
         """Compute the gradient alone: nothing is logged, no other rank is asked, and nothing waits for the device.
 
         Any number of calls, also with values that are right in some rows only: where the loss separates, a row's
         gradient does not depend on the others'.
         """
-        leaves = (logps.detach().requires_grad_(), entropies.detach().requires_grad_())
+        leaves = values.leaves()
         with torch.enable_grad(), self._muted():
-            return self._gradient(self.loss(*leaves), leaves)
+            return self._gradient(self.loss(leaves), leaves)
 
-    def _gradient(self, loss: torch.Tensor, leaves: tuple[torch.Tensor, torch.Tensor]) -> Gradient:
-        found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else (None, None)
+    def _gradient(self, loss: torch.Tensor, leaves: Values) -> Gradient:
+        given = [leaf for leaf in leaves if leaf is not None]
+        found = torch.autograd.grad(loss, given, allow_unused=True) if loss.requires_grad else (None, None)
         if found[0] is None:
             raise UsageError(self._unused("gave a loss that does not depend on them"))
-        return found[0], found[1]
+        return Gradient(*found)
 
     def _unused(self, what: str) -> str:
         theirs = next(base for base in type(self._trainer).__mro__ if base.__module__.startswith("trl."))
@@ -176,7 +194,7 @@ class Objective:
                 setattr(trainer, name, value)
 
 
-def _leaves_behind(loss: torch.Tensor, known: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def _leaves_behind(loss: torch.Tensor, known: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     """Find the leaves that ``loss`` has a graph to, but for those that are ``known``."""
     waiting: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()

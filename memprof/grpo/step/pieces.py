@@ -14,7 +14,7 @@ from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
 from memprof.grpo.techniques.segment_attention import segment_refusal
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Piece", "Prompt", "pieces_of", "plan", "segments_refused"]
+__all__ = ["Piece", "Prompt", "fits_one_piece", "pieces_of", "plan", "segments_refused"]
 
 
 def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
@@ -82,12 +82,20 @@ class _Later(torch.autograd.Function):
         return None, None
 
 
-def plan(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row], *, graph: bool = True) -> list[Piece]:
+def plan(
+    step: StepContext,
+    inputs: Mapping[str, Any],
+    rows: Sequence[Row],
+    *,
+    graph: bool = True,
+    balances: bool = False,
+) -> list[Piece]:
     """Cut the rows that have a completion into pieces; groups that share a prompt come first.
 
-    ``graph``: the pieces will have a backward.
+    ``graph``: the pieces will have a backward. ``balances``: the router has an auxiliary loss, in which prompts without
+    a completion count too.
     """
-    live = [row for row in rows if row.completion]
+    live = [row for row in rows if row.completion or balances]
     limit = step.piece_tokens[0 if graph else 1]
     pieces: list[Piece] = []
     if step.settings.prefix_sharing and live and _may_share(step, live):
@@ -99,6 +107,11 @@ def plan(step: StepContext, inputs: Mapping[str, Any], rows: Sequence[Row], *, g
                 alone += group
         live = alone
     return pieces + [Piece(part) for part in step.ranks.same_count(pieces_of(live, limit))]
+
+
+def fits_one_piece(step: StepContext, rows: Sequence[Row]) -> bool:
+    """Tell whether every rank has all its rows in one piece."""
+    return not step.ranks.any(len(pieces_of(rows, step.piece_tokens[0])) > 1)
 
 
 def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
@@ -116,6 +129,8 @@ def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
 
 def _may_share(step: StepContext, rows: Sequence[Row]) -> bool:
     why = segments_refused(step, rows)
+    if why is None and step.balancing is not None:
+        why = "the router's auxiliary loss counts a prompt once for each completion"
     if why is None and step.scales_gradients:
         why = "fp16 gradients are scaled"
     if why is not None:

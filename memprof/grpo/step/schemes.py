@@ -40,6 +40,7 @@ class LossTerms:
         loss_type: as in ``GRPOConfig``; so ``beta``, ``importance_sampling_level``, ``top_entropy_quantile`` and
             ``off_policy_mask_threshold``.
         entropy_bonus: entropies have a term of their own.
+        balances: the router has an auxiliary loss.
         couples: pieces were seen to give another gradient than the whole micro-batch.
     """
 
@@ -52,9 +53,12 @@ class LossTerms:
     off_policy_mask_threshold: float | None
     entropy_bonus: bool
     couples: bool = False
+    balances: bool = False
 
     @classmethod
-    def of(cls, trainer: Any, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
+    def of(
+        cls, trainer: Any, *, is_trls: bool, is_wrapped: bool, couples: bool = False, balances: bool = False
+    ) -> LossTerms:
         """Read the terms off a ``GRPOTrainer``. ``is_wrapped``: a subclass replaces its ``compute_loss``."""
         scaled = transformers.LOSS_IS_SCALED.of(trainer)
         return cls(
@@ -67,10 +71,13 @@ class LossTerms:
             off_policy_mask_threshold=trl.OFF_POLICY_MASK.of(trainer),
             entropy_bonus=trl.ENTROPY_BONUS.of(trainer),
             couples=couples,
+            balances=balances,
         )
 
     @classmethod
-    def of_rloo(cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False) -> LossTerms:
+    def of_rloo(
+        cls, *, is_trls: bool, is_wrapped: bool, couples: bool = False, balances: bool = False
+    ) -> LossTerms:
         """Return the terms of ``RLOOTrainer``'s loss; its KL is a part of the rewards."""
         return cls(
             is_trls=is_trls,
@@ -82,6 +89,7 @@ class LossTerms:
             off_policy_mask_threshold=None,
             entropy_bonus=False,
             couples=couples,
+            balances=balances,
         )
 
 
@@ -97,11 +105,14 @@ class Scheme:
     known_before: bool = False
 
 
-def scheme_of(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], *, scales: bool) -> Scheme:
+def scheme_of(
+    loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, Any], *, scales: bool, one_piece: bool = False
+) -> Scheme:
     """Choose the cheapest scheme that is exact for a loss on TRL's micro-batch ``inputs``.
 
     Args:
         scales: gradients are scaled (fp16).
+        one_piece: all rows go through the model together, on every rank.
     """
     if settings.exact_two_pass == "always":
         return Scheme(TWO_PASS, "exact_two_pass='always'")
@@ -113,6 +124,8 @@ def scheme_of(loss: LossTerms, settings: LeanGRPOConfig, inputs: Mapping[str, An
         return Scheme(TWO_PASS, f"loss_type={loss.loss_type!r} is not known to separate")
     if loss.top_entropy_quantile < 1.0:
         return Scheme(TWO_PASS, "top_entropy_quantile compares the tokens of all sequences")
+    if loss.balances and not one_piece:
+        return Scheme(TWO_PASS, "the router's auxiliary loss counts the tokens of all sequences")
     why = _needs_sequence(loss, settings, inputs, scales)
     if why:
         return Scheme(SEQUENCE, why)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memprof.grpo.loss.head import Request, Scored, TokenGradient
+from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
@@ -25,15 +26,18 @@ def score_piece(
     want_entropy: bool = True,
     token_gradient: TokenGradient | None = None,
     may_pack: bool = True,
+    balances: bool = False,
 ) -> Scored:
     """Run ``model`` (wrapped as it may be) forward over the rows of ``piece``.
 
-    ``may_pack``: False where hidden states are given that are padded.
+    ``may_pack``: False where hidden states are given that are padded. ``balances``: ask what the router did, where it
+    has an auxiliary loss.
     """
     rows = piece.rows or [stand_in(inputs)]
     wanted = may_pack and step.settings.packing
     packed = wanted and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
-    request = Request(step.head, rows, inputs["completion_ids"], want_entropy, token_gradient, packed)
+    balancing = step.balancing if balances else None
+    request = Request(step.head, rows, inputs["completion_ids"], want_entropy, token_gradient, packed, balancing)
     with step.accelerator.autocast():
         if piece.prompt is not None:
             base = step.base_model(model)
@@ -46,7 +50,7 @@ def score_piece(
         found = model(**ids, lean=request)
         if packed:
             ids["memprof_segments"].check()
-    return Scored(rows, found["logps"], found["entropies"], found["anchor"])
+    return Scored(rows, found["logps"], found["entropies"], found["anchor"], found["routed"])
 
 
 def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
@@ -57,13 +61,24 @@ def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
 
 
 def score_without_graph(
-    step: StepContext, model: Any, inputs: Mapping[str, Any], rows: Sequence[Row], want_entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token."""
+    step: StepContext,
+    model: Any,
+    inputs: Mapping[str, Any],
+    rows: Sequence[Row],
+    want_entropy: bool,
+    *,
+    balances: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, RoutedTokens | None]:
+    """Return log-probabilities and entropies ``[B, T]`` of all rows, 0 where there is no token.
+
+    The third is what the router did with their tokens; None unless it ``balances``.
+    """
     logps, entropies = blank(inputs), blank(inputs)
-    pieces = plan(step, inputs, rows, graph=False)
-    score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy)
-    return logps, entropies
+    pieces = plan(step, inputs, rows, graph=False, balances=balances)
+    routed = score_pieces(
+        step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances
+    )
+    return logps, entropies, routed
 
 
 @torch.no_grad()
@@ -76,15 +91,22 @@ def score_pieces(
     entropies: torch.Tensor,
     *,
     want_entropy: bool = True,
-) -> None:
-    """Run ``pieces`` forward and write their values into ``logps`` and ``entropies`` ``[B, T]``."""
+    balances: bool = False,
+) -> RoutedTokens | None:
+    """Run ``pieces`` forward and write their values into ``logps`` and ``entropies`` ``[B, T]``.
+
+    Returns what the router did with all their tokens; None unless it ``balances``.
+    """
+    routed: RoutedTokens | None = None
     for piece in pieces:
         if piece.closes and piece.prompt is not None:
             piece.prompt.prefix = None
             continue
-        scored = score_piece(step, model, inputs, piece, want_entropy=want_entropy)
+        scored = score_piece(step, model, inputs, piece, want_entropy=want_entropy, balances=balances)
         if piece.rows:
             write(scored, logps, entropies)
+            routed = routed if scored.routed is None else scored.routed.plus(routed)
+    return routed
 
 
 def stand_in(inputs: Mapping[str, Any]) -> Row:

@@ -75,7 +75,8 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
-        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+        with session.fake_recorder.work.apart() if session is not None else contextlib.nullcontext():
+            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)  # what crosses is counted at each crossing
 
     def few(*given: Any, **how: Any) -> Any:
         """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
@@ -164,7 +165,26 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
 
 def _seen_by(session: FakeSession) -> list[Change]:
     """List what is counted, or left out, by the session that records."""
-    return [_passes_counted(session), _steps_on_host(session), *_rounds_repeated(session)]
+    return [
+        _passes_counted(session),
+        _crossings_counted(session),
+        _steps_on_host(session),
+        *_rounds_repeated(session),
+    ]
+
+
+def _crossings_counted(session: FakeSession) -> Change:
+    """Count the bytes of a layer's input that goes to host memory, and comes back in backward."""
+    from memprof.grpo.techniques.offload import Offloader
+
+    park = Offloader._park
+
+    def parked(self: Any, tensor: torch.Tensor, layer: int) -> Any:
+        recorder = session.fake_recorder
+        recorder.work.to_host(2 * tensor.numel() * tensor.element_size(), *recorder.phase_and_step())
+        return park(self, tensor, layer)
+
+    return (Offloader, "_park", parked)
 
 
 def _steps_on_host(session: FakeSession) -> Change:
@@ -192,6 +212,8 @@ def _passes_counted(session: FakeSession) -> Change:
     @contextlib.contextmanager
     def here(self: Any, tensors: Any, copies: Any = None) -> Iterator[None]:
         tensors = list(tensors)
+        recorder = session.fake_recorder
+        recorder.work.to_host(sum(t.numel() * t.element_size() for t in tensors), *recorder.phase_and_step())
         with passes_over(self, tensors, copies):
             for tensor in tensors:
                 session.book.claim(tensor, Category.REFERENCE_MODEL, "streamed", None)

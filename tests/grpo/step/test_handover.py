@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from memprof.grpo.step.objective import Handover  # noqa: E402
+from memprof.grpo.step.objective import Handover, Values  # noqa: E402
 
 
 def test_what_is_handed_over_is_there_inside_only() -> None:
     handover, logps, entropies = Handover(), torch.zeros(1, 2), torch.ones(1, 2)
     assert handover.take() is None
-    with handover.of(logps, entropies):
+    with handover.of(Values(logps, entropies)):
         assert not handover.was_taken
         found = handover.take()
         assert found is not None
@@ -21,14 +21,14 @@ def test_what_is_handed_over_is_there_inside_only() -> None:
         assert found[1] is entropies
     assert handover.was_taken
     assert handover.take() is None
-    with handover.of(logps, entropies):
+    with handover.of(Values(logps, entropies)):
         pass
     assert not handover.was_taken
 
 
 def test_an_error_inside_ends_the_handover() -> None:
     handover = Handover()
-    with pytest.raises(KeyError), handover.of(torch.zeros(1), torch.zeros(1)):
+    with pytest.raises(KeyError), handover.of(Values(torch.zeros(1), torch.zeros(1))):
         raise KeyError
     assert handover.take() is None
 
@@ -36,7 +36,7 @@ def test_an_error_inside_ends_the_handover() -> None:
 def test_constants_do_not_count_as_taken() -> None:
     """A loss that asks under ``no_grad`` gets the values, and none of the graph."""
     handover, leaf = Handover(), torch.ones(1, 2, requires_grad=True)
-    with handover.of(leaf, leaf):
+    with handover.of(Values(leaf, leaf)):
         with torch.no_grad():
             constants = handover.take()
         assert constants is not None

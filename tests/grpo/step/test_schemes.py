@@ -49,6 +49,7 @@ OFF_POLICY = {"old_per_token_logps": torch.zeros(1)}
         ({"loss_type": "a loss of tomorrow"}, {}, ON_POLICY, TWO_PASS),
         ({"is_trls": False}, {}, ON_POLICY, TWO_PASS),
         ({}, {"exact_two_pass": "always"}, ON_POLICY, TWO_PASS),
+        ({"balances": True}, {}, ON_POLICY, TWO_PASS),
     ],
 )
 def test_the_cheapest_scheme_that_is_exact(
@@ -59,6 +60,9 @@ def test_the_cheapest_scheme_that_is_exact(
     )
     found = scheme_of(replace(PLAIN, **terms), given, inputs, scales=False)
     assert (found.name, bool(found.why)) == (scheme, True)
+    # What a router's auxiliary loss counts is all in one piece.
+    alone = scheme_of(replace(PLAIN, **terms), given, inputs, scales=False, one_piece=True)
+    assert alone.name == (TOKEN if "balances" in terms else scheme)
     # Gradients that are scaled in fp16 are never computed in the forward.
     assert scheme_of(replace(PLAIN, **terms), given, inputs, scales=True).name == (
         SEQUENCE if scheme == TOKEN else scheme

@@ -96,6 +96,20 @@ def test_offloading_costs_the_link(settings_for: Callable[..., Any], monkeypatch
     assert sum(tally.host_bytes for name, tally in work.items() if name != "estimate") == 2 * boundaries
 
 
+def test_the_lean_trainers_offloading_costs_the_link_at_every_crossing(
+    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slabs of host memory are made once; each layer's input but the last's goes there and comes back."""
+    sequence = PROMPT + COMPLETION
+    lean = settings_for(
+        dtype="bfloat16", recipe="lean", gradient_checkpointing="offloaded", per_device_train_batch_size=8,
+        num_generations=8, max_tokens_per_piece=sequence,
+    )  # fmt: skip
+    work = work_of(lean, monkeypatch)
+    boundaries = (LAYERS - 1) * 8 * sequence * HIDDEN * 2
+    assert sum(tally.host_bytes for name, tally in work.items() if name != "estimate") == 2 * boundaries
+
+
 def test_an_estimate_adds_up_and_says_what_it_rests_on(
     settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
