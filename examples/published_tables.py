@@ -1,7 +1,8 @@
-"""Two published VRAM tables of GRPO, simulated: ours beside theirs, from one command each.
+"""Published VRAM tables of GRPO and SFT, simulated: ours beside theirs, from one command each.
 
     python examples/published_tables.py methods              # methods and sizes on one H100
     python examples/published_tables.py components           # Llama-3.1-8B, 20K tokens, 8 generations, by component
+    python examples/published_tables.py sft                  # supervised fine-tuning of three trainers
     python examples/published_tables.py methods --print      # what was simulated before, nothing run
 
 Results go to ``--results`` (benchmarks/results/cpu) as they come, and what is there is not run again.
@@ -13,6 +14,9 @@ some gigabytes is what can be asked.
 
 ``components``: what was published are sums of components, not measured peaks; the parts need not peak together. Ours
 are each component's own peak, their sum, and what the run really holds at once.
+
+``sft``: what other trainers, or older releases of TRL, published of one GPU. What a row's source leaves open stands
+beside it.
 """
 
 from __future__ import annotations
@@ -61,6 +65,54 @@ LONG: dict[str, dict[str, Any]] = {
         "recipe": "trl", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
     },
     "lean trainer on 24 GB, 8 in a micro-batch": {"recipe": "lean"},
+}  # fmt: skip
+_LLAMA = {"model": MODELS["8B"], "trainer": "sft", "dtype": "bfloat16"}
+_TUNE: dict[str, Any] = {
+    **_LLAMA,
+    "lora_r": 8,
+    "lora_target_modules": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "per_device_train_batch_size": 2,
+    "max_length": 2048,
+}
+_QTUNE = {**_TUNE, "load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+_SOUP: dict[str, Any] = {
+    **_LLAMA,
+    "dtype": "float32",
+    "recipe": "trl-full-logits",
+    "lora_r": 16,
+    "lora_target_modules": ("q_proj", "v_proj"),
+    "lora_dropout": 0.05,
+    "per_device_train_batch_size": 4,
+    "max_length": 1024,
+    "gradient_checkpointing": False,
+}
+_AXOLOTL: dict[str, Any] = {
+    "model": "Qwen/Qwen3-8B",
+    "trainer": "sft",
+    "dtype": "bfloat16",
+    "per_device_train_batch_size": 1,
+    "max_length": 16_384,
+    "optim": "adamw_8bit",
+    "gradient_accumulation_steps": 2,
+}
+# Row: source, card, which peak, bytes as published, settings, and what is to be known of them.
+SFT: dict[str, tuple[str, str, str, float, dict[str, Any], str]] = {
+    "torchtune, QLoRA": ("[1]", "4090", "allocated", 7.4 * 2**30, _QTUNE, ""),
+    "torchtune, LoRA, inputs offloaded": (
+        "[1]", "4090", "allocated", 16.2 * 2**30, {**_TUNE, "gradient_checkpointing": "offloaded"},
+        "offloading is not stated",
+    ),
+    "torchtune, LoRA, not offloaded": ("[1]", "4090", "allocated", 16.2 * 2**30, _TUNE, "the other reading"),
+    "TRL 0.26 under Soup, LoRA": ("[2]", "H100", "reserved", 70.99 * 2**30, _SOUP, ""),
+    "the same with the base in bfloat16": (
+        "[2]", "H100", "reserved", 70.99 * 2**30, {**_SOUP, "dtype": "bfloat16"}, "what *bf16* seems to say",
+    ),
+    "Axolotl, full, 8-bit Adam, accumulated": (
+        "[3]", "H100", "allocated", 63.3 * 10**9, _AXOLOTL, "optimizer and accumulation are not stated",
+    ),
+    "the same with inputs offloaded": (
+        "[3]", "H100", "allocated", 58.9 * 10**9, {**_AXOLOTL, "gradient_checkpointing": "offloaded"}, "nor here",
+    ),
 }  # fmt: skip
 # A card that a column is simulated on: the lean trainer generates as many sequences at once as its memory has room for.
 CARDS = {"lean trainer on 24 GB, 8 in a micro-batch": "24GB"}
@@ -150,6 +202,31 @@ def run_components(file: Path) -> None:
             keep(file, results)
 
 
+def run_sft(file: Path) -> None:
+    """Simulate what is missing."""
+    from memprof.config.gpus import find_gpu
+    from memprof.config.settings import Settings
+    from memprof.simulate.run import simulate_settings
+
+    results = kept(file)
+    for name, (_, card, _, _, settings, _) in SFT.items():
+        if name not in results:
+            highest = simulate_settings(Settings(**settings), gpu=find_gpu(card), stacks=False)["memprof"]["highest"]
+            results[name] = {"allocated": highest["allocated_bytes"], "reserved": highest["reserved_bytes"]}
+            keep(file, results)
+
+
+def sft_table(results: dict[str, Any]) -> str:
+    """Markdown, GiB: published and simulated, and the signed error."""
+    lines = ["| SFT of an 8B on one GPU | source | published | simulated | error | |", "|---|---|--:|--:|--:|---|"]
+    for name, (source, _, what, published, _, remark) in SFT.items():
+        if name in results:
+            ours = results[name][what]
+            error = f"{100 * (ours / published - 1):+.1f} %".replace("-", "−")
+            lines.append(f"| {name} | {source} | {published / 2**30:.2f} | {ours / 2**30:.2f} | {error} | {remark} |")
+    return "\n".join(lines) + "\n"
+
+
 def methods_table(results: dict[str, Any]) -> str:
     """Markdown: simulated GB, published in brackets; a star where the later releases' loss was simulated."""
     lines = [f"| peak GB, simulated (published) | {' | '.join(MODELS)} |", f"|---|{'--:|' * len(MODELS)}"]
@@ -185,7 +262,7 @@ def components_table(results: dict[str, Any]) -> str:
 def main() -> None:
     """Simulate a table, as far as it is not there, and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["methods", "components"])
+    parser.add_argument("table", choices=["methods", "components", "sft"])
     parser.add_argument("--sizes", default=",".join(MODELS), help="of the first table")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--results", type=Path, default=FOLDER)
@@ -195,8 +272,9 @@ def main() -> None:
     if not asked.only_print and asked.table == "methods":
         run_methods(file, asked.sizes.split(","), asked.workers)
     elif not asked.only_print:
-        run_components(file)
-    print((methods_table if asked.table == "methods" else components_table)(kept(file)))
+        (run_components if asked.table == "components" else run_sft)(file)
+    tables = {"methods": methods_table, "components": components_table, "sft": sft_table}
+    print(tables[asked.table](kept(file)))
 
 
 if __name__ == "__main__":

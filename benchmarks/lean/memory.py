@@ -4,9 +4,9 @@
 
 Each case is one simulated run (up to a minute of CPU time); results that the file already has are kept. Of each run the
 measured step is executed whole, but for micro-batches that are like those before them (:func:`alike_once`).
-Each case names the smallest card of memprof's list that holds it, less the context outside torch and a margin for the
-prediction's error, and is simulated on it: the lean trainer sees that card's free memory. The step's time is estimated
-(``benchmarks.lean.price``) on that card, and on the one of :data:`SPEED` for all cases.
+Each case names a card that holds it, TRL's the smallest of memprof's list, less the context outside torch and a margin
+for the prediction's error. It is simulated on an allocator that has no more, and the lean trainer sees that card's free
+memory. The step's time is estimated (``benchmarks.lean.price``) on that card, and on the one of :data:`SPEED`.
 The 8B and 7B cases also have the FLOPs of training (``benchmarks.lean.flops``) and what of them is computed again.
 """
 
@@ -44,16 +44,18 @@ SPEED = "H100"
 CARD = "RTX 4090"
 HEADLINE = {**LLAMA, "completion_length": 19_968, "on": CARD}
 OFFLOADED = {**TUNED, "gradient_checkpointing": "offloaded"}
+#: What lets TRL's run fit the next smaller card.
+TIGHT = {"on": "A100-40GB", "alloc_conf": "expandable_segments:True"}
 ENGINE = ("generation", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
 #: What of a case is no setting of the simulator.
 NOT_SETTINGS = ("on", "offloaded_cache")
 
 CASES: dict[str, dict[str, Any]] = {
     "8B LoRA, 8 x 20480, TRL's defaults": {**HEADLINE, "on": "H200"},
-    "8B LoRA, 8 x 20480, TRL tuned by hand": {**HEADLINE, **TUNED, "on": "A100-40GB"},
-    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {**HEADLINE, **OFFLOADED, "on": "A100-40GB"},
+    "8B LoRA, 8 x 20480, TRL tuned by hand": {**HEADLINE, **TUNED, **TIGHT},
+    "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {**HEADLINE, **OFFLOADED, **TIGHT},
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints, vLLM": {
-        **HEADLINE, **OFFLOADED, "on": "A100-40GB",
+        **HEADLINE, **OFFLOADED, **TIGHT,
         "generation": "vllm", "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.55,
     },
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints and cache": {
@@ -151,18 +153,17 @@ def simulated(
     start = time.process_time()
     priced = pricing([case["on"], SPEED] if card else [], offloaded_cache=bool(case.get("offloaded_cache")))
     with told(lean), alike_once(warmed_up=warmed_up), priced as price:
-        raw = simulate_settings(Settings(**settings), gpu=card, stacks=False)
+        raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card), gpu=card, stacks=False)
     seconds = time.process_time() - start
     host = host_use(raw, 1).to_dict()
     report = analyze(snapshot_from_raw(raw)).to_dict()
-    reserved = report["device_peak"]["reserved_bytes"]
     return {
         "settings": dict(case),
         **({"lean": dict(lean)} if lean else {}),
         "allocated_bytes": report["peak"]["allocated_bytes"],
         "phase": report["peak"]["phase"],
-        "reserved_bytes": reserved,
-        **({"fits": reserved <= room_bytes(card)} if card else {}),
+        "reserved_bytes": report["device_peak"]["reserved_bytes"],
+        "fits": raw["memprof"]["oom"] is None,
         "phases": phase_peaks(report),
         "own_peaks": {name: size for name, size in report["own_peaks"].items() if size},
         "pinned_bytes": host["pinned_bytes"],
@@ -191,7 +192,7 @@ def flops(case: Mapping[str, Any], lean: Mapping[str, Any] | None = None) -> int
     What changes no product is left out, so that it is counted once: how many micro-batches, how many sequences
     generate together, the base's dtype and bits, the card, where checkpoints are kept.
     """
-    left_out = (*NOT_SETTINGS, "load_in_4bit", "generation_batch", *ENGINE, *TUNED)
+    left_out = (*NOT_SETTINGS, "load_in_4bit", "generation_batch", "alloc_conf", *ENGINE, *TUNED)
     settings = {name: value for name, value in case.items() if name not in left_out}
     settings["dtype"] = "bfloat16"
     if settings.get("gradient_checkpointing") == "offloaded":
@@ -230,14 +231,16 @@ def main(names: tuple[str, ...], again: bool, path: Path) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.is_file() else {}
     for name in names or CASES:
         case = CASES[name]
-        if again or known.get(name, {}).get("settings") != case:
+        row = known.get(name, {})
+        if again or row.get("settings") != case or "price" not in row:
             known[name] = simulated(case, warmed_up=True)
             known[name]["tokens"] = tokens(case)
             if name.startswith(("8B LoRA, 8 x 20480", "8B QLoRA, 8 x 20480", "7B")):
                 known[name] |= with_flops(case)
         row = known[name]
         gib = {key: row[f"{key}_bytes"] / 2**30 for key in ("allocated", "reserved", "pinned", "host")}
-        print(f"{name}: {gib['allocated']:.2f} GiB allocated ({row['phase']}), {gib['reserved']:.2f} reserved, "
+        print(f"{name}: {'fits' if row['fits'] else 'does not fit'} {case['on']}, {gib['allocated']:.2f} GiB allocated "
+              f"({row['phase']}), {gib['reserved']:.2f} reserved, "
               f"{gib['pinned']:.1f} pinned of {gib['host']:.1f} on the host, "
               f"{row.get('flops', 0) / 1e15:.2f} PFLOP", flush=True)  # fmt: skip
         ordered = {case: known[case] for case in CASES if case in known}

@@ -18,8 +18,8 @@ __all__ = ["Price", "pricing"]
 class Price:
     """Hold a simulation's price.
 
-    ``passes`` and ``decode_steps`` are of one generation: a step of all sequences of a pass counts once. ``seconds``
-    has, by card, the estimated seconds of the step (``step``) and of each phase.
+    ``passes`` and ``decode_steps`` are of one generation: a step of all sequences of a pass counts once, and a rolling
+    batch has no passes. ``seconds`` has, by card, the estimated seconds of the step (``step``) and of each phase.
     """
 
     passes: int | None = None
@@ -41,16 +41,22 @@ def pricing(cards: Sequence[str], *, offloaded_cache: bool = False) -> Iterator[
     """
     from memprof.compat.patching import replacing
     from memprof.simulate import run
+    from memprof.simulate.generation import lean_generation
     from memprof.simulate.trainer import rollout
 
     found = Price()
-    generate, time_of = rollout._generate, run._time_of
+    generate, roll, time_of = rollout._generate, lean_generation._roll, run._time_of
 
     def generated(trainer: Any, batch: int, settings: Any, session: Any, *, passes: int) -> None:
         found.passes, found.decode_steps = passes, passes * settings.completion_length
         recorder = session.fake_recorder
         with _cache_on_host(recorder) if offloaded_cache else nullcontext():
             generate(trainer, batch, settings, session, passes=passes)
+
+    def rolled(*given: Any) -> Any:
+        work = roll(*given)
+        found.passes, found.decode_steps = None, work.steps
+        return work
 
     def timed(session: Any, gpu: Any, config: Any) -> Any:
         work = session.fake_recorder.work
@@ -59,7 +65,9 @@ def pricing(cards: Sequence[str], *, offloaded_cache: bool = False) -> Iterator[
         _note_engine(found, phases, config)
         return time_of(session, gpu, config)
 
-    with replacing((rollout, "_generate", generated), (run, "_time_of", timed)):
+    with replacing(
+        (rollout, "_generate", generated), (lean_generation, "_roll", rolled), (run, "_time_of", timed)
+    ):
         yield found
 
 

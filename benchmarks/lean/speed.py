@@ -46,8 +46,10 @@ KINDS = {"trl": "trl", "trl, head as on CUDA": "trl", "trl, micro-batch 1": "trl
 FAIR, LEAST = "trl, head as on CUDA", "trl, micro-batch 1"
 
 
-def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0) -> dict[str, Any]:
-    """Make one prompt's group as TRL pads it: answers of 24 to 64 tokens, or all of 64 (``even``).
+def micro_batch(
+    tokenizer: Any, questions: Any, rows: int, even: bool, prompt_tokens: int = 0, width: int = 64
+) -> dict[str, Any]:
+    """Make one prompt's group as TRL pads it: answers of up to ``width`` tokens, or all of them (``even``).
 
     The prompt is a question, or ``prompt_tokens`` of as many questions as they take.
     """
@@ -60,7 +62,6 @@ def micro_batch(tokenizer: Any, questions: Any, rows: int, even: bool, prompt_to
         if len(prompt) >= prompt_tokens:
             break
     prompt = prompt[:prompt_tokens] if prompt_tokens else prompt
-    width = 64
     lengths = [width if even else width * (row + 3) // (rows + 2) for row in range(rows)]
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(100, len(tokenizer), (rows, width), generator=source)
@@ -109,24 +110,39 @@ def step(kind: str, trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
 def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Measure seconds and peaks of one micro-batch's forward and backward."""
     lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
-    built = {kind: build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
-             for kind in ("trl", "lean")}  # fmt: skip
-    inputs = micro_batch(built["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
-    for kind, trainer in built.items():
+
+    def ready(kind: str) -> Any:
+        trainer = build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
         trainer.ref_model = None
         if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return trainer
+
+    built = {kind: ready(kind) for kind in ("trl", "lean")}
+    inputs = micro_batch(built["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
+    for kind, trainer in built.items():
         step(kind, trainer, inputs)
+    del trainer
     tasks = {kind: partial(step, kind, built[whose], inputs) for kind, whose in KINDS.items()}
     timed = interleaved(tasks, pairs)
+    tasks.clear()
+    built.clear()
+    peaks = {}
+    for kind, whose in KINDS.items():
+        gc.collect()  # of another trainer, whose weights the trace would count
+        peaks[kind] = _peak_of(kind, ready(whose), inputs, folder)
     return {
         "settings": settings,
         "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": 64},
         "wall_ratio": {base: ratio(timed, "lean", base, "wall") for base in KINDS if base != "lean"},
         "cpu_ratio": {base: ratio(timed, "lean", base, "cpu") for base in KINDS if base != "lean"},
         "seconds": timed,
-        "peak_bytes": {kind: peak(task, built[KINDS[kind]], folder) for kind, task in tasks.items()},
+        "peak_bytes": peaks,
     }
+
+
+def _peak_of(kind: str, trainer: Any, inputs: dict[str, Any], folder: Path) -> dict[str, int]:
+    return peak(partial(step, kind, trainer, inputs), trainer, folder)
 
 
 def peak(step: Any, trainer: Any, folder: Path) -> dict[str, int]:

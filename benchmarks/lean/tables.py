@@ -35,22 +35,25 @@ def memory() -> str:
     head = ("run", "card", "training", "generation", "whole", "host", "PFLOP", "passes", "decode steps", "step, s",
             f"on an {SPEED}, s")  # fmt: skip
     return table(head, [
-        (name, row["settings"]["on"], _gib(training_bytes(row)), _gib(row["phases"].get("generate")),
-         _gib(row["allocated_bytes"]), _gib(row["host_bytes"]), row["flops"] / _PETA if "flops" in row else "–",
-         *_price(row))
+        (name, row["settings"]["on"] if "price" in row else "–", _gib(training_bytes(row)),
+         _gib(row["phases"].get("generate")), _gib(row["allocated_bytes"]), _gib(row["host_bytes"]),
+         row["flops"] / _PETA if "flops" in row else "–", *_price(row))
         for name, row in _memory(lambda name: True).items()
     ])  # fmt: skip
 
 
 def _price(row: Mapping[str, Any]) -> list[str]:
+    if "price" not in row:
+        return ["–"] * 4
     price = row["price"]
     seconds = (price["estimated_seconds"][card]["step"] for card in (row["settings"]["on"], SPEED))
-    return [f"{price['passes']}", f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
+    passes = "rolling" if price["passes"] is None else f"{price['passes']}"
+    return [passes, f"{price['decode_steps']:,}", *(f"{found:,.0f}" for found in seconds)]
 
 
 def price_by_phase() -> str:
     """Show where the estimated time of the longest runs goes, all at one card's speed."""
-    rows = _memory(lambda name: name.startswith("8B"))
+    rows = {name: row for name, row in _memory(lambda name: name.startswith("8B")).items() if "price" in row}
     head = (f"estimated seconds at an {SPEED}'s speed", "generation", "forward", "backward", "rest", "step")
     lines = []
     for name, row in rows.items():
@@ -131,8 +134,19 @@ def longest() -> str:
         for kind in ("training alone", "with generation"):
             row = rows.get(f"{name}, {kind}")
             cells += ["–", "–"] if row is None else _length(row)
-        lines.append(cells)
-    return table(("", "training alone", "ends in", "with generation", "ends in"), lines)
+        lines.append([*cells, *_decoding(rows.get(f"{name}, with generation"))])
+    return table(("", "training alone", "ends in", "with generation", "ends in", "passes", "decode steps"), lines)
+
+
+def _decoding(row: Mapping[str, Any] | None) -> list[object]:
+    """Count the passes of a generation of that length, and the decode steps of all of them."""
+    if row is None:
+        return ["–", "–"]
+    passes = -(-_GROUP // row["settings"].get("generation_batch", _GROUP))
+    return [passes, f"{passes * (row['longest'] - row['settings']['prompt_length']):,}"]
+
+
+_GROUP = 8
 
 
 def _length(row: Mapping[str, Any]) -> list[object]:
@@ -145,35 +159,30 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Show medians of interleaved rounds, wall and CPU time, and live bytes at the traced peak."""
+    """Show the lean trainer's CPU time over each baseline's: medians of interleaved rounds."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    found = read("lean_speed")
-    head = ("SmolLM2-135M, fp32, CPU", "tokens a row", "lean ÷ TRL as on CUDA, wall", "CPU time",
-            "lean ÷ TRL's micro-batch 1, CPU time", "lean ÷ TRL on a CPU, CPU time", "peak, MB: micro-batch 1",
-            "lean")  # fmt: skip
+    head = ("SmolLM2-135M, fp32, CPU time", "tokens a row", "rounds", "lean ÷ TRL, head as on CUDA",
+            "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU")  # fmt: skip
     return table(head, [
-        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["wall_ratio"][FAIR],
-         *(row["cpu_ratio"][kind] for kind in (FAIR, LEAST, "trl")),
-         *(f"{row['peak_bytes'][kind]['total'] / 1e6:.0f}" for kind in (LEAST, "lean")))
-        for name, row in found["cases"].items()
+        (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["pairs"],
+         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")))
+        for name, row in read("lean_speed")["cases"].items()
     ])  # fmt: skip
 
 
 def lengths() -> str:
-    """Show training peaks by length: simulated, and traced where that was done."""
-    rows = read("lean_lengths")
-    head = ("tokens a sequence", "TRL, 8 together", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
+    """Show training peaks by length: of a simulated GPU, and of real micro-batches that were traced."""
+    from benchmarks.lean.speed import LEAST
+
+    head = ("tokens a sequence", "TRL, 8 together, MB", "TRL, micro-batch 1", "lean", "lean ÷ micro-batch 1")
     lines = []
-    for device, words in (("cuda", ""), ("cpu", ", traced")):
-        for row in (row for row in rows.values() if row["device"] == device):
+    for device, words in (("cuda", ""), ("traced", ", traced on a CPU")):
+        for row in (row for row in read("lean_lengths").values() if row["device"] == device):
             found = row["peak_bytes"]
-            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAN_RIVAL, "lean"))
-            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAN_RIVAL]:.3f}"))
+            sizes = (f"{found[kind] / 1e6:,.1f}" if kind in found else "–" for kind in ("trl", LEAST, "lean"))
+            lines.append((f"{row['length']}{words}", *sizes, f"{found['lean'] / found[LEAST]:.3f}"))
     return table(head, lines)
-
-
-LEAN_RIVAL = "trl, micro-batch 1"
 
 
 def _steps(log: list[str]) -> int:

@@ -55,6 +55,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 FULL = {"beta": 0.1, "gradient_checkpointing": False}
 LORA = {"lora_r": 4, "beta": 0.1}
+SHARED: dict[str, Any] = {
+    "per_device_train_batch_size": 4, "num_generations": 4, "prompt_length": 37, "completion_length": 53,
+    "optim": "adamw_torch", "device": "cpu", "generation": "hf",
+}  # fmt: skip
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, full with reference": (name, FULL) for name in MODELS},
     **{f"{name}, LoRA and checkpointing": (name, LORA) for name in ("llama", "qwen2", "qwen3", "mistral")},
@@ -118,13 +122,9 @@ def real_run(name: str) -> list[dict[str, Any]]:
     from memprof.simulate.run import simulate_settings
 
     model, changes = RUNS[name]
-    values = {
-        "per_device_train_batch_size": 4, "num_generations": 4, "prompt_length": 37, "completion_length": 53,
-        "optim": "adamw_torch", "device": "cpu", "generation": "hf", **changes,
-    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODELS[model]))
-        settings = Settings(model=folder, **values)
+        settings = Settings(model=folder, **{**SHARED, **changes})
         mine, theirs = peaks(simulate_settings(settings, stacks=False)), peaks(run_real(settings, folder))
     training = [key for key in theirs if key[1] in ("forward", "backward", "optimizer_step")]
     decoding = [key for key in theirs if key[1] == "generate"]
@@ -203,7 +203,11 @@ def cpu(only: tuple[str, ...]) -> None:
 
 @click.command("table")
 def print_table() -> None:
-    """Print the table of docs/accuracy.md and write the comparisons that predictions state their error from."""
-    rows = json.loads(RESULTS.read_text())["comparisons"]
-    PACKAGED.write_text(json.dumps({"comparisons": rows}, indent=1) + "\n")
-    print(table(rows))
+    """Print the tables of docs/accuracy.md and write the comparisons that predictions state their error from."""
+    from benchmarks.simulator.classes import class_table, gathered, outside
+
+    found = gathered()
+    PACKAGED.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(json.loads(RESULTS.read_text())["comparisons"]))
+    print(class_table(found))
+    print("Outside what the others of their class state:", "; ".join(outside(found)))

@@ -2,33 +2,54 @@
 
     python -m benchmarks.simulator decisions
 
-A decision is one run on one card. The truth is the measured reserved memory (a GPU's capture), or the published peak of
-the whole device; the prediction's verdict is taken as ``simulate --gpu`` takes it, with its margin. Cards are all that
-memprof knows by name. What is outside torch is the same estimate on both sides of a capture, since none recorded it.
+A decision is one run on one card. The truth is the measured reserved memory (of a GPU's program, or of the real
+allocator on an emulated card), or the published peak of the whole device; the prediction's verdict is taken as
+``simulate --gpu`` takes it, with the margin of its class of run. Cards are all that memprof knows by name. What is
+outside torch is the same estimate on both sides where none recorded it. The smallest cards are those of
+``emulated-edges``: a verdict is right where the run lives on the card that it names.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from benchmarks.tabling import RESULTS
-from memprof.config.expected_error import MARGIN
+from memprof.config.expected_error import comparisons, margin_of, wide_margin
 from memprof.config.gpus import known_gpus
+from memprof.config.settings import Settings
 
 _NEAR = 0.2  # of the measured need: how far around it the imaginary cards of ``near`` lie
 
 
-def captured() -> list[tuple[str, int, int]]:
-    """Return name, measured and predicted need of each GPU capture, in bytes, without what is outside torch."""
-    rows = json.loads((RESULTS / "simulator.json").read_text())["comparisons"]
-    return [(r["name"], r["measured_bytes"], r["simulated_bytes"]) for r in rows if r["what"] == "reserved"]
+class Need(NamedTuple):
+    """Hold what a run was measured and predicted to need, in bytes, and the margin that its verdict keeps."""
+
+    name: str
+    measured: int
+    predicted: int
+    margin: float
+
+    def fits(self, card: int, outside: int = 0) -> tuple[bool, bool]:
+        """Tell whether it fits a card of so many bytes, and whether it is said to."""
+        said = (self.predicted + outside) * (1 + self.margin) <= card
+        return self.measured + outside <= card, said
+
+
+def reserved(where: str) -> list[Need]:
+    """Return what was reserved in each comparison made on GPUs (``gpu``) or on the real allocator (``emulated``)."""
+    margin = wide_margin() if where == "gpu" else margin_of(Settings(model="").to_dict())
+    return [
+        Need(row["name"], row["measured_bytes"], row["simulated_bytes"], margin)
+        for row in comparisons()
+        if row["where"] == where and row["what"] == "reserved"
+    ]
 
 
 def published() -> list[tuple[str, int | None, int]]:
-    """Return the same of the published table of methods; None where it ran out of memory on its H100."""
+    """Return name, peak and prediction of the published table of methods; None where it ran out of memory."""
     from examples.published_tables import MODELS, PUBLISHED
 
     found = json.loads((RESULTS / "published_methods.json").read_text())
@@ -39,6 +60,14 @@ def published() -> list[tuple[str, int | None, int]]:
             if row is not None:
                 rows.append((f"{method}, {size}", peak * 10**9 if peak else None, row["device_peak_bytes"]))
     return rows
+
+
+def _margin(name: str) -> float:
+    """Return the margin of a cell of the published table."""
+    from examples.published_tables import settings_of
+
+    method, _, _ = name.rpartition(", ")
+    return margin_of(settings_of("", method).to_dict())
 
 
 def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
@@ -54,21 +83,27 @@ def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
     }
 
 
-def on_named_cards(rows: list[tuple[str, int, int]], outside: bool) -> list[tuple[bool, bool]]:
+def on_named_cards(needs: list[Need], outside: bool) -> list[tuple[bool, bool]]:
     """Decide on every run on every card memprof knows."""
-    pairs = []
-    for _, measured, predicted in rows:
-        for gpu in known_gpus():
-            more = gpu.context_bytes if outside else 0
-            pairs.append((measured + more <= gpu.total_bytes, (predicted + more) * (1 + MARGIN) <= gpu.total_bytes))
-    return pairs
+    return [
+        need.fits(gpu.total_bytes, gpu.context_bytes if outside else 0) for need in needs for gpu in known_gpus()
+    ]
 
 
-def near(rows: list[tuple[str, int, int]]) -> list[tuple[bool, bool]]:
+def near(needs: list[Need]) -> list[tuple[bool, bool]]:
     """Decide on every run on imaginary cards around its measured need, one percent apart: the hard cases."""
     steps = [1 - _NEAR + 0.01 * i + 0.005 for i in range(round(2 * _NEAR / 0.01))]
+    return [need.fits(int(need.measured * step)) for need in needs for step in steps]
+
+
+def at_the_edge() -> list[tuple[bool, bool]]:
+    """Decide on the smallest card that each bisected run is said to fit, its make known and its size alone."""
+    from benchmarks.simulator.emulated import edges
+
     return [
-        (step >= 1, predicted * (1 + MARGIN) <= measured * step) for _, measured, predicted in rows for step in steps
+        (row["real"]["edge_bytes"] <= row["said"][kind], True)
+        for row in edges.read().values()
+        for kind in ("by_make", "by_size")
     ]
 
 
@@ -76,12 +111,14 @@ def decisions() -> dict[str, Any]:
     """Count all decisions, as they are written."""
     table = published()
     on_h100 = next(gpu for gpu in known_gpus() if gpu.name == "H100")
-    verdicts = [(peak is not None, need * (1 + MARGIN) <= on_h100.total_bytes) for _, peak, need in table]
-    measured = [(name, peak, need) for name, peak, need in table if peak is not None]
+    verdicts = [(peak is not None, need * (1 + _margin(name)) <= on_h100.total_bytes) for name, peak, need in table]
+    measured = [Need(name, peak, need, _margin(name)) for name, peak, need in table if peak is not None]
     return {
-        "margin": MARGIN,
-        "captures on every named card": count(on_named_cards(captured(), outside=True)),
-        "captures on cards within 20 % of their need": count(near(captured())),
+        "programs on GPUs, every named card": count(on_named_cards(reserved("gpu"), outside=True)),
+        "programs on GPUs, cards within 20 % of their need": count(near(reserved("gpu"))),
+        "real allocator, every named card": count(on_named_cards(reserved("emulated"), outside=True)),
+        "real allocator, cards within 20 % of their need": count(near(reserved("emulated"))),
+        "real allocator, the smallest card said to be enough": count(at_the_edge()),
         "the published table on its H100": count(verdicts),
         "the published table on every named card": count(on_named_cards(measured, outside=False)),
     }
@@ -98,9 +135,8 @@ def table(found: dict[str, Any]) -> str:
     """Make a Markdown table."""
     lines = ["| over | decisions | false *fits* | false *does not fit* |", "|---|--:|--:|--:|"]
     for name, row in found.items():
-        if name != "margin":
-            lines.append(
-                f"| {name} | {row['decisions']} | {row['false_fits']} of {row['of_runs_that_do_not']} "
-                f"| {row['false_does_not_fit']} of {row['of_runs_that_fit']} |"
-            )
+        lines.append(
+            f"| {name} | {row['decisions']} | {row['false_fits']} of {row['of_runs_that_do_not']} "
+            f"| {row['false_does_not_fit']} of {row['of_runs_that_fit']} |"
+        )
     return "\n".join(lines) + "\n"

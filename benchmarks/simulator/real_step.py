@@ -74,7 +74,8 @@ def _real_trainer(settings: Any, folder: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         _checkpoint(settings.model, folder), dtype=getattr(torch, settings.dtype)
     )
-    choose_checkpointing(model, settings.checkpointing)
+    if settings.recipe != "lean":  # which has its own
+        choose_checkpointing(model, settings.checkpointing)
     rewards: dict[str, Any] = {"reward_funcs": reward_function}
     if settings.reward_model is not None:
         scores = AutoModelForSequenceClassification.from_config(

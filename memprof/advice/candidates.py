@@ -38,6 +38,9 @@ def candidates_for(run: Run) -> list[Candidate]:
     s = run.settings
     if s is None:
         return [*candidates_by_category(run), *fragmentation_candidates(run)]
+    if s.supervised:
+        found = [candidate for make in _SUPERVISED for candidate in make(s)]
+        return [*found, *fragmentation_candidates(run)]
     own = (_pieces, _lean_checkpointing, _lean_generation) if s.recipe == "lean" else (_micro_batches, _checkpointing)
     both = (_precision, _adapters, _optimizer, _reference, _loss, _attention, _lengths, _sharding, _lean, _generation)
     found = [candidate for make in (*own, *both) for candidate in make(s)]
@@ -52,14 +55,16 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
         changes = {
             "per_device_train_batch_size": smaller,
             "gradient_accumulation_steps": s.gradient_accumulation_steps * times,
-            "steps_per_generation": s.generation_steps * times,
+            **({} if s.supervised else {"steps_per_generation": s.generation_steps * times}),
         }
+        row = {"sft": "row", "dpo": "pair"}.get(s.trainer, "completion")
+        packed = " With packing=True short rows share one, and a pass stays full." if s.trainer == "sft" else ""
         yield Candidate(
             id=f"micro_batch_{smaller}",
-            action=f"Train {smaller} completion{'s' if smaller > 1 else ''} at a time instead of {size}",
+            action=f"Train {smaller} {row}{'s' if smaller > 1 else ''} at a time instead of {size}",
             setting=written(changes),
             costs=f"The same tokens in {times} times as many passes: slower only where a pass no longer fills the GPU, "
-            "as with short sequences.",
+            f"as with short sequences.{packed}",
             exact=True,
             toll=Toll.SLOWER,
             changes=changes,
@@ -70,7 +75,7 @@ def _micro_batches(s: Settings) -> Iterator[Candidate]:
 def _checkpointing(s: Settings) -> Iterator[Candidate]:
     now = s.checkpointing
     if now == "none":
-        yield _checkpoint("", True)
+        yield _checkpoint("", True, generates=not s.supervised)
         yield Candidate(
             id="selective_checkpointing",
             action="Checkpoint all but the attentions' outputs",
@@ -82,21 +87,22 @@ def _checkpointing(s: Settings) -> Iterator[Candidate]:
             effect=effects.checkpointed,
         )
     if now not in ("auto", "offloaded") and s.device != "cpu":
+        setting = "gradient_checkpointing=True, activation_offloading=True" if s.supervised else _OFFLOAD
         if now == "none":
             more = " Every layer's forward runs once more besides."
-            yield _offload(_OFFLOAD, _checkpointed_and_offloaded, more_costs=more)
+            yield _offload(setting, _checkpointed_and_offloaded, more_costs=more)
         else:
-            yield _offload(_OFFLOAD, effects.offloaded_boundaries)
+            yield _offload(setting, effects.offloaded_boundaries)
 
 
-def _checkpoint(more: str, kind: bool | str) -> Candidate:
+def _checkpoint(more: str, kind: bool | str, *, generates: bool = True) -> Candidate:
     """Turn it on: ``more`` is to be pasted besides, ``kind`` is what is simulated."""
     return Candidate(
         id="checkpointing",
         action="Turn gradient checkpointing on",
         setting=written({"gradient_checkpointing": True}) + more,
-        costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes, "
-        "generation as before.",
+        costs="Every layer's forward runs once more in backward: 20 to 30 % longer training passes"
+        + (", generation as before." if generates else "."),
         exact=True,
         toll=Toll.SLOWER,
         changes={"gradient_checkpointing": kind},
@@ -146,7 +152,7 @@ def _precision(s: Settings) -> Iterator[Candidate]:
 
 def _adapters(s: Settings) -> Iterator[Candidate]:
     if s.lora_r is None:
-        also = "; the adapter switched off is the reference model" if s.beta else ""
+        also = "; the adapter switched off is the reference model" if s.beta or s.trainer == "dpo" else ""
         adapter = an_adapter()
         yield replace(
             adapter,
@@ -160,8 +166,9 @@ def _adapters(s: Settings) -> Iterator[Candidate]:
         id="qlora",
         action="Keep the frozen weights in 4 bits (QLoRA)" + ("" if s.lora_r else f", with an adapter of rank {RANK}"),
         setting=setting + ("" if s.lora_r else f", {adapter_text(RANK)}"),
-        costs="Each layer is unpacked whenever it is used: slower in training and more so in generation. The frozen "
-        "weights are rounded to 16 values.",
+        costs="Each layer is unpacked whenever it is used: slower in training"
+        + ("" if s.supervised else " and more so in generation")
+        + ". The frozen weights are rounded to 16 values.",
         exact=False,
         toll=Toll.TRAINED,
         changes={"lora_r": s.lora_r or RANK, "load_in_4bit": True, "dtype": "bfloat16"},
@@ -458,6 +465,43 @@ def _engine(s: Settings) -> Iterator[Candidate]:
             changes={"vllm_gpu_memory_utilization": less},
             effect=effects.smaller_engine(less / share),
         )
+
+
+# -- trainers whose rows are given: nothing generates, and there is no KL term to leave out ---------------------------
+
+
+def _given_reference(s: Settings) -> Iterator[Candidate]:
+    if s.trainer == "dpo" and s.lora_r is None:
+        yield Candidate(
+            id="precomputed_reference",
+            action="Compute the reference model's log-probs once, before training, and let it go",
+            setting="precompute_ref_log_probs=True",
+            costs="A pass over the data set before training; every step is faster by the reference's forward.",
+            exact=True,
+            toll=Toll.NOTHING,
+            effect=effects.all_of("reference_model"),
+        )
+
+
+def _shorter_rows(s: Settings) -> Iterator[Candidate]:
+    shorter = s.sequence_length // 2
+    if shorter >= 16:
+        yield Candidate(
+            id="shorter_rows",
+            action=f"Cut rows at {shorter} tokens instead of {s.sequence_length}",
+            setting=f"max_length={shorter}",
+            costs="Faster. Other data: what is behind the cut is not trained on.",
+            exact=False,
+            toll=Toll.OBJECTIVE,
+            changes={"max_length": shorter},
+            effect=effects.fewer_tokens(0.5, 0.5),
+        )
+
+
+_SUPERVISED = (
+    _micro_batches, _checkpointing, _precision, _adapters, _optimizer, _given_reference, _attention, _shorter_rows,
+    _sharding,
+)  # fmt: skip
 
 
 # -- the allocator -----------------------------------------------------------------------------------------------------

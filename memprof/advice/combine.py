@@ -91,21 +91,26 @@ class _State:
 
 class _Search:
     def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
-        from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
 
         self._machine, self._like, self._more_time = machine, like, more_time
-        self.card, self.shift, self.margin = find_gpu(gpu), shift, MARGIN
+        self.card, self.shift = find_gpu(gpu), shift
         self._spent: set[str] = set()
 
     def need(self, row: Mapping[str, Any]) -> int:
         return int(row["device_peak_bytes"]) + self.shift
 
+    def margin(self, state: _State) -> float:
+        """Return what is demanded above the prediction: more where a part of the run was never compared."""
+        from memprof.config.expected_error import margin_of
+
+        return margin_of(state.settings.to_dict(), self.card)
+
     def fits(self, state: _State) -> bool:
         # Where the allocator has to give cached memory back, the simulation on the full card has the word.
         if not self.shift:
             return bool(state.row["fits"])
-        return self.need(state.row) * (1 + self.margin) <= self.card.total_bytes
+        return self.need(state.row) * (1 + self.margin(state)) <= self.card.total_bytes
 
     def simulate(self, settings: Settings, changes: tuple[Candidate, ...]) -> _State | None:
         refused: dict[int, str] = {}
@@ -137,7 +142,7 @@ class _Search:
         open_ = [e for e in found if e.saves]
         if not open_:  # what only a simulation can judge is tried last
             return next((e.candidate for e in found if e.saves is None and not e.candidate.device), None)
-        over = self.need(state.row) * (1 + self.margin) - self.card.total_bytes
+        over = self.need(state.row) * (1 + self.margin(state)) - self.card.total_bytes
         enough = [e for e in open_ if int(e.saves or 0) > 1.1 * over]
         if enough:
             return min(enough, key=_asks).candidate
@@ -202,7 +207,7 @@ def combine(
         before_bytes=search.need(first.row),
         after_bytes=search.need(state.row),
         shift_bytes=shift,
-        margin=search.margin,
+        margin=search.margin(state),
         phase=str(state.row["peak_phase"]),
         changes=changes,
         settings=state.settings,

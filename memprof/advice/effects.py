@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memprof.advice.recorded_run import Effect, Peak, Run
-from memprof.advice.training_moments import held
+from memprof.advice.training_moments import held, tokens_of
 from memprof.config.model_shape import DTYPE_BYTES
 from memprof.config.optimizers import optimizer
 
@@ -114,8 +114,7 @@ def _boundaries(run: Run) -> int:
     settings, shape = run.settings, run.shape
     if settings is None or shape is None:
         return 0
-    tokens = settings.per_device_train_batch_size * settings.sequence_length
-    return shape.layers * tokens * shape.hidden * DTYPE_BYTES[settings.weights_dtype]
+    return shape.layers * tokens_of(settings) * shape.hidden * DTYPE_BYTES[settings.weights_dtype]
 
 
 def low_rank(rank: int, nf4: bool = False) -> Effect:
@@ -290,8 +289,10 @@ def without_masks(run: Run, peak: Peak) -> Mapping[str, int]:
 def _logits(run: Run, share: float) -> float:
     """Return the share of logits that is left: the tokens', where logits are materialised or fill no tile."""
     settings = run.settings
-    if settings is None or settings.recipe not in ("trl", "lean"):
+    if settings is None or settings.recipe not in ("trl", "lean") or settings.trainer == "dpo":
         return share
+    if settings.trainer == "sft":  # TRL's loss takes a fixed piece of the tokens at a time
+        return 1.0
     tokens = settings.per_device_train_batch_size * settings.completion_length
     return min(tokens * share, _TILE_ROWS) / min(tokens, _TILE_ROWS)
 

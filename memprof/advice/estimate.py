@@ -18,7 +18,7 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.analysis.views import Views
 
-__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "worth"]
+__all__ = ["MOST", "Estimate", "entry", "estimate", "estimated_advice", "idle_estimates", "with_time", "worth"]
 
 # How many changes a page lists.
 MOST = 8
@@ -51,12 +51,10 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
         analysis: what the report is of, whose allocations can be replayed under other settings of the allocator.
             Without it the report's own ``advice`` is asked what such a replay said.
     """
-    if (report["source"].get("config") or {}).get("trainer") in ("sft", "dpo"):
-        return []  # all of it is GRPO's; a simulation says so in a note
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
-    return ranked([entry(e, run) for e in found], report)[:MOST]
+    return ranked([with_time(entry(e, run), report) for e in found], report)[:MOST]
 
 
 def estimate(run: Run) -> list[Estimate]:
@@ -108,6 +106,24 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         if found.left.phase != run.peak.phase:
             data["moves_to"] = found.left.phase
     return data
+
+
+# What a change adds to an estimated step (1) or takes from it (-1), as a phase's time.
+_PRICE = {
+    "checkpointing": ("forward", 1),
+    "no_reference": ("reference_logprobs", -1),
+    "precomputed_reference": ("reference_logprobs", -1),
+    "generate_elsewhere": ("generate", -1),
+}
+
+
+def with_time(data: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the ratio of the changed step's time to the unchanged one's, where the report's estimate tells it."""
+    time, price = report.get("estimated_time"), _PRICE.get(data["id"])
+    if not time or price is None or not time["step_s"] or price[0] not in time["phases"]:
+        return data
+    phase, sign = price
+    return {**data, "time_ratio": round(1 + sign * time["phases"][phase] / time["step_s"], 3)}
 
 
 def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None = None) -> list[Estimate]:
@@ -181,6 +197,7 @@ def _scaled(moment: Mapping[str, int], here: Mapping[str, int], peak: Peak) -> d
 def _holds(s: Settings, changes: Mapping[str, Any]) -> bool:
     whole = s.gpus == 1 or s.sharding == "ddp"
     after = changes.get("recipe", s.recipe)
+    whole = whole and s.trainer != "dpo"
     return whole and set(changes) <= _FOLLOWED and {s.recipe, after} <= {"trl", "trl-full-logits", "trl-0.14"}
 
 

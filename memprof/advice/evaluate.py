@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
-from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, worth
+from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
 from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.config.settings import Settings
@@ -103,7 +103,7 @@ def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict
     """Rank what was simulated together with the estimates of what was not."""
     left = [e for e in _promising(run) if e.candidate.id not in found and e.saves is not None]
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
-    estimates = [entry(e, run) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
+    estimates = [with_time(entry(e, run), report) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
     return ranked([*simulated, *estimates], report)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from memprof.config.model_shape import DTYPE_BYTES, ModelShape
 from memprof.config.settings import Settings
 
-__all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments"]
+__all__ = ["TRANSIENT", "held", "kept_by_a_layer", "moments", "tokens_of"]
 
 # Categories whose bytes come and go within a pass.
 TRANSIENT = ("activations", "activation_gradients", "loss_logits", "gradients", "weight_casts")
@@ -36,9 +36,15 @@ def kept_by_a_layer(s: Settings, m: ModelShape) -> int:
     return norms + inputs + attention + 3 * inner * wide
 
 
+def tokens_of(s: Settings) -> int:
+    """Count the tokens of a micro-batch; a pair of DPO's is two rows."""
+    rows = s.per_device_train_batch_size * (2 if s.trainer == "dpo" else 1)
+    return rows * s.sequence_length
+
+
 def held(s: Settings, m: ModelShape) -> int:
     """Return the bytes of activations between a micro-batch's forward and backward."""
-    tokens = s.per_device_train_batch_size * s.sequence_length
+    tokens = tokens_of(s)
     if s.checkpointing == "none":
         return m.layers * tokens * kept_by_a_layer(s, m)
     boundaries = m.layers * tokens * m.hidden * DTYPE_BYTES[s.weights_dtype]
@@ -57,7 +63,7 @@ def moments(s: Settings, m: ModelShape, loss: int) -> dict[str, dict[str, dict[s
         loss: bytes of ``loss_logits`` where they are highest.
     """
     wide = _compute(s)
-    tokens = s.per_device_train_batch_size * s.sequence_length
+    tokens = tokens_of(s)
     kept, again = held(s, m), 0 if s.checkpointing == "none" else tokens * kept_by_a_layer(s, m)
     gradients, ends = _gradients(s, m)
     before = gradients if s.gradient_accumulation_steps > 1 else 0

@@ -1,4 +1,4 @@
-"""Compare the blocks two runs hold at their peaks, as multisets of (stack, size)."""
+"""Compare the blocks two runs hold at their peaks, as multisets of (stack, size, category)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memprof.vocabulary import Category
+
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
 __all__ = ["Holdings", "Surplus", "holdings_of_analysis", "holdings_of_report", "stack_key", "surplus"]
 
-Key = tuple[tuple[str, ...], int]
+Key = tuple[tuple[str, ...], int, str]
 
+_CATEGORIES = list(Category)
 _LIBRARY = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|python3\.\d+)[/\\]")
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Hold the blocks alive at the peak, counted by stack and block bytes.
+    """Hold the blocks alive at the peak, counted by stack, block bytes and category.
 
     ``examples`` names one block of each kind and ``describe`` returns all that is known of it. Blocks of up to
     ``cutoff`` bytes may be missing; ``cutoff`` is 0 where every block is known.
@@ -35,7 +38,7 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Surplus:
-    """Hold the blocks of one stack and size that one run holds more of than the other."""
+    """Hold the blocks of one stack, size and category that one run holds more of than the other."""
 
     each_bytes: int
     count_in: int
@@ -69,7 +72,7 @@ def holdings_of_analysis(analysis: Analysis) -> Holdings:
     line = analysis.timeline
     rows = line.alive_at(analysis.peak.instant)
     kinds, first, counts = np.unique(
-        np.stack([line.stack[rows].astype(np.int64), line.size[rows].astype(np.int64)]),
+        np.stack([column[rows].astype(np.int64) for column in (line.stack, line.size, analysis.attribution.category)]),
         axis=1,
         return_index=True,
         return_counts=True,
@@ -77,10 +80,10 @@ def holdings_of_analysis(analysis: Analysis) -> Holdings:
     keys: dict[int, tuple[str, ...]] = {}
     held: dict[Key, int] = {}
     examples: dict[Key, int] = {}
-    for (stack, size), row, count in zip(kinds.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
+    for (stack, size, code), row, count in zip(kinds.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
         if stack not in keys:
             keys[stack] = stack_key(analysis.stacks.of(stack))
-        key = (keys[stack], size)
+        key = (keys[stack], size, str(_CATEGORIES[code]))
         held[key] = held.get(key, 0) + count
         examples.setdefault(key, row)
     return Holdings(held, examples, analysis.allocation, 0)
@@ -92,7 +95,7 @@ def holdings_of_report(report: Mapping[str, Any]) -> Holdings:
     held: dict[Key, int] = {}
     examples: dict[Key, int] = {}
     for i, allocation in enumerate(listed):
-        key = (stack_key(allocation["stack"]), allocation["bytes"])
+        key = (stack_key(allocation["stack"]), allocation["bytes"], allocation["category"])
         held[key] = held.get(key, 0) + 1
         examples.setdefault(key, i)
     complete = sum(a["bytes"] for a in listed) >= report["peak"]["active_bytes"]

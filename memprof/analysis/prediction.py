@@ -38,6 +38,8 @@ PARTS: dict[str, Any] = {
 _ENSEMBLE = {
     "members": (int,), "failed": (int,), "flushes": (bool,), "lowest_bytes": (int,), "highest_bytes": (int,),
 }  # fmt: skip
+# What older reports do not have.
+_CLASS = {"class": (str,), "margin": _NUMBER, "basis": [{"class": (str,), **_RANGE}]}
 _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
 _GENERATION = {"held_bytes": (int,), "reserved_bytes": (int,), "flushes": (int,), "expandable": (bool,)}
 
@@ -46,6 +48,8 @@ def usable(name: str, value: Any) -> dict[str, Any] | None:
     """Return the part without undocumented names; None where it is not as documented."""
     try:
         part: dict[str, Any] = _like(value, PARTS[name])
+        if name == "expected_error":
+            part |= {inner: _like(value[inner], kinds) for inner, kinds in _CLASS.items() if inner in value}
         if name == "fit":
             for inner, kinds in (("host", _HOST), ("ensemble", _ENSEMBLE)):
                 part[inner] = None if value.get(inner) is None else _like(value[inner], kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
         SystemExit: ``gpu`` is given, and the changed run does not fit it.
     """
     from memprof.config.from_recording import place_model, ran_on, settings_like
-    from memprof.config.gpus import Gpu, find_gpu
+    from memprof.config.gpus import find_gpu
     from memprof.plan.cache import cache_folder
 
     card = find_gpu(gpu) if gpu is not None else None
@@ -52,7 +52,7 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
         raise UsageError("this run was recorded on a CPU; to ask whether it fits a GPU, add --set device=cuda.")
     same = changed == settings
     here = ran_on(given.report["source"], settings)
-    its_own = Gpu(f"{here} B", int(here), _GENERATION) if here is not None else None
+    its_own = _the_card(here) if here is not None else None
     unchanged = None
     if given.report["source"]["kind"] != "simulated" or same:
         unchanged = _evaluated("as it was", settings, card, its_own)
@@ -63,6 +63,14 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     answer |= _unchanged(given, unchanged, likeness.assumed)
     answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
     emit_simulated(comparison_answer(answer, documents), outcome, output)
+
+
+def _the_card(here: str) -> Gpu:
+    """Return the card that ran; one that is known by its size alone is taken for a recent one."""
+    from memprof.config.gpus import find_gpu, known_gpus
+
+    card = find_gpu(here)
+    return card if card in known_gpus() else replace(card, capability=_GENERATION)
 
 
 def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,15 @@ _OPTIONS = (
     click.option("--dtype", help="Set the parameters' dtype: float32 (TRL's default by name), bfloat16, float16."),
     click.option("--lora-r", type=_COUNT, metavar="R", help="Train an adapter of this rank instead of the model."),
     click.option("--lora-target-modules", metavar="NAMES", help="Adapt these modules (a,b,c); default: all-linear."),
+    click.option("--lora-dropout", type=float, metavar="SHARE", help="Drop this share of the adapters' inputs."),
     click.option("--load-in-4bit", is_flag=True, default=None, help="Load base weights as bitsandbytes NF4 (QLoRA)."),
+    click.option(
+        "--bnb-4bit-use-double-quant", is_flag=True, default=None, help="With 4 bits: quantise the scales too."
+    ),
+    click.option(
+        "--bnb-4bit-compute-dtype", metavar="DTYPE",
+        help="With 4 bits: compute products in float32, bfloat16 or float16; default: as autocast does.",
+    ),
     click.option("--num-generations", type=int, metavar="G", help="Generate G completions of each prompt."),
     click.option("--per-device-train-batch-size", type=int, metavar="N", help="Put N completions in a micro-batch."),
     click.option(
@@ -83,6 +91,10 @@ _OPTIONS = (
     click.option(
         "--vllm-enable-sleep-mode/--no-vllm-enable-sleep-mode", default=None,
         help="With vllm: let it sleep while the model trains.",
+    ),
+    click.option(
+        "--park-weights", is_flag=True, default=None,
+        help="With lean and a vllm that sleeps: keep weights and optimizer state on the host while it generates.",
     ),
     click.option("--gpus", type=int, metavar="N", help="Train on N GPUs; default 1."),
     click.option(

@@ -123,6 +123,13 @@ FAKE_SYMBOLIC = Target(
     "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED,
     consequence="the simulator takes about a quarter longer",
 )  # fmt: skip
+_SLOWER = "the simulator takes about half as long again"
+NO_DISPATCH = Target("torch._C", "_DisableTorchDispatch", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
+MAKE_SUBCLASS = Target("torch", "Tensor._make_subclass", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
+NO_DATA_POINTER = Target(
+    "torch._C", "_set_throw_on_mutable_data_ptr", how=READ, optional_for=_SIMULATED, consequence=_SLOWER
+)
+KEYS_OF = Target("torch._C", "_dispatch_key_set", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
 NEEDS_VALUES = Target(_FAKE, "DataDependentOutputException", how=READ, needed_by=_SIMULATED)
 NEEDS_SHAPES = Target(_FAKE, "DynamicOutputShapeException", how=READ, needed_by=_SIMULATED)
 UNSUPPORTED = Target(_FAKE, "UnsupportedOperatorException", how=READ, needed_by=_SIMULATED)
@@ -172,6 +179,9 @@ KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
 AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
 ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
+DROPOUT = Target(
+    "torch.nn.functional", "dropout", "(input, p, training, inplace)", how=REPLACED, needed_by=_SIMULATED
+)
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
 SOFTMAX_BACKWARD = Target("torch", "ops.aten._softmax_backward_data.default", how=READ, needed_by=_SIMULATED)
 FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)

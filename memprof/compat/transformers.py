@@ -34,6 +34,10 @@ LOSS = Target(
     _TRAINER, "Trainer.compute_loss", "(self, model, inputs, *args, **kwargs)", needed_by=_SIMULATED,
     optional_for=("callback",), consequence="phase forward cannot be marked",
 )  # fmt: skip
+COUNTED_FLOS = Target(
+    _TRAINER, "Trainer.floating_point_ops", "(self, inputs)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="Trainer._run_epoch",
+)  # fmt: skip
 CREATE_OPTIMIZER = Target(
     _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",),
     used_in="Trainer.create_optimizer_and_scheduler",

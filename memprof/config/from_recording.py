@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.from_trainer import attention_of, generation_of, lean_values, optimizer_of, sharding_of
+from memprof.config.from_trainer import (
+    attention_of,
+    dropout_of,
+    four_bit,
+    generation_of,
+    lean_values,
+    optimizer_of,
+    sharding_of,
+)
+from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
@@ -60,14 +69,26 @@ def settings_like(source: Mapping[str, Any]) -> Likeness:
 
 
 def ran_on(source: Mapping[str, Any], settings: Settings) -> str | None:
-    """Return the size of the card that ran, where a simulation has to know it.
+    """Return the card that ran: its name where that is known, for its speed; else its size, where that matters.
 
     An engine takes a share of the card, and the lean trainer generates as many sequences together as are free on it.
     """
     total = source.get("device_total_bytes")
+    if settings.device == "cuda" and (named := _card(str(source.get("device_name") or ""), total)) is not None:
+        return named
     lean = settings.recipe == "lean" and settings.generation == "hf" and settings.generation_batch is None
     wanted = settings.device == "cuda" and (settings.generation == "vllm" or lean)
     return f"{total}B" if wanted and total else None
+
+
+def _card(name: str, total: int | None) -> str | None:
+    """Find the card that a driver calls so and that has that much memory, to 2 %; None where there is none."""
+    try:
+        card = find_gpu(name)
+    except UsageError:
+        return None
+    named = any(card.name == known.name for known in known_gpus())
+    return card.name if named and total and abs(card.total_bytes - total) <= total / 50 else None
 
 
 def _named(model: Any) -> dict[str, Any] | None:
@@ -160,7 +181,10 @@ def _adapter(config: Mapping[str, Any], setup: Mapping[str, Any]) -> dict[str, A
         return {"load_in_4bit": False}
     targets = adapter.get("target_modules") or config.get("lora_target_modules") or ["all-linear"]
     names = (targets,) if isinstance(targets, str) else tuple(str(t) for t in targets)
-    return {"lora_r": int(rank), "lora_target_modules": names, "load_in_4bit": bool(setup.get("load_in_4bit"))}
+    values: dict[str, Any] = {"lora_r": int(rank), "lora_target_modules": names, "lora_dropout": dropout_of(adapter)}
+    if not setup.get("load_in_4bit"):
+        return {**values, "load_in_4bit": False}
+    return {**values, "load_in_4bit": True, **four_bit(setup)}
 
 
 def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:

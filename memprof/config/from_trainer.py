@@ -22,6 +22,8 @@ __all__ = [
     "LEAN_ARGUMENTS",
     "as_built",
     "attention_of",
+    "dropout_of",
+    "four_bit",
     "from_arguments",
     "from_trainer",
     "generation_of",
@@ -64,6 +66,7 @@ _ONLY_THE_TRAINERS = (
     "packing",
     "reference",
     "stochastic_rounding",
+    "gradient_sums",
 )
 # In the names of an adapter's parameters: PEFT's prefixes, and copies of modules that are trained beside it.
 _ADAPTERS = re.compile(r"(^|\.)(lora_|vera_|modules_to_save\.)")
@@ -160,6 +163,7 @@ def from_arguments(
         values["lora_target_modules"] = _targets(adapter)
     if lean:
         values |= lean_values({name: getattr(arguments, name, None) for name in LEAN_ARGUMENTS}, notes)
+        values["park_weights"] = bool(getattr(arguments, "park_weights", False)) and values["generation"] == "vllm"
     values["optim"], note = optimizer_of(str(getattr(arguments.optim, "value", arguments.optim)))
     notes += note
     return Settings(**values)
@@ -174,6 +178,10 @@ def as_built(settings: Settings, setup: Mapping[str, Any]) -> Settings:
     """
     kinds = {name: count for name, count in setup["dtypes"].items() if name in CHOICES["dtype"]}
     changes: dict[str, Any] = {"load_in_4bit": setup["load_in_4bit"] and settings.lora_r is not None}
+    if changes["load_in_4bit"]:
+        changes |= four_bit(setup)
+    if settings.lora_r is not None:
+        changes["lora_dropout"] = dropout_of(setup.get("adapter") or {})
     if kinds:
         changes["dtype"] = max(kinds, key=lambda name: kinds[name])
     return settings.with_(**changes)
@@ -186,6 +194,20 @@ def optimizer_of(name: str) -> tuple[str, list[str]]:
     """Return the optimizer that is simulated for ``name``, and a sentence where it is another one."""
     near = nearest(name)
     return near, [] if name in OPTIMIZERS else [f"the optimizer {name} is simulated as {near}"]
+
+
+def four_bit(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of 4-bit weights that a recording's setup tells; {} where it is an old one."""
+    found = setup.get("four_bit") or {}
+    kind = str(found.get("bnb_4bit_compute_dtype", "auto")).removeprefix("torch.")
+    told = {"bnb_4bit_use_double_quant": bool(found.get("bnb_4bit_use_double_quant"))}
+    return {**told, "bnb_4bit_compute_dtype": kind} if kind in CHOICES["bnb_4bit_compute_dtype"] else told
+
+
+def dropout_of(adapter: Mapping[str, Any]) -> float:
+    """Return the share of an adapter's inputs that is dropped."""
+    share = adapter.get("lora_dropout")
+    return float(share) if isinstance(share, (int, float)) and 0 <= share < 1 else 0.0
 
 
 def attention_of(implementation: Any) -> str:

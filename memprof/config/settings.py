@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("none", "auto", "full", "selective", "offloaded"),
     "cache_implementation": ("dynamic", "static", "quantized"),
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
+    "bnb_4bit_compute_dtype": ("auto", "float32", "bfloat16", "float16"),
 }
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
 TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
@@ -43,6 +44,7 @@ class Settings:
     ``trainer`` is ``grpo`` or ``rloo``; or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size``
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     ``left_out`` names what a config file switches on and no simulation executes.
+    ``bnb_4bit_compute_dtype`` ``auto`` is autocast's dtype, or the weights'.
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
 
@@ -53,7 +55,10 @@ class Settings:
     mixed_precision: str = "bf16"
     lora_r: int | None = None
     lora_target_modules: tuple[str, ...] = ("all-linear",)
+    lora_dropout: float = 0.0
     load_in_4bit: bool = False
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: str = "auto"
     num_generations: int = 8
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
@@ -79,6 +84,7 @@ class Settings:
     tiled_mlp: int | None = None
     prefix_sharing: bool = False
     generation_batch: int | None = None
+    park_weights: bool = False
     gpus: int = 1
     gpus_per_node: int = 8
     host_memory: str | None = None
@@ -124,8 +130,12 @@ class Settings:
             if self.trainer == "rloo" and self.recipe in ("liger", "trl-0.14"):
                 raise UsageError(f"--recipe {self.recipe} is a loss of GRPO's: drop it, or --trainer rloo.")
             return
-        if self.recipe != "trl" or self.reward_model is not None:
-            raise UsageError(f"--trainer {self.trainer} is TRL's own: drop --recipe and --reward-model.")
+        full = self.trainer == "sft" and self.recipe == "trl-full-logits"
+        if (self.recipe != "trl" and not full) or self.reward_model is not None:
+            raise UsageError(
+                f"--trainer {self.trainer} is TRL's own: drop --recipe (sft also takes trl-full-logits) and "
+                "--reward-model."
+            )
         if self.sharded_by_zero or (self.gpus > 1 and self.sharding == "tp"):
             raise UsageError(f"--trainer {self.trainer} is simulated on one GPU, with ddp and with fsdp2.")
         if self.max_length is None:
@@ -145,6 +155,18 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} is of the lean trainer: add --recipe lean.")
         if self.prefix_sharing and self.recipe != "lean":
             raise UsageError("--prefix-sharing is of the lean trainer: add --recipe lean.")
+        if self.park_weights:
+            self._check_parking()
+
+    def _check_parking(self) -> None:
+        if self.recipe != "lean":
+            raise UsageError("--park-weights is of the lean trainer: add --recipe lean.")
+        if self.generation != "vllm" or not self.vllm_enable_sleep_mode:
+            raise UsageError(
+                "--park-weights makes room for an engine that sleeps: add --generation vllm --vllm-enable-sleep-mode."
+            )
+        if self.gpus > 1 and self.sharding != "ddp":
+            raise UsageError("--park-weights moves whole parameters: drop --sharding, or use --sharding ddp.")
 
     def _check_numbers(self) -> None:
         for name in (
@@ -161,6 +183,8 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
         if self.lora_r is not None and self.lora_r < 1:
             raise UsageError("--lora-r must be at least 1.")
+        if not 0 <= self.lora_dropout < 1 or (self.lora_dropout and self.lora_r is None):
+            raise UsageError("--lora-dropout is a share below 1, of an adapter's inputs: add --lora-r 16.")
 
     def _check_optimizer(self) -> None:
         if self.optim not in OPTIMIZERS:
@@ -188,6 +212,8 @@ class Settings:
             raise UsageError(f"--sharding {self.sharding} divides a run among several GPUs: add --gpus 2, or more.")
         if self.load_in_4bit and self.lora_r is None:
             raise UsageError("--load-in-4bit needs an adapter to train: add --lora-r 16.")
+        if not self.load_in_4bit and (self.bnb_4bit_use_double_quant or self.bnb_4bit_compute_dtype != "auto"):
+            raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
         if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
             raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
@@ -205,7 +231,7 @@ class Settings:
         if self.supervised:
             return
         if self.num_generations < 2:
-            raise UsageError("--num-generations must be at least 2: completions of one prompt are compared.")
+            raise UsageError("--num-generations must be at least 2: its trainer compares completions of one prompt.")
         batch = self.per_device_train_batch_size * self.replicas * self.generation_steps
         if batch % self.num_generations:
             raise UsageError(
@@ -282,6 +308,7 @@ _ALIASES = {
     "target_modules": "lora_target_modules",
     "torch_dtype": "dtype",
     "activation_checkpointing": "gradient_checkpointing",
+    "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
 }
 
 
@@ -305,7 +332,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             continue
         if name == "lora_target_modules":
             value = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-        if name == "dtype":
+        if name in ("dtype", "bnb_4bit_compute_dtype"):
             value = str(value).removeprefix("torch.")
         values[name] = value
     if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):

@@ -43,7 +43,7 @@ GRPO_NAMES = {
     "vllm_enable_sleep_mode": "vllm_enable_sleep_mode",
 }
 #: Settings that ``LeanGRPOConfig`` has under the same name.
-LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch")
+LEAN_NAMES = ("max_tokens_per_piece", "tiled_mlp", "prefix_sharing", "generation_batch", "park_weights")
 #: 4-bit weights as transformers is asked for them.
 NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")'
 
@@ -124,17 +124,21 @@ def lora_arguments(settings: Settings) -> dict[str, Any] | None:
     """Return the keyword arguments of the adapter's ``LoraConfig``; None where the whole model is trained."""
     if settings.lora_r is None:
         return None
-    return _lora(settings.lora_r, settings.lora_target_modules)
+    dropout = {"lora_dropout": settings.lora_dropout} if settings.lora_dropout else {}
+    return {**_lora(settings.lora_r, settings.lora_target_modules), **dropout}
 
 
 def four_bit_arguments(settings: Settings) -> dict[str, Any]:
     """Return the keyword arguments of the ``BitsAndBytesConfig`` for 4-bit weights.
 
-    Products are in the dtype of autocast, or of the weights: transformers' default is float32, which unpacks twice as
-    large and copies each layer's input.
+    Unless it is said, products are in the dtype of autocast, or of the weights: transformers' default is float32, which
+    unpacks twice as large and copies each layer's input.
     """
-    compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    compute = settings.bnb_4bit_compute_dtype
+    if compute == "auto":
+        compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
+    asked = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
+    return {**asked, "bnb_4bit_use_double_quant": True} if settings.bnb_4bit_use_double_quant else asked
 
 
 def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
@@ -169,6 +173,8 @@ def as_yaml(settings: Settings) -> str:
         lines += ["use_peft: true", f"lora_r: {settings.lora_r}"]
     if settings.load_in_4bit:
         lines.append("load_in_4bit: true")
+    if settings.bnb_4bit_use_double_quant:
+        lines.append("use_bnb_nested_quant: true")
     return "\n".join(lines) + "\n"
 
 

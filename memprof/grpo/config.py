@@ -17,6 +17,7 @@ _CHOICES = {
     "reference": ("auto", "adapter", "host", "device"),
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
+    "gradient_sums": ("auto", "fp32", "never"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
@@ -134,6 +135,14 @@ class LeanSettings:
         metadata={
             "help": "'auto': where bf16 weights are trained by torch's AdamW or torchao's low-bit ones, so that small "
             "updates are not lost; 'never'."
+        },
+    )
+    gradient_sums: str = field(
+        default="auto",
+        metadata={
+            "help": "'fp32': gradients of bf16 weights are added up over three or more pieces in fp32, for 4 bytes a "
+            "trained parameter instead of 2 while pieces run. 'auto': where that takes at most 1/16 of the weights' "
+            "bytes (adapters). 'never': in bf16."
         },
     )
     memory_budget: str | None = field(

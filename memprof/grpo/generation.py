@@ -11,13 +11,22 @@ from memprof.compat.patching import replacing
 from memprof.compat.peft import CONFIGS
 from memprof.config.model_shape import ModelShape
 from memprof.grpo import device as machine
-from memprof.grpo.paged.rolling import CHUNK, PoolSize, Work
+from memprof.grpo.paged.schedule import CHUNK, PoolSize, Work
 from memprof.grpo.paged.support import NotPaged, why_not
 from memprof.grpo.paged.transformers_loop import decode_in_pool
 from memprof.grpo.step.context import StepContext
 from memprof.units import format_gib
 
-__all__ = ["Generation", "PassSize", "cache_bytes", "decode_bytes", "pool_size", "prompt_bytes", "sequences_together"]
+__all__ = [
+    "Generation",
+    "PassSize",
+    "cache_bytes",
+    "decode_bytes",
+    "pool_size",
+    "prompt_bytes",
+    "rolling_words",
+    "sequences_together",
+]
 
 #: The entry of the trainer's state, and so of its checkpoints, that holds how a run generates.
 KEPT = "LeanGeneration"
@@ -170,9 +179,14 @@ class PassSize:
 
 
 class Generation:
-    """Generates a run's completions, and keeps how: with what it keeps, a seed draws the same ones after a resume."""
+    """Generates a run's completions, and keeps how: with what it keeps, a seed draws the same ones after a resume.
+
+    Attributes:
+        rolling: a rolling batch is what generates now.
+    """
 
     def __init__(self) -> None:
+        self.rolling = False
         self._passes = PassSize()
         self._pool: PoolSize | None = None
 
@@ -219,6 +233,7 @@ class Generation:
             size, work = self._size(step, prompt_ids), Work()
             policy = step.accelerator.unwrap_model(step.policy)
             decode = partial(decode_in_pool, size=size, work=work)
+            self.rolling = True
             try:
                 with replacing((policy, "generate", partial(policy.generate, custom_generate=decode))):
                     found = generate(prompt_ids)
@@ -227,6 +242,8 @@ class Generation:
             else:
                 _tell(step, len(prompt_ids), size, work)
                 return found
+            finally:
+                self.rolling = False
         tell = step.log.warn if step.settings.generation == "paged" else step.log.say
         tell(f"no rolling batch, so that sequences generate in passes: {reason}")
         return None
@@ -259,9 +276,13 @@ def _tell(step: StepContext, count: int, size: PoolSize, work: Work) -> None:
     """Log what a generation held and ran, for the first of a run."""
     if any(line.startswith(_ROLLING) for line in step.log.said):
         return
-    model = step.base_model()
+    step.log.say(rolling_words(step.base_model(), count, size, work))
+
+
+def rolling_words(model: Any, count: int, size: PoolSize, work: Work) -> str:
+    """Say what a rolling batch of ``count`` sequences held and ran."""
     token = cache_bytes(model.config, 1, model.dtype.itemsize)
-    step.log.say(
+    return (
         f"{_ROLLING} over a pool of {size.slots} tokens ({format_gib(size.slots * token)} GiB): {count} sequences took "
         f"{work.steps} decode steps of {work.rows / max(1, work.steps):.1f} on average, and computed {work.again} "
         "tokens again"

@@ -10,7 +10,7 @@ import torch
 
 from memprof.grpo.techniques.offload import HostPool
 
-__all__ = ["WeightParking"]
+__all__ = ["WeightParking", "tensors_of"]
 
 
 class WeightParking:
@@ -37,7 +37,7 @@ class WeightParking:
         parameters are on the host: they can be read and copied, and the model cannot run.
         """
         device = self._device
-        moved = [_Storage(group) for group in _by_storage(_tensors(model, optimizer), device)]
+        moved = [_Storage(group) for group in _by_storage(tensors_of(model, optimizer), device)]
         self.parked_bytes = sum(one.size for one in moved)
         try:
             for one in moved:
@@ -106,10 +106,23 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _tensors(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
+def tensors_of(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield what a model's parameters and an optimizer's state are made of."""
+    for parameter in model.parameters():
+        yield from _with_memory(parameter)
     for state in getattr(optimizer, "state", {}).values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                yield from _with_memory(value)
+
+
+def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Return the tensors that hold what ``tensor`` is made of: torchao's moments are codes and scales."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _with_memory(getattr(tensor, name))
 
 
 def _by_storage(tensors: Iterator[torch.Tensor], device: torch.device) -> list[list[torch.Tensor]]:

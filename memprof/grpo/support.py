@@ -11,8 +11,9 @@ from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
+from memprof.grpo.techniques.layers import reads_padding
 
-__all__ = ["check_supported", "refuse_other_trainers", "whole_batch_reason"]
+__all__ = ["check_parking_of", "check_supported", "refuse_other_trainers", "whole_batch_reason"]
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -55,6 +56,27 @@ def _check_parking(args: Any) -> None:
         raise UsageError("park_weights moves whole parameters, and FSDP and DeepSpeed hold parts of them: set it off.")
 
 
+def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> None:
+    """Refuse to park quantised weights: merging an adapter replaces them, and the new ones would stay on the host.
+
+    Args:
+        model: the policy, or what it is loaded from.
+        quantization_config: given beside it.
+
+    Raises:
+        UsageError: the weights are, or will be, quantised.
+    """
+    if not args.park_weights:
+        return
+    asked = args.weights == "nf4" or "quantization_config" in (args.model_init_kwargs or {})
+    config = getattr(model, "config", None)
+    if asked or quantization_config is not None or getattr(config, "quantization_config", None) is not None:
+        raise UsageError(
+            "park_weights gives back the weights it took, and quantised ones are replaced while they are parked, where "
+            "the adapter is merged for vLLM: set park_weights=False, or load the base in bf16."
+        )
+
+
 def refuse_other_trainers(kind: type, trained_as: type) -> None:
     """Refuse a class that mixes a lean trainer into another of TRL's trainers than its own.
 
@@ -89,6 +111,8 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
         return "the router's auxiliary loss takes a pass over all sequences first, and exact_two_pass is 'never'"
     if balancing is not None and (why := balancing.refusal()):
         return f"{why} (router_aux_loss_coef=0 leaves the router's auxiliary loss out)"
+    if family := reads_padding(trainer.model):
+        return f"{family} reads the padding that TRL's rows begin with, so its results without padding are others"
     if _prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
     if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:

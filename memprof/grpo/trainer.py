@@ -29,7 +29,7 @@ from memprof.grpo.step.pieces import fits_one_piece
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
-from memprof.grpo.support import check_supported, refuse_other_trainers, whole_batch_reason
+from memprof.grpo.support import check_parking_of, check_supported, refuse_other_trainers, whole_batch_reason
 from memprof.grpo.techniques.apply import Techniques
 from memprof.grpo.techniques.layers import counts_padding
 from memprof.grpo.techniques.rounding import rounded_optimizer
@@ -73,6 +73,7 @@ class LeanTrainer(_Trainer):
         self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
         check_supported(lean, known_loss=self._loss_is_trls)
+        check_parking_of(lean, model, chosen.get("quantization_config"))
         choose_weights(lean, chosen, self._once_log)
         adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
         place, why_device = reference_place(lean, adapter)
@@ -90,6 +91,7 @@ class LeanTrainer(_Trainer):
         if lean.use_vllm and lean.vllm_mode == "colocate" and lean.vllm_enable_sleep_mode:
             self._once_log.warn("unlike TRL by default, vLLM sleeps while training (vllm_enable_sleep_mode=False)")
         base = base_model_of(self.accelerator, self.model)
+        check_parking_of(lean, base)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
         self._sizes = PieceSizes(base)
@@ -126,6 +128,11 @@ class LeanTrainer(_Trainer):
     def applied_checkpointing(self) -> str:
         """The kind of checkpointing in use; ``auto`` leaves it to TRL's own arguments."""
         return self._techniques.checkpointing
+
+    @property
+    def lean_generation(self) -> Generation:
+        """How completions are generated: together, in a rolling batch or in passes."""
+        return self._generation
 
     def step_context(self) -> StepContext:
         """Describe the trainer as it is now to the functions of a step."""

@@ -8,8 +8,8 @@ from memprof.plan.search import Row
 
 __all__ = ["ALIKE", "fastest_of", "front_of", "pace_of"]
 
-#: Times that differ by less than this share are a tie: no estimate tells them apart.
-ALIKE = 0.01
+#: Times that differ by less than this share are a tie: estimates are not better than that.
+ALIKE = 0.10
 
 
 def pace_of(row: Row) -> float | None:
@@ -40,12 +40,13 @@ def _beats(other: Row, row: Row) -> bool:
 
 
 def fastest_of(rows: Sequence[Row]) -> Row | None:
-    """Return the fastest row that fits; of those within :data:`ALIKE` of it, the one that needs least memory.
+    """Return the fastest row that fits; of those within :data:`ALIKE` of it, the first.
 
-    None where no row both fits and has an estimated time.
+    Methods are listed with those first that train the most and round the least. None where no row both fits and has an
+    estimated time.
     """
     timed = [(pace, row) for row in rows if row.fits and (pace := pace_of(row)) is not None]
     if not timed:
         return None
     best = min(pace for pace, _ in timed)
-    return min((row for pace, row in timed if pace <= best * (1 + ALIKE)), key=lambda row: row.device_peak_bytes)
+    return next(row for pace, row in timed if pace <= best * (1 + ALIKE))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.config.expected_error import MARGIN, expected_error
-from memprof.config.gpus import find_gpu
+from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
+from memprof.config.gpus import Gpu, find_gpu
 from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
@@ -43,7 +43,7 @@ class Plan:
     @property
     def fastest(self) -> Row | None:
         """Return the fastest that fits: of the rows, or with smaller micro-batches where those were searched."""
-        return fastest_of([*self.rows, *_smaller(self.rows)] if self.maximized == "speed" else self.rows)
+        return fastest_of(_that_do_the_step(self.rows) if self.maximized == "speed" else self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, schema ``memprof.plan/1``."""
@@ -57,7 +57,9 @@ class Plan:
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
             "limit_bytes": limit_of(self.gpu),
-            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows)),
+            "expected_error": expected_error(
+                *(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)
+            ),
             "notes": self.notes,
         }
 
@@ -107,13 +109,14 @@ def make_plan(
         best = _largest_fitting(rows)
         if searched and maximize == "speed":
             rows = fitted_each(machine, rows, limit_of(gpu))
-            best = fastest_of([*rows, *_smaller(rows)]) or _shrunk(machine, rows)
+            best = fastest_of(_that_do_the_step(rows)) or _shrunk(machine, rows)
         elif searched:
             rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
             best = best or _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
-        return Plan(base.model, gpu, rows, best, maximize, machine.executed, _notes(base, best, maximize))
+        notes = _notes(base, rows, best, maximize, find_gpu(gpu))
+        return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
 
 
 def _refuse_unknown_speed(gpu: str) -> None:
@@ -127,6 +130,11 @@ def _refuse_unknown_speed(gpu: str) -> None:
 def _smaller(rows: list[Row]) -> list[Row]:
     """List the rows in smaller micro-batches, where these were found to fit."""
     return [row.largest for row in rows if row.largest is not None and not row.fits]
+
+
+def _that_do_the_step(rows: list[Row]) -> list[Row]:
+    """List the rows in their order, in smaller micro-batches where they do not fit as given."""
+    return [row.largest if row.largest is not None and not row.fits else row for row in rows]
 
 
 def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
@@ -184,8 +192,11 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     return None
 
 
-def _notes(base: Settings, best: Row | None, maximized: str) -> list[str]:
+def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, card: Gpu) -> list[str]:
     notes = ["the step was executed on fake tensors; reserved memory came from a model of CUDA's caching allocator"]
+    uncompared = any(margin_of(row.settings.to_dict(), card) > MARGIN for row in rows)
+    if uncompared:
+        notes.append(f"{wide_margin():.0%} is kept, not {MARGIN:.0%}, where part of a run was never compared")
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
     if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.expected_error import MARGIN, margin_of
 from memprof.config.settings import Settings
 from memprof.plan.subprocess_runner import Runner
 
@@ -85,7 +86,7 @@ def largest_of_each(machine: Runner, rows: list[Row], what: str, room: int) -> t
         machine: simulates; results are kept.
         rows: the methods as given, those that train the most first.
         what: one of :data:`MAXIMIZE`.
-        room: bytes that a prediction must not exceed.
+        room: bytes that a prediction must not exceed; less where parts of the run were never compared.
 
     Returns:
         The rows with their ``largest``, and the largest of all: of equal ones the first.
@@ -139,7 +140,8 @@ class _Search:
     """Look for one method's largest size between the largest that fitted and the smallest that did not."""
 
     def __init__(self, row: Row, what: str, room: int) -> None:
-        self.row, self._what, self._room = row, what, room
+        self.row, self._what = row, what
+        self._room = int(room * (1 + MARGIN) / (1 + margin_of(row.settings.to_dict())))
         self._most = most_of(row.settings, what)
         self.good: Row | None = row if row.fits else None
         self._bad: Row | None = None if row.fits else row

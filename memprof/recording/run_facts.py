@@ -76,6 +76,8 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
     if isinstance(kwargs, dict) and kwargs:
         setup["checkpointing"] = {str(k): _scalar(v) for k, v in kwargs.items()}
     setup["load_in_4bit"] = bool(IN_4BIT.of(model, False))
+    if setup["load_in_4bit"]:
+        setup["four_bit"] = _four_bit(getattr(model, "config", None))
     return setup
 
 
@@ -98,6 +100,14 @@ def _dtypes(model: Any) -> dict[str, int]:
     return found
 
 
+def _four_bit(config: Any) -> dict[str, Any]:
+    """Return in which dtype 4-bit products are computed, and whether scales are quantised; {} where it is not told."""
+    asked = getattr(config, "quantization_config", None)
+    values: Any = asked if isinstance(asked, dict) else vars(asked) if asked is not None else {}
+    kinds = {"bnb_4bit_compute_dtype": str, "bnb_4bit_use_double_quant": bool}
+    return {name: kind(values[name]) for name, kind in kinds.items() if values.get(name) is not None}
+
+
 def _adapter(model: Any) -> dict[str, Any] | None:
     """Return rank and scale of the first adapter, and the modules it really is on, whatever pattern chose them."""
     settings = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
@@ -108,6 +118,7 @@ def _adapter(model: Any) -> dict[str, Any] | None:
         "peft_type": str(getattr(settings.peft_type, "value", settings.peft_type)),
         "r": getattr(settings, "r", None),
         "lora_alpha": getattr(settings, "lora_alpha", None),
+        "lora_dropout": getattr(settings, "lora_dropout", None),
         "target_modules": sorted(on),
         "modules_to_save": sorted(getattr(settings, "modules_to_save", None) or []),
     }

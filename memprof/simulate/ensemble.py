@@ -17,7 +17,7 @@ import numpy as np
 from memprof.allocator.model import OutOfMemory
 from memprof.allocator.replay import Program, reserved_within
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
-from memprof.config.expected_error import room_bytes
+from memprof.config.expected_error import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
 from memprof.vocabulary import Category
 
@@ -55,16 +55,16 @@ class Variant(NamedTuple):
     more: int
 
 
-def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
+def ensemble_of(analysis: Analysis, gpu: Gpu, margin: float = MARGIN) -> Ensemble:
     """Run the variants of a simulated run on a card.
 
-    A run of the lengths that were asked for must leave the margin free, whatever its workspaces; one of other lengths
-    need only live.
+    A run of the lengths that were asked for must leave the ``margin`` free, whatever its workspaces; one of other
+    lengths need only live.
     """
     settings = allocator_of(analysis)
     reserved, failed, flushes = [], 0, False
     for variant in variants_of(analysis, gpu):
-        room = gpu.available_bytes if variant.more else room_bytes(gpu)
+        room = gpu.available_bytes if variant.more else room_bytes(gpu, margin)
         reserved.append(reserved_within(variant.program, settings, None))
         if reserved[-1] > room:
             fits = fits_within(variant.program, settings, room)

@@ -13,7 +13,7 @@ from memprof.config.settings import Settings
 from memprof.errors import UsageError
 from memprof.simulate.ensemble import ensemble_of
 from memprof.simulate.run import simulate_settings
-from memprof.simulate.verdict import Verdict, host_need, verdict_of
+from memprof.simulate.verdict import Verdict, host_need, margin_kept, verdict_of
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
@@ -62,10 +62,11 @@ def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor:
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
         return _outcome(raw, analysis, None)
-    room = room_bytes(gpu)
+    margin = margin_kept(analysis)
+    room = room_bytes(gpu, margin)
     if int(analysis.timeline.active.max()) > room:
         return _outcome(raw, analysis, verdict_of(analysis, gpu, fits=False, flushes=False))
-    ensemble = ensemble_of(analysis, gpu)
+    ensemble = ensemble_of(analysis, gpu, margin)
     own = analysis.device_peak.reserved_bytes <= room
     verdict = verdict_of(
         analysis, gpu, fits=own and not ensemble.failed, flushes=own and ensemble.flushes, ensemble=ensemble

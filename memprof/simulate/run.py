@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
@@ -11,7 +12,7 @@ from memprof.allocator.settings import parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.config.expected_error import expected_error
-from memprof.config.gpus import Gpu, workspace_bytes
+from memprof.config.gpus import Gpu, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
@@ -81,17 +82,27 @@ def simulate(
     session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
     session.notes += missing("simulate.world")
+    if gpu is not None and cuda and (note := note_of(gpu)) is not None:
+        session.notes.append(note)
     session.non_torch = gpu.context_bytes if gpu is not None else None
+    capability = gpu.capability if gpu else DEFAULT_CAPABILITY
     with (
-        fake_world(cuda=cuda, attention=attention, capability=gpu.capability if gpu else DEFAULT_CAPABILITY),
+        fake_world(cuda=cuda, attention=attention, capability=capability, tell=partial(_in_full, session.notes)),
         Tracking(recorder, not padding, selected or _all_of),
         _recording(session),
     ):
         fn(session)
     raw = session.to_raw()
-    raw["memprof"]["expected_error"] = expected_error(config or {})
+    raw["memprof"]["expected_error"] = expected_error(config or {}, card=gpu)
     raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
+
+
+def _in_full(notes: list[str], why: str) -> None:
+    """Note once why attention is computed in full."""
+    note = f"Attention is computed in full, with weights of tokens x tokens a head: {why}."
+    if note not in notes:
+        notes.append(note)
 
 
 def _time_of(session: FakeSession, gpu: Gpu | None, config: Mapping[str, Any]) -> dict[str, Any] | None:

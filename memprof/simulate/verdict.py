@@ -15,7 +15,7 @@ from memprof.vocabulary import EXPANDABLE_SEGMENTS
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GenerationNeed", "HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
+__all__ = ["GenerationNeed", "HostNeed", "PhaseNeed", "Verdict", "host_need", "margin_kept", "verdict_of"]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def verdict_of(
         needed_bytes=peak.reserved_bytes + gpu.context_bytes,
         reserved_bytes=peak.reserved_bytes,
         non_torch_bytes=gpu.context_bytes,
-        margin=MARGIN,
+        margin=margin_kept(analysis),
         fits=fits,
         flushes=flushes,
         phase=peak.phase,
@@ -176,11 +176,17 @@ def _generation_of(found: Any) -> GenerationNeed | None:
     return GenerationNeed(**found) if isinstance(found, dict) else None
 
 
+def margin_kept(analysis: Analysis) -> float:
+    """Return what a verdict demands above this run's prediction: more where parts of it were never compared."""
+    told = analysis.snapshot.extra.get("expected_error") or {}
+    return float(told.get("margin", MARGIN))
+
+
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:
     """List what each phase needs, in the order in which the phases begin."""
     from memprof.analysis.curves import phase_maxima
 
-    room = room_bytes(gpu)
+    room = room_bytes(gpu, margin_kept(analysis))
     return tuple(
         PhaseNeed(phase, allocated, reserved, reserved + gpu.context_bytes, flushes or reserved <= room)
         for phase, (allocated, reserved) in phase_maxima(analysis.timeline, analysis.attribution).items()

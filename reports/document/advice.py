@@ -63,9 +63,18 @@ def _also(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         words.append(f"The device's peak changes by {gib(-device)} GiB.")
     if entry.get("host_bytes"):
         words.append(f"Takes {gib(entry['host_bytes'])} GiB of host memory.")
-    if ratio := entry.get("time_ratio"):
-        words.append(f"A step takes {ratio:.2f} times as long (estimated).")
+    words.append(_time(entry.get("time_ratio")))
     return " ".join(words)
+
+
+def _time(ratio: float | None) -> str:
+    """Say what a change costs in time; that nothing estimates it, where nothing does."""
+    if not ratio:
+        return "Time not estimated."
+    change = round(100 * (ratio - 1))
+    if not change:
+        return "Time of a step: about the same (estimated)."
+    return f"Time of a step: {'+' if change > 0 else '−'}{abs(change)} % (estimated)."
 
 
 def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:

@@ -323,12 +323,23 @@ def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
+def _commands(source: Mapping[str, Any], quoted: str) -> list[Fact]:
+    """Return what makes this report again; of a simulation that kept no snapshot, from its own JSON."""
+    config = source.get("config") or {}
+    if source["kind"] == "simulated" and not source["files"] and "recipe" in config:
+        note = "memprof-report.json is this report's JSON: Download JSON on the page, or --json"
+        return [Fact("Command", "memprof simulate --like memprof-report.json -o report.html", note)]
+    return [
+        Fact("Command", f"memprof report {quoted} -o report.html"),
+        Fact("Every allocation", f"memprof explain {quoted} --all"),
+    ]
+
+
 def _reproduce(source: Mapping[str, Any]) -> tuple[Fact, ...]:
     name = plain(_base_name(source["files"][0])) if source["files"] else "SNAPSHOT"
     quoted = f"'{name}'" if any(c in " '\"$&;|<>()*?`\\" for c in name) else name
-    facts = [
-        Fact("Command", f"memprof report {quoted} -o report.html"),
-        Fact("Every allocation", f"memprof explain {quoted} --all"),
+    facts = [*_commands(source, quoted)]
+    facts += [
         Fact("History", HISTORY_WORDS.get(source["history"], plain(source["history"]))),
         Fact("memprof", __version__),
     ]

@@ -210,9 +210,17 @@ def _column(run: Mapping[str, Any], document: Document | None, capacity: Mapping
         parts = tuple(Part(c, group_label(g), groups[g]) for g, c in _COLOUR_OF.items() if groups.get(g))
         return Column(label, plain(run["badge"]), None, facts, parts)
     made = document or build_document(run["report"], label=label)
-    card = {"capacity": {"bytes": capacity["bytes"], "from": capacity["from"]}} if capacity else {}
-    room = room_of({**run["report"], **card})
+    room = room_of({**run["report"], **_card(run["report"], capacity)})
     return Column(label, plain(run["badge"]), made, made.subtitle, made.summary.bar, made.summary.where, room)
+
+
+def _card(report: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the card that a run is held against; one that only the other run had is called that."""
+    if capacity is None:
+        return {}
+    own = report["source"]["device_total_bytes"] == capacity["bytes"]
+    came = capacity["from"] if own or capacity["from"] != "device" else "other"
+    return {"capacity": {"bytes": capacity["bytes"], "from": came}}
 
 
 def _notes(data: Mapping[str, Any], columns: Sequence[Column]) -> tuple[str, ...]:
@@ -355,7 +363,7 @@ def _unchanged(data: Mapping[str, Any]) -> tuple[str, ...]:
     if not found:
         return ()
     measured, simulated = found["measured_bytes"], found["simulated_bytes"]
-    error = f"{100 * (simulated - measured) / measured:+.2f} %" if measured else "not known"
+    error = f"{100 * (simulated - measured) / measured:+.2f} %".replace("-", "−") if measured else "not known"
     figures = f"{size(simulated)} simulated, {size(measured)} measured"
     return (f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures}).",)
 

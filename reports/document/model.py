@@ -164,13 +164,24 @@ class Advised:
 
 @dataclass(frozen=True)
 class NeedRow:
-    """One phase of a simulated run: what it holds, and what the device must have for it."""
+    """One phase of a simulated run: what it holds, and what the device must have for it.
+
+    ``cached_decides``: what the phase holds would fit, and what it needs counts memory that the allocator keeps cached.
+    """
 
     label: str
     allocated_bytes: int
     needed_bytes: int
     fits: bool
     decides: bool
+    cached_decides: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether the phase fits, in words."""
+        if self.cached_decides:
+            return "what it holds fits, with what is cached not"
+        return "fits" if self.fits else "does not fit"
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         best_sentence=_best_sentence(data),
         code=data.get("code") or "",
         yaml=yaml,
-        error_band=_error_band(data["expected_error"]["reserved"]),
+        error_band=_error_band(data["expected_error"]),
         largest_title=_LARGEST[data["maximized"]] if any("largest" in row for row in data["rows"]) else "",
         error=plain(data["expected_error"]["sentence"]),
         notes=tuple(plain(note) for note in data["notes"]),
@@ -170,9 +170,10 @@ _SETTING = {
 }
 
 
-def _error_band(seen: Mapping[str, Any]) -> tuple[float, float]:
-    """Return between which multiples of a simulated need the measured one lay, in the comparisons there are."""
-    return 1 / (1 + seen["high"]), 1 / (1 + seen["low"])
+def _error_band(error: Mapping[str, Any]) -> tuple[float, float]:
+    """Return between which multiples of a simulated need the measured one lay, of programs that are known exactly."""
+    seen = (error.get("basis") or [])[1:2] or [error["reserved"]]
+    return 1 / (1 + seen[0]["high"]), 1 / (1 + seen[0]["low"])
 
 
 def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
@@ -217,7 +218,7 @@ def _best_sentence(data: Mapping[str, Any]) -> str:
 # -- time, as a price --------------------------------------------------------------------------------------------------
 
 # Times that differ by less are called a tie (as ``memprof.plan.front`` chooses).
-_ALIKE = 0.01
+_ALIKE = 0.10
 
 
 def _fastest(data: Mapping[str, Any]) -> str:
@@ -232,16 +233,17 @@ def _fastest(data: Mapping[str, Any]) -> str:
     where = f" with {own} in a micro-batch" if data["maximized"] == "speed" else " as given"
     words = f"Fastest that fits{where}: {plain(row['method'])}, {took} (estimated)."
     if alike := _as_fast(row, data):
-        words += f" As fast to within 1 %, but larger: {sentence_list(alike)}."
+        words += f" As fast to within 10 %, which no estimate tells apart: {sentence_list(alike)}."
     return words
 
 
 def _as_fast(row: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """Name the rows that fit and that no estimate tells from the fastest."""
-    near = _pace(row) * (1 + _ALIKE) ** 2
-    timed = [r for r in data["rows"] if r["fits"] and r.get("step_s") and r["method"] != row["method"]]
-    larger = [r for r in timed if r["device_peak_bytes"] >= row["device_peak_bytes"]]
-    return [plain(r["method"]) for r in larger if _pace(r) <= near]
+    """Name the other rows that fit, as given or in smaller micro-batches, and tie with the fastest."""
+    smaller = data["maximized"] == "speed"
+    tried = [(r.get("largest") or r) if smaller and not r["fits"] else r for r in data["rows"]]
+    timed = [r for r in tried if r["fits"] and r.get("step_s")]
+    least = min(_pace(r) for r in timed)
+    return [plain(r["method"]) for r in timed if r["method"] != row["method"] and _pace(r) <= least * (1 + _ALIKE)]
 
 
 def _tokens(row: Mapping[str, Any]) -> int:

@@ -21,19 +21,22 @@ def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
         verdict=plain(fit["sentence"]) if fit else "",
         error=plain(error["sentence"]) if error else "",
         limit_bytes=fit["limit_bytes"] if fit else None,
-        needs=tuple(_need(need, fit["phase"]) for need in fit["phases"]) if fit else (),
+        needs=tuple(_need(need, fit) for need in fit["phases"]) if fit else (),
         lengths=tuple(_length(point) for point in lengths["points"]) if lengths else (),
         lengths_sentence=plain(lengths["sentence"]) if lengths else "",
     )
 
 
-def _need(need: Mapping[str, Any], decides: str) -> NeedRow:
+def _need(need: Mapping[str, Any], fit: Mapping[str, Any]) -> NeedRow:
+    """Judge a phase; what it reserves and does not hold is cached, often by a phase before it."""
+    room = fit["limit_bytes"] - fit["non_torch_bytes"]
     return NeedRow(
         label=plain(phase_label(need["phase"])),
         allocated_bytes=need["allocated_bytes"],
         needed_bytes=need["needed_bytes"],
         fits=need["fits"],
-        decides=need["phase"] == decides,
+        decides=need["phase"] == fit["phase"],
+        cached_decides=not need["fits"] and need["allocated_bytes"] <= room,
     )
 
 
@@ -61,14 +64,24 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note)))
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
-        held, reserved = error["allocated"], error["reserved"]
-        note = f"reserved {_range(reserved)}; {held['comparisons'] + reserved['comparisons']} comparisons"
-        if error["not_compared"]:
-            note += f"; never compared: {', '.join(error['not_compared'])}"
-        facts.append(Fact("Expected error", _range(held), plain(note)))
+        facts.append(Fact("Expected error", _range(error["allocated"]), plain(_rests_on(error))))
     if time := report.get("estimated_time"):
         facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)
+
+
+def _rests_on(error: Mapping[str, Any]) -> str:
+    """Say what an expected error rests on: how many comparisons of what, and what none covers."""
+    held, reserved = error["allocated"], error["reserved"]
+    parts = []
+    if reserved["comparisons"] and _range(reserved) != _range(held):
+        parts.append(f"reserved {_range(reserved)}")
+    for each in error.get("basis") or [{"class": "comparisons", **held}]:
+        spread = "" if each is error.get("basis", [None])[0] else f": {_range(each)}"
+        parts.append(f"{each['comparisons']} {each['class']}{spread}")
+    if error["not_compared"]:
+        parts.append(f"never compared: {', '.join(error['not_compared'])}")
+    return "; ".join(parts)
 
 
 def _apart(fit: Mapping[str, Any]) -> str:
@@ -113,5 +126,5 @@ def _host(host: Mapping[str, Any] | None) -> list[Fact]:
 
 
 def _range(error: Mapping[str, Any]) -> str:
-    low, high = (f"{100 * error[side]:+.2f}".replace("-", "−") for side in ("low", "high"))
-    return f"{low} to {high} %"
+    low, high = (f"{100 * error[side]:+.{0 if abs(error[side]) >= 0.1 else 1}f}" for side in ("low", "high"))
+    return f"{low} to {high} %".replace("-", "−")

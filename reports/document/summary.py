@@ -175,6 +175,7 @@ def _floor(report: Mapping[str, Any]) -> Fact:
 
 _FROM = {
     "device": "the card",
+    "other": "the other run's card",
     "machine": "this machine's memory",
     "option": "the card asked about",
     "limit": "what this process may reserve",

@@ -54,10 +54,13 @@ def _visible(character: str) -> str:
 
 
 def gib(n_bytes: int) -> str:
-    """Write GiB with two decimals and no unit; values below 0.005 GiB that are not zero print as ``<0.01``."""
+    """Write GiB with two decimals and no unit, below zero with a true minus.
+
+    Values below 0.005 GiB that are not zero print as ``<0.01``, or ``>−0.01``.
+    """
     if n_bytes and abs(n_bytes) < 0.005 * GIB:
-        return "<0.01" if n_bytes > 0 else ">-0.01"
-    return format_gib(n_bytes)
+        return "<0.01" if n_bytes > 0 else ">−0.01"
+    return format_gib(n_bytes) if n_bytes >= 0 else f"−{format_gib(-n_bytes)}"
 
 
 def size(n_bytes: int) -> str:

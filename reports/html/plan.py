@@ -57,7 +57,7 @@ def _chart(plan: PlanDocument) -> Markup:
     return section(
         "growth",
         "What each needs",
-        "as given, before anything is made larger; whiskers: the error seen so far",
+        "as given, before anything is made larger; whiskers: how far off programs on GPUs were",
         el("div", {"class": "growth"}, _limit_label(plan, scale), *rows),
         el("ul", {"class": "legend"}, *entries),
         el("p", {"class": "muted fine"}, plan.error),

@@ -156,7 +156,7 @@ def _phases(needs: tuple[NeedRow, ...]) -> Markup:
             el("th", {"scope": "row"}, need.label, el("b", {}, " decides") if need.decides else None),
             el("td", {"class": "num"}, amount(need.allocated_bytes)),
             el("td", {"class": "num"}, amount(need.needed_bytes)),
-            _verdict(need.fits),
+            el("td", {}, need.verdict) if need.cached_decides else _verdict(need.fits),
         )
         for need in needs
     ]

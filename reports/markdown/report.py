@@ -48,7 +48,9 @@ def _peak(document: Document) -> str:
 
 
 def _facts(document: Document) -> str:
-    return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in document.summary.facts)
+    guessed = document.summary.guessed
+    facts = (*document.summary.facts, *([guessed] if guessed is not None else []))
+    return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in facts)
 
 
 def _prediction(document: Document) -> str:
@@ -61,7 +63,7 @@ def _prediction(document: Document) -> str:
             f"{text(n.label)}{' **decides**' if n.decides else ''}",
             gib(n.allocated_bytes),
             gib(n.needed_bytes),
-            _VERDICTS[n.fits],
+            n.verdict if n.cached_decides else _VERDICTS[n.fits],
         ]
         for n in found.needs
     ]

@@ -88,6 +88,8 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
+    if (guessed := summary.guessed) is not None:
+        console.print(Text.assemble("Guessed: ", (guessed.value, "bold"), (f"  {guessed.note}", "dim")))
     if document.room is not None:
         print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
@@ -110,7 +112,7 @@ def _phase_needs(prediction: Prediction) -> Table:
     figures = [(name, "right", True) for name in ("Held", "Needed")]
     table = table_of(("Does it fit? GiB", "left", True), *figures, ("", "left", True))
     for need in prediction.needs:
-        word = VERDICT_WORDS[need.fits] + (" decides" if need.decides else "")
+        word = need.verdict + (" (decides)" if need.decides else "")
         table.add_row(need.label, gib(need.allocated_bytes), gib(need.needed_bytes), word)
     return table
 

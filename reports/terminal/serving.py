@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.reports.document.text import thousands
+
 from memprof.units import format_bytes
 
 __all__ = ["render_serving", "serving_rows"]
@@ -14,11 +16,11 @@ __all__ = ["render_serving", "serving_rows"]
 def serving_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return each figure of a plan: its name, its value, what it means."""
     share = plan["gpu_memory_utilization"]
-    pool = f"{plan['kv_tokens']:,} tokens of {plan['kv_bytes_per_token']:,} B"
+    pool = f"{thousands(plan['kv_tokens'])} tokens of {thousands(plan['kv_bytes_per_token'])} B"
     return [
         ("gpu_memory_utilization", "none" if share is None else f"{share:.2f}", "the engine's share of the card"),
-        ("max_model_len", f"{plan['max_model_len']:,}", "tokens of the longest sequence"),
-        ("max_num_seqs", f"{plan['max_num_seqs']:,}", "sequences at full length at once"),
+        ("max_model_len", f"{thousands(plan['max_model_len'])}", "tokens of the longest sequence"),
+        ("max_num_seqs", f"{thousands(plan['max_num_seqs'])}", "sequences at full length at once"),
         ("weights", format_bytes(plan["weights_bytes"]), "of the engine's own copy"),
         ("activations", format_bytes(plan["activation_bytes"]), "of the forward that vLLM profiles"),
         ("outside", format_bytes(plan["outside_bytes"]), "CUDA context, kernels, workspaces"),

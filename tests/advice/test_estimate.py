@@ -261,3 +261,42 @@ def test_odd_configurations_cost_nothing_but_the_advice() -> None:
         odd["peak"]["details"] = {"activations": {"saved": 40 * GIB}}
         assert run_of(odd).settings is None
         assert estimated_advice(odd)
+
+
+SUPERVISED = {"prompt_length": 256, "completion_length": 768, "gradient_checkpointing": False}
+PASSES = {
+    "forward": {**HELD, "activations": 40 * GIB, "reference_model": 6 * GIB},
+    "optimizer_step": {**HELD, "gradients": 6 * GIB},
+}
+OF_GRPO = ("generat", "completion", "vllm", "beta", "lean", "Lean", "KL term")
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_trainers_whose_rows_are_given_get_no_advice_about_generation(trainer: str) -> None:
+    found = _advice(PASSES, Settings(model="m", trainer=trainer, dtype="float32", **SUPERVISED))
+    assert {"checkpointing", "offloaded_checkpoints", "lora", "qlora", "bf16_weights", "micro_batch_1"} <= found.keys()
+    for row in found.values():
+        assert not [w for w in OF_GRPO if w in f"{row['action']} {row['setting']} {row['costs'].split('.')[0]}"]
+    assert found["offloaded_checkpoints"]["setting"].endswith("activation_offloading=True")
+    assert "steps_per_generation" not in found["micro_batch_1"]["setting"]
+    every = {c.id for c in candidates_for(run_of(report(PASSES, Settings(model="m", trainer=trainer, **SUPERVISED))))}
+    assert ("precomputed_reference" in every) is (trainer == "dpo")
+    assert ("row" if trainer == "sft" else "pair") in found["micro_batch_1"]["action"]
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_their_candidates_make_settings_that_can_be_simulated(trainer: str) -> None:
+    settings = Settings(model="m", trainer=trainer, attn="math", **SUPERVISED)
+    for candidate in candidates_for(run_of(report(PASSES, settings))):
+        changed = settings.with_(**candidate.changes)
+        assert changed.trainer == trainer
+        assert candidate.id != "shorter_rows" or changed.sequence_length == settings.sequence_length // 2
+
+
+def test_a_reports_own_estimate_of_time_prices_what_it_can() -> None:
+    time = {"step_s": 10.0, "phases": {"forward": 2.0, "backward": 4.0, "generate": 4.0}}
+    made = {**report(PASSES, FULL), "estimated_time": time}
+    found = {entry["id"]: entry for entry in estimated_advice(made)}
+    assert found["checkpointing"]["time_ratio"] == 1.2
+    assert "time_ratio" not in found["lora"]
+    assert "time_ratio" not in _advice(PASSES)["checkpointing"]

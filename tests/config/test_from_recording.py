@@ -114,6 +114,15 @@ def test_the_card_that_ran_is_known_where_it_matters() -> None:
     assert ran_on({**source, "device_total_bytes": None}, lean) is None
 
 
+def test_a_card_known_by_its_name_is_named_for_its_speed() -> None:
+    source = {**_source(recipe="trl"), "device_name": "NVIDIA H100 80GB HBM3", "device_total_bytes": 81079 * 2**20}
+    settings = settings_like(source).settings
+    assert ran_on(source, settings) == "H100"
+    assert ran_on(source, settings.with_(device="cpu")) is None
+    assert ran_on({**source, "device_total_bytes": 40 * 2**30}, settings) is None  # a part of one
+    assert ran_on({**source, "device_name": "24GB", "device_total_bytes": 24 * 10**9}, settings) is None
+
+
 def test_a_simulation_is_like_itself() -> None:
     settings = Settings(model="Qwen/Qwen3-8B", lora_r=4, lora_target_modules=("q_proj",), num_generations=2)
     source = {"kind": "simulated", "config": {**settings.to_dict(), "hidden_size": 1}, "setup": None}
@@ -126,7 +135,7 @@ def test_what_cannot_be_simulated_is_said() -> None:
     for source, words in (
         ({"kind": "cuda", "config": None}, "nothing is known of this run's configuration"),
         (_source(setup={}), "does not hold its model's config"),
-        ({"kind": "cuda", "config": {"trainer": "SFTTrainer"}, "setup": {"model_config": MODEL}}, "is not GRPO"),
+        ({"kind": "cuda", "config": {"trainer": "SFTTrainer"}, "setup": {"model_config": MODEL}}, "neither GRPO nor"),
         (_source(num_generations=3), "cannot be simulated: the generation batch"),
         (_source(num_generations="many"), "cannot be simulated"),
     ):

@@ -11,7 +11,7 @@ import pytest
 from memprof.cli.commands.plan import _most_gpus
 from memprof.cli.simulation_options import settings_of
 from memprof.config.from_recording import settings_like
-from memprof.config.gpus import find_gpu, known_gpus, workspace_bytes
+from memprof.config.gpus import find_gpu, known_gpus, note_of, workspace_bytes, workspaces_of
 from memprof.config.settings import CHOICES, Settings, read_settings
 from memprof.errors import InputError, UsageError
 
@@ -62,8 +62,19 @@ def test_settings_are_plain_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("h100", "H100"), ("RTX 4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100", "A100-80GB")]
-)
+    ("text", "name"),
+    [
+        ("h100", "H100"), ("RTX 4090", "RTX 4090"), ("4090", "RTX 4090"), ("a100", "A100-80GB"),
+        # As drivers name them.
+        ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"), ("NVIDIA GeForce RTX 3060", "RTX 3060"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"), ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"), ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"), ("NVIDIA H100 NVL", "H100 NVL"),
+        ("AMD Instinct MI325X", "MI325X"), ("Intel(R) Data Center GPU Max 1550", "Max 1550"),
+        ("Intel(R) Arc(TM) B580 Graphics", "Arc B580"),
+    ],
+)  # fmt: skip
 def test_gpus_are_known_by_name(text: str, name: str) -> None:
     assert find_gpu(text).name == name
 
@@ -71,8 +82,9 @@ def test_gpus_are_known_by_name(text: str, name: str) -> None:
 def test_gpus_are_given_by_size() -> None:
     assert find_gpu("24GB").total_bytes == 24 * 10**9
     assert find_gpu("24GiB").total_bytes == 24 * 2**30
-    with pytest.raises(UsageError, match="give a size such as 24GB"):
-        find_gpu("a big one")
+    for stranger in ("a big one", "NVIDIA GeForce RTX 4090 Laptop GPU"):  # which has 16 GB
+        with pytest.raises(UsageError, match="give a size such as 24GB"):
+            find_gpu(stranger)
 
 
 def test_a_card_holds_less_than_its_name_says() -> None:
@@ -80,6 +92,31 @@ def test_a_card_holds_less_than_its_name_says() -> None:
     assert 79 * 2**30 < h100.total_bytes < 80 * 2**30
     assert workspace_bytes(h100) == 32 * 2**20
     assert workspace_bytes(find_gpu("A100")) == 8_519_680
+
+
+def test_no_card_has_more_than_its_name_says() -> None:
+    named = {
+        "T4": 16, "V100-16GB": 16, "V100-32GB": 32, "RTX 3060": 12, "RTX 3080": 10, "RTX 3090": 24, "RTX 4070": 12,
+        "RTX 4070 Ti": 12, "RTX 4070 Ti SUPER": 16, "RTX 4080": 16, "RTX 4080 SUPER": 16, "RTX 4090": 24,
+        "RTX 5070 Ti": 16, "RTX 5080": 16, "RTX 5090": 32, "RTX 6000 Ada": 48, "RTX PRO 6000 Blackwell": 96, "A10": 24,
+        "A10G": 24, "A40": 48, "A6000": 48, "L4": 24, "L40S": 48, "A100-40GB": 40, "A100-80GB": 80, "H100": 80,
+        "H100 NVL": 94, "GH200": 96, "H200": 141, "B200": 180, "GB200": 186, "B300": 288, "MI300X": 192, "MI325X": 256,
+        "MI350X": 288, "MI355X": 288, "Max 1550": 64, "Arc A770": 16, "Arc B580": 12,
+    }  # fmt: skip
+    assert {gpu.name for gpu in known_gpus()} == named.keys()
+    for gpu in known_gpus():
+        assert 0.91 < gpu.total_bytes / (named[gpu.name] * 2**30) <= 1, gpu.name
+
+
+def test_where_kernels_are_not_known_every_workspace_is_tried() -> None:
+    every = workspaces_of(find_gpu("24GB"))
+    assert len(every) == 2
+    for name in ("MI300X", "MI355X", "Max 1550", "Arc B580"):
+        gpu = find_gpu(name)
+        assert workspaces_of(gpu) == every
+        assert "never compared" in str(note_of(gpu))
+    assert workspaces_of(find_gpu("H100")) == (max(every),)
+    assert note_of(find_gpu("H100")) is note_of(find_gpu("24GB")) is None
 
 
 @pytest.mark.parametrize(

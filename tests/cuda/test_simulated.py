@@ -23,6 +23,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+ROLLING = {
+    "dtype": "bfloat16", "recipe": "lean", "lora_r": 8, "generation": "hf", "generation_batch": 2,
+    "completion_length": 48,
+}  # fmt: skip
+
+
+def test_a_simulated_rolling_batch_reserves_what_the_real_one_does(tmp_path: Path) -> None:
+    """Eight sequences generate over the cache of two, executed in full on the card and in a few steps on fakes."""
+    told = run(
+        "as_settings", {"folder": str(tmp_path), "card": "RTX 4090", "settings": ROLLING}, env=device("RTX 4090")
+    )
+    real, simulated = told["real"], told["simulated"]
+    assert real["error"] is None
+    assert simulated["reserved_bytes"] == real["reserved_bytes"]
+    assert simulated["allocated_bytes"] == pytest.approx(real["allocated_bytes"], rel=1e-3)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulated_run_holds_and_reserves_what_the_real_one_does(name: str, tmp_path: Path) -> None:
     card, settings = CASES[name]

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo import LeanGRPOConfig  # noqa: E402
 from memprof.grpo.parking import WeightParking  # noqa: E402
-from memprof.grpo.support import check_supported  # noqa: E402
+from memprof.grpo.support import check_parking_of, check_supported  # noqa: E402
 from tests.grpo.trainers import build, logged, tiny_llama  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -89,6 +89,43 @@ def test_it_comes_back_after_an_error() -> None:
             raise RuntimeError("engine")
         assert torch.equal(model.weight, value)
     assert parking._host.used_bytes == 0
+
+
+def test_moments_that_are_made_of_several_tensors_are_parked_too() -> None:
+    """As torchao's, of codes and scales; torch's own subclass for tests is made of two."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    codes, scales = torch.randn(3, 3), torch.randn(3, 3)
+    before = codes.clone(), scales.clone(), codes.data_ptr()
+    optimizer.state[model.weight]["exp_avg"] = TwoTensor(codes, scales)
+    parking = WeightParking(torch.device("cpu"), lambda: None)
+    with parking.parked(model, optimizer):
+        assert codes.data_ptr() != before[2]
+    assert parking.parked_bytes == (9 + 3 + 2 * 9) * 4
+    kept = optimizer.state[model.weight]["exp_avg"]
+    assert kept.a is codes
+    assert torch.equal(codes, before[0])
+    assert torch.equal(kept.b, before[1])
+
+
+@pytest.mark.parametrize("way", ["weights", "arguments", "model_init_kwargs", "loaded"])
+def test_quantised_weights_are_not_parked(way: str, tmp_path: Path) -> None:
+    """PEFT merges an adapter into new quantised weights; the old ones would come back to nobody."""
+    args = LeanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, park_weights=True)
+    model, config = tiny_llama(), {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    check_parking_of(args, model)
+    if way == "weights":
+        args.weights = "nf4"
+    elif way == "model_init_kwargs":
+        args.model_init_kwargs = {"quantization_config": config}
+    elif way == "loaded":
+        model.config.quantization_config = config
+    with pytest.raises(UsageError, match=r"quantised ones are replaced .* load the base in bf16\.$"):
+        check_parking_of(args, model, config if way == "arguments" else None)
+    args.park_weights = False
+    check_parking_of(args, model, config)
 
 
 @pytest.mark.parametrize(

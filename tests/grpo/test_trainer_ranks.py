@@ -52,6 +52,13 @@ def test_ranks_had_different_work_and_equal_gradients(ranks: list[dict[str, Any]
     assert ranks[0]["single"]["norms"] == ranks[1]["single"]["norms"]
 
 
+def test_sums_in_fp32_are_synchronised(ranks: list[dict[str, Any]]) -> None:
+    """All pieces of both ranks arrive, in bf16's precision, and the ranks agree to the bit."""
+    assert ranks[0]["summed"]["pieces"] > 2
+    assert ranks[0]["summed"]["norms"] == ranks[1]["summed"]["norms"]
+    assert 0 < ranks[0]["summed"]["distance"] <= 0.03
+
+
 def test_sharded_ranks_run_equally_many_pieces(ranks: list[dict[str, Any]]) -> None:
     """Each forward gathers weights from all ranks, so one without work keeps the other company."""
     assert ranks[0]["sharded"]["pieces"] == ranks[1]["sharded"]["pieces"] == ranks[0]["single"]["pieces"]

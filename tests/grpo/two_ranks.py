@@ -40,6 +40,7 @@ def main(folder: Path) -> None:
     shards = {"model_init_kwargs": {"distributed_config": DistributedConfig(fsdp_size=2)}}
     found["sharded"] = one_step(folder / "d", shards, model=str(folder / "model"))
     found["experts"] = one_step(folder / "g", {}, model=tiny_mixture())
+    found["summed"] = one_step(folder / "i", {}, {"gradient_sums": "fp32"}, model=tiny_llama(torch.bfloat16))
     found["sharded_experts"] = one_step(folder / "h", shards, model=str(folder / "experts"))
     found["run"] = short_run(folder)
     found["budget"] = chosen_for_all(folder / "e")

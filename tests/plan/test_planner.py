@@ -286,8 +286,8 @@ def test_the_front_leaves_out_what_is_slower_and_larger() -> None:
     assert front_of([_timed("refused", 10, 5.0, fits=False), _timed("taken", 11, 6.0)]) == [True, True]
 
 
-def test_of_a_tie_the_smaller_is_the_fastest() -> None:
-    rows = [_timed("large", 20, 30.0), _timed("small", 12, 30.2), _timed("smaller", 8, 31.0)]
+def test_of_a_tie_the_first_is_the_fastest() -> None:
+    rows = [_timed("slow", 20, 34.0), _timed("trains more", 12, 32.0), _timed("rounds", 8, 30.0)]
     assert fastest_of(rows) is rows[1]
 
 

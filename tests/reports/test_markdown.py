@@ -59,3 +59,15 @@ def test_code_spans_hold_anything() -> None:
 def test_text_is_not_markup() -> None:
     assert text("a_b*c <d> [e](f)") == "a\\_b\\*c &lt;d&gt; \\[e\\](f)"
     assert text("https://x") == "https\\://x"
+
+
+def test_what_is_guessed_is_counted_in_words() -> None:
+    from memprof.reports.terminal.report import render_terminal
+
+    document = build_document(sample()[0])
+    assert document.summary.guessed is not None
+    words = f"Guessed: {document.summary.guessed.value}  {document.summary.guessed.note}"
+    assert words in render_terminal(document, 100)
+    assert f"- Guessed: **{document.summary.guessed.value}** (" in render_markdown(document)
+    sure = {**sample()[0], "peak": {**sample()[0]["peak"], "guessed": {}}}
+    assert "Guessed" not in render_terminal(build_document(sure), 100) + render_markdown(build_document(sure))

@@ -124,9 +124,9 @@ def test_the_front_is_marked_and_the_fastest_is_named() -> None:
 
 def test_ties_are_said() -> None:
     rows = timed_plan().data["rows"]
-    rows[2]["step_s"] = 41.2
-    assert "As fast to within 1 %, but larger: slow." in timed_plan(rows=rows).fastest_sentence
-    assert "As fast" not in timed_plan().fastest_sentence
+    assert "As fast to within 10 %, which no estimate tells apart: slow." in timed_plan(rows=rows).fastest_sentence
+    rows[2]["step_s"] = 46.0
+    assert "As fast" not in timed_plan(rows=rows).fastest_sentence
 
 
 def test_a_card_without_a_speed_and_nothing_that_fits_are_said() -> None:

@@ -100,3 +100,63 @@ def test_an_adapter_s_layer_copies_the_result(switched_off: bool) -> None:
         wrapper.base_layer(x)
 
     assert a_layer(False, work, 4) == [4 * _OUT * 2] * (1 if switched_off else 2)
+
+
+def test_settings_ask_for_it_as_transformers_is_asked() -> None:
+    from memprof.config.settings import Settings
+    from memprof.config.to_grpo import four_bit_arguments
+    from memprof.simulate.world.nf4 import Nf4
+
+    config = pytest.importorskip("transformers").BitsAndBytesConfig
+    plain = Settings("m", lora_r=4, load_in_4bit=True)
+    wanted = {
+        plain: Nf4(torch.bfloat16, False),
+        plain.with_(mixed_precision="no", dtype="float16"): Nf4(torch.float16, False),
+        plain.with_(bnb_4bit_use_double_quant=True): Nf4(torch.bfloat16, True),
+        plain.with_(bnb_4bit_compute_dtype="float16"): Nf4(torch.float16, False),
+    }
+    for settings, nf4 in wanted.items():
+        assert Nf4.of(vars(config(**four_bit_arguments(settings)))) == nf4
+
+
+def test_the_settings_decide_what_is_held_and_in_what_products_are_computed(settings_for: Callable[..., Any]) -> None:
+    # Rows and tokens enough that every product unpacks its weight.
+    asked = settings_for(
+        lora_r=4, load_in_4bit=True, dtype="bfloat16", generation="none", prompt_length=200, completion_length=200,
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    raw = {
+        name: simulate_settings(asked.with_(**changes), stacks=False)
+        for name, changes in {
+            "plain": {},
+            "double": {"bnb_4bit_use_double_quant": True},
+            "float32": {"bnb_4bit_compute_dtype": "float32"},
+            "float16": {"bnb_4bit_compute_dtype": "float16"},
+        }.items()
+    }
+    blocks = _HIDDEN * _WIDE // 64
+    counts = {name: sizes(found).count(blocks) for name, found in raw.items()}
+    assert counts["double"] == counts["plain"] + 6  # a byte a scale: gate, up and down of two layers
+    unpacked = {name: sizes(found).count(4 * _HIDDEN * _WIDE) for name, found in raw.items()}
+    assert unpacked == {"plain": 0, "double": 0, "float32": 2 * 6, "float16": 0}  # two steps' forward
+    inputs = 4 * 400 * _HIDDEN
+    # Under autocast each layer's bfloat16 input is copied into the other dtype.
+    assert sizes(raw["float16"]).count(2 * inputs) > sizes(raw["plain"]).count(2 * inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bnb_4bit_use_double_quant": True}, "need --load-in-4bit"),
+        ({"bnb_4bit_compute_dtype": "float16"}, "need --load-in-4bit"),
+        ({"lora_r": 4, "load_in_4bit": True, "bnb_4bit_compute_dtype": "int8"}, "choose from auto, float32"),
+        ({"lora_dropout": 0.1}, "add --lora-r"),
+        ({"lora_r": 4, "lora_dropout": 1.0}, "a share below 1"),
+    ],
+)
+def test_contradictions_are_sentences(changes: dict[str, Any], words: str) -> None:
+    from memprof.config.settings import Settings
+    from memprof.errors import UsageError
+
+    with pytest.raises(UsageError, match=words):
+        Settings("m", **changes)

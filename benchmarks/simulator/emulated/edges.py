@@ -7,8 +7,6 @@ Each run trains in a child process on an emulated card, under limits of the allo
 verdict is the smallest card that is said to be enough, of known make and of known size alone. Both are tried, too,
 where the run does not have room for all it reserves there: one that does not survive is a false *fits*. Rows are kept
 in ``benchmarks/results/emulated-cuda``; a second call measures what is missing, and simulates all again.
-
-Only full fine-tuning has rows: a run with adapters leaves memory behind when it runs out, and limits share a process.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from typing import Any
 
 import click
 
-from benchmarks.simulator.emulated.cases import Case, _case
+from benchmarks.simulator.emulated.cases import _LLAMA_1B, Case, _case
 from benchmarks.simulator.emulated.device import ask
 from benchmarks.simulator.emulated.matrix import keep_row, read_rows, settings_of
 from memprof.config.expected_error import room_bytes
-from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu, workspace_bytes
+from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu
 
 __all__ = ["main", "table"]
 
@@ -40,33 +38,51 @@ CASES: tuple[Case, ...] = (
     _case("0.5B, full, SGD", "RTX 4090", optim="sgd", **_SHORT),
     _case("0.5B, full, foreach AdamW", "H100", optim="adamw_torch", **_SMALL),
     _case("0.5B, full, expandable segments", "H100", alloc_conf="expandable_segments:True", **_SMALL),
+    _case("0.5B, LoRA", "H100", lora_r=16, **_SHORT),
+    _case("0.5B, LoRA, reference, no checkpointing", "RTX 4090", lora_r=16, beta=0.04, gradient_checkpointing=False,
+          **_SHORT),
+    _case("0.5B, lean, LoRA", "RTX 4090", recipe="lean", lora_r=16, **_SHORT),
+    _case("0.5B, QLoRA", "H100", loaded=True, load_in_4bit=True, lora_r=16, **_SHORT),
+    _case("0.5B, full, 32 tokens generated", "RTX 4090", **{**_SMALL, "generation": "hf"}),
+    _case("0.5B, lean, full", "H100", recipe="lean", **_SMALL),
+    _case("1B, full", "RTX 5090", _LLAMA_1B, **_SMALL),
+    _case("0.5B, LoRA, expandable segments, no checkpointing", "A100-80GB", lora_r=16, gradient_checkpointing=False,
+          alloc_conf="expandable_segments:True", **_SHORT),
+    _case("0.5B, LoRA, 32 tokens generated", "H100", lora_r=16, **{**_SMALL, "generation": "hf"}),
+    _case("0.5B, full, fp32 under autocast", "A100-80GB", dtype="float32", **_SMALL),
+    _case("1B, LoRA on q and v", "T4", _LLAMA_1B, lora_r=8, lora_target_modules=("q_proj", "v_proj"), dtype="float16",
+          mixed_precision="no", **_SHORT),
 )  # fmt: skip
 
 
 def said(case: Case) -> dict[str, Any]:
-    """Simulate a run once, and find the smallest card that it is said to fit, in bytes.
+    """Simulate a run, and find the smallest card that it is said to fit, in bytes.
 
-    ``by_size``: of unknown make, all variants asked; ``by_make``: with the workspaces of the case's card; ``alone``:
-    the run as it was simulated, with the smallest workspaces. ``needs`` lists what each variant needs for torch.
+    ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all; ``alone``: the
+    run as it was simulated for that, with the smallest workspaces. ``needs`` lists what each variant needs for torch,
+    of unknown make.
     """
+    made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
+    return {
+        "by_size": max(_card_for(*need) for need in unknown),
+        "by_make": max(_card_for(*need) for need in made),
+        "alone": _card_for(*unknown[0]),
+        "needs": unknown,
+    }
+
+
+def _needs(case: Case, gpu: Gpu) -> list[tuple[int, int, int, int]]:
+    """List each variant's workspace and tokens more, what it needs for torch and what it reserves, on a card."""
     from memprof.simulate.ensemble import allocator_of, variants_of
     from memprof.simulate.fit import analyse
     from memprof.simulate.run import simulate_settings
 
-    unknown = find_gpu("80GiB")
-    analysis = analyse(simulate_settings(case.settings, gpu=unknown, stacks=False))
+    analysis = analyse(simulate_settings(case.settings, gpu=gpu, stacks=False, by_name=case.loaded))
     settings, held = allocator_of(analysis), int(analysis.timeline.active.max())
-    needs = [
-        [variant.workspace, variant.more, *_needed(variant.program, settings, held)]
-        for variant in variants_of(analysis, unknown)
+    return [
+        (variant.workspace, variant.more, *_needed(variant.program, settings, held))
+        for variant in variants_of(analysis, gpu)
     ]
-    own = workspace_bytes(find_gpu(case.card))
-    return {
-        "by_size": max(_card_for(*need) for need in needs),
-        "by_make": max(_card_for(*need) for need in needs if need[0] == own),
-        "alone": _card_for(*needs[0]),
-        "needs": needs,
-    }
 
 
 def _needed(program: Any, settings: Any, held: int) -> tuple[int, int]:
@@ -99,7 +115,10 @@ def _card_with(room: int) -> int:
 
 def real(case: Case, cards: list[int]) -> dict[str, Any]:
     """Bisect the limit under which the run survives on the real allocator, and try the ``cards`` it is said to fit."""
-    question = {"settings": case.settings.to_dict(), "step": _STEP, "probes": [card - CONTEXT_BYTES for card in cards]}
+    question = {
+        "settings": case.settings.to_dict(), "loaded": case.loaded, "step": _STEP,
+        "probes": [card - CONTEXT_BYTES for card in cards],
+    }  # fmt: skip
     found = ask(_CHILD, question, case.card, alloc_conf=case.settings.alloc_conf)
     tried = {limit + CONTEXT_BYTES: lives for limit, lives in found.pop("tried")}
     return {**found, "edge_bytes": found.pop("edge_bytes") + CONTEXT_BYTES, "tried": tried}

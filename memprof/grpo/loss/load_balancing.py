@@ -46,9 +46,18 @@ class LoadBalancing:
 
     @classmethod
     def of(cls, model: Any) -> LoadBalancing:
-        """Read the sizes where TRL does, whatever the model's family."""
+        """Read the sizes where TRL does, whatever the model's family.
+
+        Raises:
+            UsageError: they have other names there; TRL's own step fails then.
+        """
         text = model.config.get_text_config()
-        return cls(text.num_experts, text.num_experts_per_tok)
+        try:
+            return cls(text.num_experts, text.num_experts_per_tok)
+        except AttributeError as absent:
+            raise UsageError(
+                f"TRL cannot compute the router's auxiliary loss here ({absent}): set router_aux_loss_coef=0."
+            ) from absent
 
     def routed(self, logits: Sequence[torch.Tensor], real: torch.Tensor | None) -> RoutedTokens:
         """Add up the router logits ``[tokens, E]`` of each layer. ``real``: the tokens to count; None: all of them."""

@@ -66,10 +66,11 @@ class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
 
     Args:
         size: slots of the pool.
+        gathered: the most tokens that are gathered of a layer.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, gathered: int) -> None:
+        self.size, self.gathered = size, gathered
         self.rows: Rows | None = None
         super().__init__(layers=[])
 
@@ -89,11 +90,6 @@ class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Return how many tokens a forward attends to, and where they begin."""
         return self.get_seq_length() + query_length, 0
-
-    @property
-    def size(self) -> int:
-        """Slots of the pool."""
-        return self._size
 
 
 class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
@@ -133,10 +129,14 @@ class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return pool
 
     def _passed(self, pool: Any, states: torch.Tensor) -> torch.Tensor:
-        """Write ``states [rows, heads, new, width]`` and gather what the rows read."""
+        """Write ``states [rows, heads, new, width]`` and gather what the rows read.
+
+        It is gathered into a block of always the same size: the allocator can use it again as sequences grow.
+        """
         rows = self._cache.rows
         assert rows is not None
         pool.index_copy_(0, rows.write, states.transpose(1, 2).flatten(0, 1))
         count, length = rows.read.shape
-        gathered: torch.Tensor = pool.index_select(0, rows.read.flatten())
+        block = states.new_empty(self._cache.gathered, *pool.shape[1:])
+        gathered = torch.index_select(pool, 0, rows.read.flatten(), out=block[: count * length])
         return gathered.view(count, length, *pool.shape[1:]).transpose(1, 2)

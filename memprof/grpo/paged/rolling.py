@@ -1,9 +1,4 @@
-"""Decode sequences in a rolling batch over a pool of token slots.
-
-All sequences decode together for as long as the pool holds them. Where it is full, the shortest gives its slots back
-and waits; what it had is computed again, in one forward, when others have finished. Completions of one prompt share
-the prompt's slots.
-"""
+"""Decode sequences in a rolling batch over a pool of token slots: run a model as the schedule says."""
 
 from __future__ import annotations
 
@@ -15,61 +10,27 @@ import torch
 
 from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool
 from memprof.grpo.paged.sampling import Sampling
+from memprof.grpo.paged.schedule import Compute, Leave, PoolSize, Progress, Prompt, Schedule, Work, chunks_of
 
-__all__ = ["CHUNK", "PoolSize", "RollingBatch", "Work"]
-
-#: Tokens of a prompt, or of a sequence that is computed again, that go through the model together.
-CHUNK = 2048
-# A sequence that waits comes back where all can then run on for a quarter of its tokens, and an eighth of the longest
-# that one can be: each return computes its tokens again.
-_RUN_ON, _RUN_ON_LEAST = 4, 8
+__all__ = ["RollingBatch", "Row"]
 
 
-@dataclass(frozen=True)
-class PoolSize:
-    """How much of keys and values a generation holds.
+@dataclass(eq=False)
+class _Prompt(Prompt):
+    """A prompt, its slots while any of its users decodes, and the logits ``[1, vocabulary]`` that follow it."""
 
-    Attributes:
-        slots: tokens in the pool.
-        gathered: tokens of one layer that are gathered for a forward: rows times the longest of them.
-    """
-
-    slots: int
-    gathered: int
-
-
-@dataclass
-class Work:
-    """Count what a generation ran: ``steps`` decode steps of ``rows`` rows in all, ``forwards`` over ``again`` tokens
-    that were computed before."""
-
-    steps: int = 0
-    rows: int = 0
-    forwards: int = 0
-    again: int = 0
-
-
-@dataclass
-class _Prompt:
-    """A prompt, its slots while any of its ``users`` decodes, and the logits ``[1, vocabulary]`` that follow it."""
-
-    ids: list[int]
+    ids: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    users: int = 0
     logits: torch.Tensor | None = None
 
 
-@dataclass
-class _Row:
-    index: int
+@dataclass(eq=False)
+class Row(Progress):
+    """A sequence: the tokens it has, and the slots of all but the last."""
+
     prompt: _Prompt
     tokens: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-
-    @property
-    def held(self) -> int:
-        """Tokens whose keys and values a decode step attends to, its own included."""
-        return len(self.prompt.ids) + len(self.tokens)
+    places: list[int] = field(default_factory=list)
 
 
 class RollingBatch:
@@ -86,115 +47,88 @@ class RollingBatch:
     def __init__(
         self, model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, size: PoolSize, work: Work
     ) -> None:
-        self._model, self._sampling, self._size, self.work = model, sampling, size, work
+        self._model, self._sampling, self.work = model, sampling, work
         self._device = next(model.parameters()).device
         longest = max(map(len, prompts)) + sampling.longest
-        self._pool = SlotPool(max(size.slots, longest))
-        self._cache = PooledCache(self._pool.size)
+        self._size = size.with_room_for(len(prompts), longest)
+        self._pool = SlotPool(self._size.slots)
+        self._cache = PooledCache(self._pool.size, max(longest, self._size.gathered))
         self._table = torch.full((len(prompts), longest), self._pool.size, device=self._device)
         known: dict[tuple[int, ...], _Prompt] = {}
-        rows = [known.setdefault(tuple(ids), _Prompt(list(ids))) for ids in prompts]
-        self._rows = [_Row(i, prompt) for i, prompt in enumerate(rows)]
-        self._waiting, self._active = list(self._rows), list[_Row]()
+        found = [known.setdefault(tuple(ids), _Prompt(len(ids), ids=list(ids))) for ids in prompts]
+        self._rows = [Row(i, prompt) for i, prompt in enumerate(found)]
 
     @torch.no_grad()
     def run(self) -> list[list[int]]:
-        """Return each sequence's new tokens, the one that ended it included."""
-        while self._waiting or self._active:
-            self._admit()
-            if self._active:
-                self._make_room()
-                self._decode()
+        """Return each sequence's new tokens, the one that ended it included. The pool is given back then."""
+        try:
+            for action in Schedule(self._rows, self._size, self._sampling.longest).actions():
+                if isinstance(action, Compute):
+                    self._compute(action.row)
+                elif isinstance(action, Leave):
+                    self._leave(action.row)
+                else:
+                    self._decode(action.rows, action.steps)
+        finally:
+            self._cache.layers.clear()  # a layer knows its cache: else the pool would wait for the garbage collector
         return [row.tokens for row in self._rows]
 
-    # -- who decodes -------------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        for row in list(self._waiting):
-            if self._active and not self._has_room_for(row):
-                continue
-            self._waiting.remove(row)
-            self._compute(row)
-            if not self._ended(row):
-                self._active.append(row)
-
-    def _has_room_for(self, row: _Row) -> bool:
-        """Tell whether a row can join and all can run on for long enough to be worth what is computed again."""
-        together = [*self._active, row]
-        left = self._sampling.longest - max(len(one.tokens) for one in together)
-        run_on = min(left, max(self._sampling.longest // _RUN_ON_LEAST, len(row.tokens) // _RUN_ON, 1))
-        prompt = 0 if row.prompt.users else len(row.prompt.ids)
-        free = self._pool.free - prompt - len(row.tokens)
-        return free >= run_on * len(together) and self._gathers(together, run_on)
-
-    def _gathers(self, rows: list[_Row], more: int = 0) -> bool:
-        return len(rows) * (max(row.held for row in rows) + more) <= self._size.gathered
-
-    def _make_room(self) -> None:
-        """Send the shortest to wait until the rest can decode a step. The longest is never sent."""
-        while len(self._active) > 1 and (self._pool.free < len(self._active) or not self._gathers(self._active)):
-            row = min(self._active, key=lambda one: len(one.tokens))
-            self._leave(row)
-            self._waiting.append(row)
-            self._waiting.sort(key=lambda one: one.index)
-
-    def _leave(self, row: _Row) -> None:
-        if row in self._active:
-            self._active.remove(row)
-        self._pool.give_back(row.slots)
-        row.slots = []
-        row.prompt.users -= 1
+    def _leave(self, row: Any) -> None:
+        self._pool.give_back(row.places)
+        row.places = []
         if not row.prompt.users:
             self._pool.give_back(row.prompt.slots)
             row.prompt.slots = []
 
-    def _ended(self, row: _Row) -> bool:
-        """Tell whether a row's last token ended it; its slots are given back then."""
-        ended = row.tokens[-1] in self._sampling.stop or len(row.tokens) >= self._sampling.longest
-        if ended:
-            self._leave(row)
-        return ended
+    def _add(self, row: Row, token: int) -> None:
+        row.tokens.append(token)
+        row.made += 1
+        row.ended = token in self._sampling.stop or row.made >= self._sampling.longest
 
     # -- forwards ----------------------------------------------------------------------------------------------------
 
-    def _compute(self, row: _Row) -> None:
+    def _compute(self, row: Any) -> None:
         """Fill the pool with a row's prompt, unless it is there, and with the tokens it had; choose its first token.
 
         The keys and values of its last token are the next decode step's.
         """
         prompt, had = row.prompt, row.tokens[:-1]
-        past = len(prompt.ids)
-        start = past if prompt.users else 0
-        if not prompt.users:
-            prompt.slots = self._pool.take(past)
-        prompt.users += 1
-        row.slots = self._pool.take(len(had))
-        self._table[row.index, : past + len(had)] = torch.tensor([*prompt.slots, *row.slots], device=self._device)
+        chunks = chunks_of(row, shared=bool(prompt.slots))
+        if not prompt.slots:
+            prompt.slots = self._pool.take(prompt.length)
+        row.places = self._pool.take(len(had))
+        held = [*prompt.slots, *row.places]
+        self._table[row.index, : len(held)] = torch.tensor(held, device=self._device)
         self.work.again += len(had)
+        self.work.forwards += len(chunks)
         ids = [*prompt.ids, *had]
-        for begin in range(start, len(ids), CHUNK):
-            logits = self._forward_one(row, ids[begin : begin + CHUNK], begin)
-            if begin + CHUNK >= len(ids) and not row.tokens:
+        for chunk in chunks:
+            logits = self._forward_one(row, ids[chunk.start : chunk.stop], chunk.start)
+            if chunk.stop == len(ids) and not row.tokens:
                 prompt.logits = logits
         if not row.tokens:
             assert prompt.logits is not None  # the first of a prompt's rows has left them
-            row.tokens += self._choose(prompt.logits, [row])
+            self._add(row, *self._choose(prompt.logits, [row]))
 
-    def _forward_one(self, row: _Row, ids: list[int], begin: int) -> torch.Tensor:
-        self.work.forwards += 1
+    def _forward_one(self, row: Row, ids: list[int], begin: int) -> torch.Tensor:
         end = begin + len(ids)
         read = self._table[row.index : row.index + 1, :end]
         positions = torch.arange(begin, end, device=self._device)[None]
         return self._forward(torch.tensor([ids], device=self._device), positions, None, read)
 
-    def _decode(self) -> None:
-        """Choose one more token for every active row."""
-        rows = self._active
+    def _decode(self, rows: list[Any], steps: int) -> None:
+        for _ in range(steps):
+            self._decode_step(rows)
+            if any(row.ended for row in rows):
+                return
+
+    def _decode_step(self, rows: list[Any]) -> None:
+        """Choose one more token for every row."""
         for row, slot in zip(rows, self._pool.take(len(rows)), strict=True):
-            row.slots.append(slot)
+            row.places.append(slot)
         index = torch.tensor([row.index for row in rows], device=self._device)
         held = torch.tensor([row.held for row in rows], device=self._device)
-        slots = torch.tensor([row.slots[-1] for row in rows], device=self._device)
+        slots = torch.tensor([row.places[-1] for row in rows], device=self._device)
         self._table[index, held - 1] = slots
         longest = max(row.held for row in rows)
         # Rows stand at the right, as generate's do, so that masks and windows count from their ends.
@@ -207,9 +141,8 @@ class RollingBatch:
         logits = self._forward(ids, (held - 1)[:, None], mask, read)
         self.work.steps += 1
         self.work.rows += len(rows)
-        for row, token in zip(list(rows), self._choose(logits, rows), strict=True):
-            row.tokens.append(token)
-            self._ended(row)
+        for row, token in zip(rows, self._choose(logits, rows), strict=True):
+            self._add(row, token)
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, read: torch.Tensor
@@ -228,7 +161,12 @@ class RollingBatch:
         last: torch.Tensor = found.logits[:, -1]
         return last
 
-    def _choose(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
+    def _choose(self, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+        found: list[int] = self._chosen(logits, rows).tolist()
+        return found
+
+    def _chosen(self, logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+        """Choose each row's next token ``[rows]``, on the device."""
         ids = None
         if self._sampling.reads_tokens:
             whole = [[*row.prompt.ids, *row.tokens] for row in rows]

@@ -24,7 +24,7 @@ from transformers import (
 
 from memprof.grpo.paged.support import NotPaged
 
-__all__ = ["Sampling"]
+__all__ = ["Sampling", "host_draws"]
 
 # Each works on one position's scores; the repetition penalty also reads which tokens the row has.
 _ROW_BY_ROW = (
@@ -63,7 +63,7 @@ class Sampling:
             raise NotPaged(f"generate would use {', '.join(others)}")
         longest = config.max_length - prompt
         stop = {int(t) for c in criteria if isinstance(c, EosTokenCriteria) for t in c.eos_token_id}
-        draws = torch.rand(sequences, longest, dtype=torch.float64) if config.do_sample else None
+        draws = host_draws(sequences, longest) if config.do_sample else None
         return cls([_without_padding(p) for p in processors], draws, frozenset(stop), longest)
 
     @property
@@ -73,8 +73,8 @@ class Sampling:
 
     def next_tokens(
         self, logits: torch.Tensor, rows: list[int], positions: list[int], ids: torch.Tensor | None
-    ) -> list[int]:
-        """Choose one token a row.
+    ) -> torch.Tensor:
+        """Choose one token a row; return them, ``[rows]``, on the device.
 
         Args:
             logits: ``[rows, vocabulary]``.
@@ -88,11 +88,14 @@ class Sampling:
         for processor in self.processors:
             scores = processor(given, scores)
         if self.draws is None:
-            chosen: list[int] = scores.argmax(-1).tolist()
-            return chosen
+            return scores.argmax(-1)
         draws = self.draws[rows, positions].to(scores.device)
-        drawn: list[int] = _inverted(scores.softmax(-1), draws).tolist()
-        return drawn
+        return _inverted(scores.softmax(-1), draws)
+
+
+def host_draws(sequences: int, longest: int) -> torch.Tensor:
+    """Draw ``[sequences, longest]`` float64 on the host. A function, so that a simulation keeps the host apart."""
+    return torch.rand(sequences, longest, dtype=torch.float64)
 
 
 def _without_padding(processor: Any) -> Any:

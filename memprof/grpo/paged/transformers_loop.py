@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from memprof.grpo.paged.rolling import PoolSize, RollingBatch, Work
+from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
+from memprof.grpo.paged.schedule import PoolSize, Work
 
-__all__ = ["decode_in_pool"]
+__all__ = ["decode_in_pool", "prompts_of"]
 
 
 def decode_in_pool(
@@ -38,12 +39,16 @@ def decode_in_pool(
     """
     count, prompt = input_ids.shape
     sampling = Sampling.of(logits_processor, stopping_criteria, generation_config, count, prompt)
-    mask = inputs.get("attention_mask")
-    kept = torch.ones_like(input_ids) if mask is None else mask
-    prompts = [ids[keep].tolist() for ids, keep in zip(input_ids.cpu(), kept.bool().cpu(), strict=True)]
+    prompts = prompts_of(input_ids, inputs.get("attention_mask"))
     found = RollingBatch(model, prompts, sampling, size, work).run()
     longest = max(map(len, found))
     padding = generation_config.pad_token_id
     fill = next(iter(sampling.stop), 0) if padding is None else int(padding)
     padded = [tokens + [fill] * (longest - len(tokens)) for tokens in found]
     return torch.cat([input_ids, torch.tensor(padded, device=input_ids.device)], dim=1)
+
+
+def prompts_of(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+    """Read each prompt's tokens without its padding."""
+    kept = torch.ones_like(input_ids) if mask is None else mask
+    return [ids[keep].tolist() for ids, keep in zip(input_ids.cpu(), kept.bool().cpu(), strict=True)]

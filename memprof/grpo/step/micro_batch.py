@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Place, Row, is_fake
 from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.gradient_sums import gradient_sums
 from memprof.grpo.step.objective import Gradient, Objective, Values
 from memprof.grpo.step.pieces import Piece, plan
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
@@ -110,15 +111,25 @@ class PiecewiseStep:
         ``states``: the random state before each piece, restored where it is given and else written there.
         """
         repeats = bool(states)
-        for number, piece in enumerate(self._pieces):
-            if repeats:
-                _set_random_state(self._logps.device, states[number])
-            else:
-                states.append(_random_state(self._logps.device))
-            if number + 1 < len(self._pieces):
+        with self._sums():
+            for number, piece in enumerate(self._pieces[:-1]):
+                self._set_or_note_random_state(states, number, repeats)
                 with self._unsynchronised():
                     self._backward(self._watched(self._surrogate(piece, gradient)))
+        self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
         return self._watched(self._surrogate(self._pieces[-1], gradient))
+
+    def _set_or_note_random_state(self, states: list[Any], number: int, repeats: bool) -> None:
+        if repeats:
+            _set_random_state(self._logps.device, states[number])
+        else:
+            states.append(_random_state(self._logps.device))
+
+    def _sums(self) -> AbstractContextManager[None]:
+        """Add up the pieces' gradients in fp32 while open, where that is asked for or costs little."""
+        step = self._step
+        wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
+        return gradient_sums(wanted, step.policy, len(self._pieces), sharded=sharded, log=step.log)
 
     def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[Any]) -> torch.Tensor:
         """Let every piece go once more, with what it has not used of the ``whole`` loss's gradient.

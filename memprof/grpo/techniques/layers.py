@@ -19,6 +19,7 @@ __all__ = [
     "decoder_layers",
     "is_mixture_of_experts",
     "mlp_of",
+    "reads_padding",
     "replace_forward",
     "text_config",
 ]
@@ -28,6 +29,8 @@ Undo = Callable[[], None]
 
 _WRAPPERS, _BEFORE = "_memprof_wrappers", "_memprof_forward"
 _COUNT_THE_MASK = ("opt",)
+# They take an attention mask and do not use it: a padded row's states begin with its padding.
+_READ_PADDING = ("recurrent_gemma", "rwkv", "xlstm")
 _MLP_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -37,6 +40,12 @@ def counts_padding(model: Any) -> bool:
     So in all of transformers' causal LMs but OPT, whose learned positions count the attention mask's ones.
     """
     return bool(text_config(model).model_type not in _COUNT_THE_MASK)
+
+
+def reads_padding(model: Any) -> str | None:
+    """Return the family of a model whose results depend on a row's padding, or None."""
+    family = str(text_config(model).model_type)
+    return family if family in _READ_PADDING else None
 
 
 def text_config(model: Any) -> Any:

@@ -65,6 +65,12 @@ class FakeOwnerBook(OwnerBook):
         """Return what a sharded parameter was claimed as; a weight if nobody said."""
         return self._category_of.get(id(parameter), Category.WEIGHTS)
 
+    def moved(self, before: int, after: int) -> None:
+        """Note that what was claimed at ``before`` is at ``after`` from now on."""
+        known = next((row for row in reversed(self._rows) if row[0] == before), None)
+        if known is not None:
+            self.claim_address(after, Category(known[2]), known[3], known[4])
+
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         """Note what the block alive at ``address`` is."""
         if self._recorder.rehearsal is not None:

@@ -203,8 +203,13 @@ class FakeRecorder:
         watch = self._live.get(_key_of(storage))
         return watch.address if watch is not None and watch.address > 0 else 0
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Account for what an operation made, its kernel's own temporaries included."""
+    def see(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None
+    ) -> None:
+        """Account for what an operation made, its kernel's own temporaries included.
+
+        ``alike``: a number that only calls of this operation with arguments of the same shapes have.
+        """
         early = [self._malloc(size, (size,), torch.uint8, func)[0] for size in self._early(func, args)]
         live = self._live
         made = []
@@ -231,7 +236,7 @@ class FakeRecorder:
         for address in early:
             self.release(address)
         if self.cuda and not self.paused:
-            self.work.see(func, args, kwargs, out, *self.phase_and_step())
+            self.work.see(func, args, kwargs, out, *self.phase_and_step(), alike)
 
     def count_work(self, func: Any, args: tuple[Any, ...]) -> None:
         """Count a kernel's work that no dispatch shows."""
@@ -304,6 +309,12 @@ class FakeRecorder:
         if watch is not None:
             self._give_back(watch)
         self._remember(storage, _ELSEWHERE, storage.nbytes(), 0)
+
+    def take_away(self, tensor: torch.Tensor) -> None:
+        """Give back the memory of a tensor that lives on elsewhere, until :meth:`birth` takes memory for it again."""
+        watch = self._live.pop(_key_of(tensor.untyped_storage()), None)
+        if watch is not None:
+            self._give_back(watch)
 
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` or :meth:`take` took."""

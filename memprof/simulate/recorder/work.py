@@ -20,7 +20,11 @@ from memprof.vocabulary import Phase
 __all__ = ["Tally", "Work"]
 
 _HALF = (torch.bfloat16, torch.float16)
+_UNSEEN: Any = object()
 _IN_PIECES = {Phase.FORWARD.value, Phase.BACKWARD.value, Phase.OLD_LOGPROBS.value, Phase.REFERENCE_LOGPROBS.value}
+
+# FLOPs of half and of single precision, and bytes.
+_Kernel = tuple[int, int, int]
 
 
 @dataclass
@@ -61,27 +65,52 @@ class Work:
         self.pieces = 1.0
         self.also: Tally | None = None  # is told of everything too
         self._parts: list[Tally] | None = None
+        self._kernels: dict[int, _Kernel | None] = {}
         self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, phase: str, step: Any) -> None:
-        """Count one operation of a phase; views and what makes no kernel count nothing."""
+    def see(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        phase: str,
+        step: Any,
+        alike: int | None = None,
+    ) -> None:
+        """Count one operation of a phase; views and what makes no kernel count nothing.
+
+        Calls with the same number ``alike`` do the same work.
+        """
         if not self.wanted:
             return
+        kernel = self._kernels.get(alike, _UNSEEN) if alike is not None else _UNSEEN
+        if kernel is _UNSEEN:
+            kernel = self._kernel(func, args, kwargs, out)
+            if alike is not None:
+                self._kernels[alike] = kernel
+        if kernel is None:
+            return
+        self._here(phase, step).add(kernel, self._times(phase))
+        if self.also is not None:
+            self.also.add(kernel, 1.0)
+
+    def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> _Kernel | None:
+        """Return what an operation's kernel computes and moves; None where there is no kernel."""
         nothing, formula = self._facts.get(func) or self._look(func)
         if nothing:
-            return
+            return None
         flops = 0
         read, wrote = _tensors((args, *kwargs.values())), _tensors((out,))
         if formula is not None:
             flops = int(formula(*args, **kwargs, out_val=out))
         elif not read and not wrote:
-            return
+            return None
         half = any(t.dtype in _HALF for t in read)  # a float32 sum of halves' products too
+        if func in _TOUCHES_ROWS:  # of the table, what is taken from it, or put into it
+            read, wrote = read[1:], read[1:] if func is _ATEN.index_copy_.default else [*wrote[:1], *wrote[:1]]
         moved = sum(t.numel() * t.element_size() for t in (*read, *wrote))
-        kernel = (flops, 0, moved) if half else (0, flops, moved)
-        self._here(phase, step).add(kernel, self._times(phase))
-        if self.also is not None:
-            self.also.add(kernel, 1.0)
+        return (flops, 0, moved) if half else (0, flops, moved)
 
     def to_host(self, nbytes: int, phase: str, step: Any) -> None:
         """Count bytes that cross to pinned host memory."""
@@ -131,6 +160,7 @@ class Work:
 
 
 _ATEN = torch.ops.aten
+_TOUCHES_ROWS = {_ATEN.index_copy_.default, _ATEN.index_select.default, _ATEN.index_select.out}
 _NO_KERNEL = {
     _ATEN.empty.memory_format,
     _ATEN.empty_strided.default,

@@ -197,12 +197,12 @@ class ScriptTrainer:
         if session.fake_recorder.cuda and getattr(trainer, "reward_weights", None) is not None:
             session.fake_recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
         session.setup = {"model_config": plain_config(getattr(trainer.model, "config", None))}
+        with contextlib.suppress(InputError):  # a model of another kind
+            session.config.update(model_facts(trainer.model.config))
         if self.settings is not None:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
             self.settings = as_built(self.settings, collect_setup(trainer))
-            with contextlib.suppress(InputError):  # a model of another kind
-                session.config.update(model_facts(trainer.model.config))
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
             set_optimizer(trainer, self.settings, session)
@@ -267,6 +267,8 @@ def _tame(arguments: Any, folder: str, *, grpo: bool) -> None:
         steps = arguments.steps_per_generation // arguments.gradient_accumulation_steps
         cycle = max(1, steps) * arguments.num_iterations
         arguments.use_vllm = arguments.log_completions = False
+        if hasattr(arguments, "park_weights"):
+            arguments.park_weights = False  # with the engine, modelled
     arguments.output_dir = arguments.logging_dir = folder
     arguments.max_steps = (WARM_UP + MEASURED) * cycle
     arguments.logging_strategy = arguments.eval_strategy = IntervalStrategy.NO

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate_script"]
 
+_TRAINERS = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "RLOOTrainer", "SFTTrainer")
+
 
 def simulate_script(
     script: Path,
@@ -50,8 +52,10 @@ def simulate_script(
     require("script")
     # Loaded before the fake world opens: they make constants, and trainers' classes are looked for.
     import transformers.masking_utils  # noqa: F401
-    import trl  # noqa: F401
+    import trl
 
+    for name in _TRAINERS:  # a class that a script loads later is not intercepted
+        getattr(trl, name, None)
     from memprof.grpo import LeanGRPOTrainer, LeanRLOOTrainer  # noqa: F401
     from memprof.simulate.script.run import NotExecutable, ScriptRun
 
@@ -77,15 +81,15 @@ def simulate_script(
         how = f"the script's own trainer could not be executed ({failed.reason}); {whose} was, with its arguments"
     else:
         how = f"the script's own {found.trainer.name} was built and trained for two steps on fake tensors"
-    return _told(raw, found, how)
+    return _told(raw, found, how, gpu)
 
 
-def _told(raw: dict[str, Any], found: ScriptRun, how: str) -> dict[str, Any]:
+def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> dict[str, Any]:
     """Write down in the snapshot what was simulated of the script, and how."""
     extra = raw["memprof"]
     if found.trainer.settings is not None:
         extra["config"] = {**(extra["config"] or {}), **found.trainer.settings.to_dict()}
-        extra["expected_error"] = expected_error(extra["config"])
+        extra["expected_error"] = expected_error(extra["config"], card=gpu)
     told = {"script": found.script.name, "trainer": found.trainer.name}
     if found.trainer.settings is not None and found.trainer.settings.trainer == "rloo":
         told["trainer_kind"] = "rloo"

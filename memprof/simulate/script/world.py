@@ -19,6 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
+from memprof.config.left_out import LEFT_OUT
 from memprof.errors import InputError
 from memprof.simulate.trainer.models import load_config
 from memprof.simulate.world.nf4 import Nf4, quantize_nf4
@@ -226,7 +227,7 @@ def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callabl
             note("fp16 is simulated as bf16: the same sizes; the loss scaler's few scalars are left out")
         for name in ("deepspeed", "fsdp", "torch_compile", "use_liger_kernel"):
             if getattr(self, name, None):
-                note(f"{name} is left out: one process without it was simulated")
+                note(LEFT_OUT.get(name) or f"{name} is left out: one process without it was simulated")
                 setattr(self, name, None if name == "deepspeed" else [] if name == "fsdp" else False)
         original(self)
 

@@ -17,6 +17,7 @@ from memprof.simulate.sharding.fsdp2 import shard
 from memprof.simulate.sharding.tensor_parallel import shard_tensors
 from memprof.simulate.sharding.zero import attach_zero
 from memprof.simulate.supervised.build import supervised_trainer
+from memprof.simulate.supervised.full_logits import loss_with_full_logits
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
@@ -87,6 +88,8 @@ def build_trainer(
     if not settings.supervised:
         fake_rollout(trainer, settings, session)
         apply_recipe(trainer, settings)
+    elif settings.recipe == "trl-full-logits":
+        loss_with_full_logits(trainer)
     return trainer
 
 

@@ -16,13 +16,16 @@ from memprof.simulate.recorder.repeats import alike_rounds
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
+    from memprof.grpo.step.context import StepContext
     from memprof.grpo.step.pieces import Piece
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["is_lean", "lean_arguments", "lean_world", "sequences_at_once"]
+__all__ = ["is_lean", "lean_arguments", "lean_world"]
 
-# Of the pieces a micro-batch is cut into, those executed.
+# Of the pieces a micro-batch is cut into, those executed: gradients are there from the second on. Where gradients are
+# summed apart until the last piece, its sums are there in the second, and a last one closes them.
 _PIECES = 2
+_SUMMED_PIECES = 3
 
 Change = tuple[Any, str, Any]
 
@@ -72,16 +75,20 @@ def _lean_on_cuda(session: FakeSession | None) -> list[Change]:
     from memprof.grpo.loss import fused_loss
     from memprof.grpo.loss.passes import shape_passes
     from memprof.grpo.step import micro_batch, pieces, scoring
+    from memprof.grpo.step.gradient_sums import are_summed
     from memprof.grpo.techniques import attention_kernels, offload, segment_attention
 
     def pinned(n_bytes: int, pin: bool) -> Any:
         with session.fake_recorder.work.apart() if session is not None else contextlib.nullcontext():
             return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)  # what crosses is counted at each crossing
 
-    def few(*given: Any, **how: Any) -> Any:
-        """Plan two pieces: they are alike here, and gradients are there from the second on; the rest repeats it."""
-        planned = plan(*given, **how)
-        done = planned if any(piece.prompt is not None for piece in planned) else planned[:_PIECES]
+    def few(step: StepContext, *given: Any, **how: Any) -> Any:
+        """Plan the first pieces only: they are alike here, and the rest repeats them."""
+        planned = plan(step, *given, **how)
+        wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
+        summed = are_summed(wanted, step.policy, len(planned), sharded=sharded)
+        most = _SUMMED_PIECES if summed else _PIECES
+        done = planned if any(piece.prompt is not None for piece in planned) else planned[:most]
         if session is not None:
             session.fake_recorder.work.pieces = _tokens(planned) / max(1, _tokens(done))
         return done
@@ -120,21 +127,6 @@ def _reference_of(load: Callable[..., Any], session: FakeSession | None) -> Chan
     return (*trl_names.CREATE_REFERENCE.place(), on_host)
 
 
-def sequences_at_once(trainer: Any, prompt_ids: list[Any], session: FakeSession | None) -> int:
-    """Count the sequences the lean trainer would generate at once; where it chose them by free memory, a note says so.
-
-    The last generation's is told: in the first there is no optimizer state yet.
-    """
-    from memprof.grpo.generation import sequences_together
-
-    size = sequences_together(trainer.step_context(), prompt_ids)
-    if session is not None and trainer.args.generation_batch is None and _free_bytes(session) < _UNKNOWN:
-        note = f"{_CHOSEN}: {size} of {len(prompt_ids)} sequences generate together, by the card's free memory"
-        session.notes[:] = [*(n for n in session.notes if not n.startswith(_CHOSEN)), note]
-    return size
-
-
-_CHOSEN = "generation_batch"
 _UNKNOWN = 1 << 62  # of a card that was not named: room for all
 
 

@@ -70,9 +70,10 @@ def build_model(
                 quantize_nf4(model, nf4)
         materialize(model, first=before(model) if before is not None else ())
         model.tie_weights()
-    except (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError, KeyError, ImportError) as error:
         name = transformers_names.MODEL_NAME.of(config, config.model_type)
-        raise InputError(f"{name}: cannot be built without weights ({str(error).splitlines()[0][:100]}).") from None
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name}: cannot be built without weights ({what[:100].rstrip('. ')}).") from None
     return model
 
 

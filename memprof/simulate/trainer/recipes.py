@@ -19,6 +19,7 @@ __all__ = [
     "apply_trl_0_14",
     "classes_of",
     "config_of",
+    "entropy_of",
     "liger_loss",
     "log_softmax_rows",
     "logps_from_full_logits",
@@ -42,7 +43,8 @@ def config_of(settings: Settings) -> dict[str, Any]:
     """Make the arguments of the recipe's config beside those of every recipe."""
     if settings.recipe != "lean":
         return {}
-    return {**lean_arguments(settings), "weights": "as_given", **_as_sharded(settings)}
+    # The engine is modelled, and so is that weights make room for it.
+    return {**lean_arguments(settings), "weights": "as_given", "park_weights": False, **_as_sharded(settings)}
 
 
 def _as_sharded(settings: Settings) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def logps_from_full_logits(
         logps.append(selected_logprobs(logits, ids[:, -logits_to_keep:]))
         if compute_entropy:
             with torch.no_grad():
-                entropies.append(_entropy(logits))
+                entropies.append(entropy_of(logits))
     return torch.cat(logps, dim=0), torch.cat(entropies, dim=0) if compute_entropy else None, None
 
 
@@ -150,7 +152,7 @@ def selected_logprobs(logits: Any, targets: Any) -> Any:
     return log_softmax_rows(logits, targets)
 
 
-def _entropy(logits: Any) -> Any:
+def entropy_of(logits: Any) -> Any:
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
     for chunk in flat.split(_ENTROPY_ROWS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -17,10 +16,10 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.recorder.decoding import Decoding, NotAlike, Player, Run, learn
-from memprof.simulate.trainer.decode_work import DecodeWork, token_made
+from memprof.simulate.generation.decoding import Decoding, NotAlike, Player, Run, learn
+from memprof.simulate.generation.lean_generation import generate_lean
+from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
-from memprof.simulate.trainer.lean import sequences_at_once
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
@@ -53,15 +52,19 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
         return [[0] * prompt for _ in prompts], None, {}
 
     def single_turn(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
-        if settings.generation == "hf":
-            size = sequences_at_once(self, prompt_ids, session) if settings.recipe == "lean" else len(prompt_ids)
-            _generate(self, size, settings, session, passes=math.ceil(len(prompt_ids) / size))
-        if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
-            session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
+        def in_passes(size: int, passes: int) -> None:
+            _generate(self, size, settings, session, passes=passes)
+
+        if settings.generation == "hf" and settings.recipe == "lean":
+            generate_lean(self, settings, session, len(prompt_ids), in_passes)
+        elif settings.generation == "hf":
+            in_passes(len(prompt_ids), 1)
         logprobs = None
         if engine is not None:
-            engine.generate(len(prompt_ids))
+            engine.generate(self, len(prompt_ids))
             logprobs = [[0.0] * completion for _ in prompt_ids]  # what the engine sampled with
+        if settings.recipe == "lean" and settings.device == "cuda" and session is not None:
+            session.fake_recorder.allocator.empty_cache()  # type: ignore[union-attr]  # as the lean trainer does
         made = [[0] * completion for _ in prompt_ids]
         return made if settings.trainer == "rloo" else (made, logprobs)
 

@@ -54,8 +54,6 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
     """
     session.setup = {"model_config": plain_config(config)}
     session.notes += [f"{LEFT_OUT[name]}." for name in settings.left_out]
-    if settings.supervised:
-        session.notes.append("Advice is GRPO's: none is given for another trainer.")
     with contextlib.ExitStack() as stack:
         stack.enter_context(own_accelerate_state())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))

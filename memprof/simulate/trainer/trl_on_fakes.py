@@ -66,6 +66,7 @@ def _without_values(settings: Settings, session: FakeSession | None) -> list[tup
         (transformers_names.MASK_IS_ALL, fast_all),
         (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
         (transformers_names.UNFINISHED, cutting(session.fake_recorder if session is not None else None)),
+        (transformers_names.COUNTED_FLOS, lambda *_: 0),  # it asks bitsandbytes how large 4-bit weights are
     ]
 
 

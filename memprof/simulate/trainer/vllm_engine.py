@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
+from memprof.simulate.generation.parked_weights import ParkedWeights
 from memprof.simulate.recorder.work import Tally
 from memprof.vocabulary import Category
 
@@ -30,16 +32,21 @@ class ColocatedEngine:
             raise UsageError("--generation vllm takes a share of the card: say which one with --gpu.")
         self._session, self._settings, self._config = session, settings, config
         self._bytes = int(total * settings.vllm_gpu_memory_utilization)
+        self._parking = ParkedWeights(session)
         self._sleeps = settings.vllm_enable_sleep_mode
         if not self._sleeps:
             self._take()
 
-    def generate(self, sequences: int) -> None:
-        """Wake up, generate for so many prompts, and sleep again where that is enabled."""
+    def generate(self, trainer: Any, sequences: int) -> None:
+        """Wake up, generate for so many of a trainer's prompts, and sleep again where that is enabled."""
         self._count_work(sequences)
-        if self._sleeps:
-            address = self._take()
-            self._session.fake_recorder.release(address)
+        parked: AbstractContextManager[None] = nullcontext()
+        if self._settings.park_weights:
+            parked = self._parking.parked(trainer.model, trainer.optimizer)
+        with parked:
+            if self._sleeps:
+                address = self._take()
+                self._session.fake_recorder.release(address)
 
     def _count_work(self, sequences: int) -> None:
         """Count a decode step's weights and cache, as many sequences together as the engine's cache holds."""

@@ -8,7 +8,7 @@ a recomputed layer would choose another kernel than its forward). Rules: torch's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 from memprof.compat import patching
 from memprof.compat import torch as torch_names
 
-__all__ = ["DEFAULT_CAPABILITY", "sdpa_choice", "use_cuda_attention"]
+__all__ = ["DEFAULT_CAPABILITY", "in_full_because", "sdpa_choice", "use_cuda_attention"]
 
 _FLASH: Any = torch_names.FLASH.get()
 _EFFICIENT: Any = torch_names.EFFICIENT.get()
@@ -52,6 +52,16 @@ def sdpa_choice(
     return "efficient" if known and not grouped else "math"
 
 
+def in_full_because(query: Any, key: Any, mask: Any, enable_gqa: bool, capability: tuple[int, int]) -> str:
+    """Say why torch computes attention in full (``math``) on such a card, with weights of tokens x tokens a head."""
+    major, minor = capability
+    card = f"compute capability {major}.{minor}" if major else "a card of unknown capability"
+    no_flash = f"{card} has no flash kernel" if capability < _AMPERE else "flash takes no mask and no such heads"
+    if enable_gqa and query.shape[1] != key.shape[1]:
+        return f"{no_flash}, and the memory-efficient ones take no grouped heads"
+    return f"{no_flash}, and no memory-efficient one for {str(query.dtype).removeprefix('torch.')}"
+
+
 def _flash_runs(query: Any, key: Any, capability: tuple[int, int]) -> bool:
     width = query.shape[-1]
     if capability < _AMPERE or query.dtype not in _HALF or width > 256:
@@ -60,7 +70,7 @@ def _flash_runs(query: Any, key: Any, capability: tuple[int, int]) -> bool:
     return not (trained and 192 < width <= 224 and capability in _SMALL_SHARED_MEMORY)
 
 
-def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
+def _attention(wanted: str | None, capability: tuple[int, int], tell: Callable[[str], None]) -> Any:
     def attention(
         query: Any,
         key: Any,
@@ -81,6 +91,8 @@ def _attention(wanted: str | None, capability: tuple[int, int]) -> Any:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kind == "efficient":
             return _efficient(query, key, value, _bias(attn_mask, query.dtype), dropout_p, is_causal, scale)
+        if wanted != "math":
+            tell(in_full_because(query, key, attn_mask, enable_gqa, capability))
         bias = _bias(attn_mask, query.dtype)
         return _math(query, key, value, bias, dropout_p, is_causal, scale, enable_gqa)
 
@@ -150,7 +162,17 @@ def _bias(mask: Any, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def use_cuda_attention(wanted: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> Iterator[None]:
-    """Run attention as CUDA would choose it on such a card, while open; ``wanted`` as in ``--attn``."""
-    with patching((torch_names.ATTENTION, _attention(wanted, capability))):
+def use_cuda_attention(
+    wanted: str | None = None,
+    capability: tuple[int, int] = DEFAULT_CAPABILITY,
+    tell: Callable[[str], None] = lambda why: None,
+) -> Iterator[None]:
+    """Run attention as CUDA would choose it on such a card, while open.
+
+    Args:
+        wanted: as in ``--attn``.
+        capability: the card's.
+        tell: hears why, each time that attention is computed in full and was not asked for so.
+    """
+    with patching((torch_names.ATTENTION, _attention(wanted, capability, tell))):
         yield

@@ -16,11 +16,12 @@ from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
 from memprof.compat.targets import Target
 
-__all__ = ["quick_keys"]
+__all__ = ["SIMPLE", "facts_of", "is_plain", "quick_keys"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
-_SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+#: Types of arguments that are their own facts.
+SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def quick_keys() -> list[tuple[Target, Any]]:
@@ -37,9 +38,9 @@ def quick_keys() -> list[tuple[Target, Any]]:
         result += (kind, len(args))
         for arg in args:
             kind = type(arg)
-            if kind is _FakeTensor and arg.fake_mode is self and arg.constant is None and _is_plain(arg):
-                result.append(_facts(arg))
-            elif kind in _SIMPLE:
+            if kind is _FakeTensor and arg.fake_mode is self and arg.constant is None and is_plain(arg):
+                result.append(facts_of(arg))
+            elif kind in SIMPLE:
                 result += (kind, arg)
             elif kind is list or kind is tuple:
                 prepare(self, result, arg, state, id_hashed_objects)
@@ -49,11 +50,12 @@ def quick_keys() -> list[tuple[Target, Any]]:
     return [(torch_names.FAKE_KEYS, prepare)]
 
 
-def _is_plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
+    """Tell whether a tensor is dense, and its shape plain numbers."""
     return tensor.layout is torch.strided and not _is_symbolic(tensor)
 
 
-def _facts(tensor: Any) -> tuple[Any, ...]:
+def facts_of(tensor: Any) -> tuple[Any, ...]:
     """List all that torch's ``TensorMetadata`` says of a dense tensor; shape and strides give its memory format."""
     return (
         tensor.dtype,

@@ -27,9 +27,15 @@ _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 
 @contextmanager
 def fake_world(
-    *, cuda: bool = True, attention: str | None = None, capability: tuple[int, int] = DEFAULT_CAPABILITY
+    *,
+    cuda: bool = True,
+    attention: str | None = None,
+    capability: tuple[int, int] = DEFAULT_CAPABILITY,
+    tell: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Any]:
     """Enter torch's fake mode, with CUDA's autocast and, on a card of this ``capability``, attention where ``cuda``.
+
+    ``tell`` hears why attention is computed in full.
 
     Garbage collection is off inside: storages must go when their last reference does, as they would on a device,
     and never in the middle of the allocator's own work.
@@ -39,7 +45,8 @@ def fake_world(
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
-            stack.enter_context(use_cuda_attention(attention, capability))
+            stack.enter_context(use_cuda_attention(attention, capability, tell))
+            stack.enter_context(patching((torch_names.DROPOUT, _cuda_dropout(torch_names.DROPOUT.get()))))
         mode = torch_names.FAKE_MODE.get()(allow_non_fake_inputs=True)
         collecting = gc.isenabled()
         gc.collect()
@@ -51,6 +58,17 @@ def fake_world(
 
 def _changes() -> list[tuple[Target, Any]]:
     return [(torch_names.MODULE_APPLY, _apply), (torch_names.INFERENCE_MODE, _inference_mode)]
+
+
+def _cuda_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a dropout of one kernel, which keeps a mask of a byte an element; the CPU's keeps noise as wide as it is."""
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training or inplace or not 0 < p < 1 or not input.numel():
+            return original(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    return dropout
 
 
 def _tracing_questions() -> list[tuple[Any, str, Any]]:

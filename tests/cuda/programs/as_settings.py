@@ -22,9 +22,8 @@ SHAPE: dict[str, Any] = {
 def train_and_simulate(told: dict[str, Any]) -> dict[str, Any]:
     model = Path(told["folder"]) / "config.json"
     model.write_text(json.dumps(SHAPE))
-    settings = Settings(
-        model=str(model), prompt_length=64, completion_length=192, generation="none", **told["settings"]
-    )
+    given = {"prompt_length": 64, "completion_length": 192, "generation": "none", **told["settings"]}
+    settings = Settings(model=str(model), **given)
     real = train_here(settings)
     raw = simulate_settings(settings, gpu=find_gpu(told["card"]), stacks=False)
     return {"real": real, "simulated": raw["memprof"]["highest"]}

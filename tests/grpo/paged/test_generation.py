@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ pytest.importorskip("trl")
 from memprof.grpo import device as machine  # noqa: E402
 from memprof.grpo import generation  # noqa: E402
 from memprof.grpo.generation import KEPT, pool_size  # noqa: E402
-from memprof.grpo.paged.cache import PooledCache  # noqa: E402
+from memprof.grpo.paged.cache import _PooledLayer  # noqa: E402
 from tests.grpo.trainers import build, logged, saved_llama, tiny_llama  # noqa: E402
 
 pytestmark = pytest.mark.trl
@@ -81,7 +82,7 @@ def test_sampled_log_probabilities_are_the_models_own(monkeypatch: pytest.Monkey
 
     def watched(self: Any, logits: Any, rows: list[int], positions: list[int], ids: Any) -> Any:
         found = choose(self, logits, rows, positions, ids)
-        for row, at, scores, token in zip(rows, positions, logits, found, strict=True):
+        for row, at, scores, token in zip(rows, positions, logits, found.tolist(), strict=True):
             logps[row, at] = float(scores.log_softmax(-1)[token])
         return found
 
@@ -97,11 +98,21 @@ def test_sampled_log_probabilities_are_the_models_own(monkeypatch: pytest.Monkey
         assert torch.allclose(ours, meant, atol=2e-5)
 
 
-def test_the_pool_is_given_back_before_training(tmp_path: Path) -> None:
+def test_the_pool_is_given_back_before_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At once, not when the garbage collector comes by."""
+    pools: list[Any] = []
+    allocate = _PooledLayer._pool
+    monkeypatch.setattr(
+        _PooledLayer, "_pool", lambda self, states: (pool := allocate(self, states), pools.append(weakref.ref(pool)))[0]
+    )
     trainer = build("lean", tiny_llama(), tmp_path, generation="paged")
-    answers(trainer)
-    gc.collect()
-    assert not [found for found in gc.get_objects() if type(found) is PooledCache]
+    gc.disable()
+    try:
+        answers(trainer)
+        assert pools
+        assert not [pool for pool in pools if pool() is not None]
+    finally:
+        gc.enable()
     assert "generate" not in vars(trainer.model)
 
 

@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from memprof.grpo.paged.cache import SlotPool  # noqa: E402
-from memprof.grpo.paged.rolling import PoolSize, RollingBatch, Work  # noqa: E402
+from memprof.grpo.paged.rolling import RollingBatch  # noqa: E402
 from memprof.grpo.paged.sampling import Sampling  # noqa: E402
+from memprof.grpo.paged.schedule import PoolSize, Work  # noqa: E402
 from memprof.grpo.paged.support import NotPaged, why_not  # noqa: E402
 from memprof.grpo.paged.transformers_loop import decode_in_pool  # noqa: E402
 from tests.grpo.tiny_models import MLA, build, tokens  # noqa: E402
@@ -182,11 +183,11 @@ def test_sequences_share_their_prompts_slots(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_long_prompts_go_through_the_model_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memprof.grpo.paged import rolling
+    from memprof.grpo.paged import schedule
 
     model = build("llama").eval()
     whole, _ = generated(model)
-    monkeypatch.setattr(rolling, "CHUNK", 4)
+    monkeypatch.setattr(schedule, "CHUNK", 4)
     found, work = generated(model, WHOLE)
     assert found == whole
     assert work.forwards == 3 * 3 + 2

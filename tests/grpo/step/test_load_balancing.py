@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("trl")
 
 from memprof.compat import transformers as names
+from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
 from tests.grpo import test_rloo
 from tests.grpo.trainers import (
@@ -158,6 +159,17 @@ def test_two_passes_that_are_refused_leave_trls_step(tmp_path: Path, caplog: pyt
     ours = build("lean", tiny_mixture(), tmp_path, exact_two_pass="never")
     assert ours._whole_batch_reason in caplog.text
     assert "exact_two_pass is 'never'" in caplog.text
+
+
+def test_a_model_that_trl_cannot_balance_is_refused(tmp_path: Path) -> None:
+    """TRL's own step fails for it with an AttributeError."""
+    from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    model = GraniteMoeForCausalLM(GraniteMoeConfig(num_attention_heads=2, num_key_value_heads=2, **sizes))
+    with pytest.raises(UsageError, match=r"auxiliary loss here \(.*num_experts.*\): set router_aux_loss_coef=0\.$"):
+        build("lean", model, tmp_path)
+    assert build("lean", model, tmp_path, router_aux_loss_coef=0)._whole_batch_reason is None
 
 
 def test_shares_add_up_to_transformers_loss() -> None:

@@ -13,7 +13,8 @@ from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
-from memprof.config.expected_error import comparisons, expected_error
+from memprof.config.expected_error import MARGIN, comparisons, expected_error, stated_range, wide_margin
+from memprof.config.gpus import find_gpu
 from tests.reports.sample import sample
 
 GIB = 2**30
@@ -34,7 +35,7 @@ def _point(length: int, name: str, fits: bool, executed: bool) -> dict[str, Any]
 def _parts() -> dict[str, Any]:
     need = {"phase": "backward", "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     return {
-        "expected_error": expected_error({"load_in_4bit": True}),
+        "expected_error": expected_error({"recipe": "trl", "generation": "vllm"}),
         "estimated_time": {
             "step_s": 41.5,
             "phases": {"generate": 40.0, "backward": 1.5},
@@ -88,7 +89,7 @@ def test_every_renderer_says_them() -> None:
     document = build_document(_report())
     for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
         for words in (
-            "does not fit", "Backward", "9.00", "11.00", "777", "888", "Half of them fit", "4-bit layers", "variants",
+            "does not fit", "Backward", "9.00", "11.00", "777", "888", "Half of them fit", "vLLM's pool", "variants",
         ):  # fmt: skip
             assert words in " ".join(rendered.split()), words
         assert "≈ 41.5 s" in rendered
@@ -122,11 +123,77 @@ def test_what_is_not_as_documented_is_dropped(spoil: dict[str, Any]) -> None:
     assert usable("fit", 7) is None
 
 
-def test_the_expected_error_is_the_range_of_the_comparisons() -> None:
-    errors = [r["simulated_bytes"] / r["measured_bytes"] - 1 for r in comparisons() if r["what"] == "reserved"]
-    found = expected_error({})
-    assert found["reserved"]["low"] == pytest.approx(min(errors), abs=1e-6)
-    assert found["reserved"]["high"] == pytest.approx(max(errors), abs=1e-6)
-    assert found["not_compared"] == []
+def _errors(kind: str, *what: str) -> list[float]:
+    rows = [row for row in comparisons() if row["class"] == kind and row["what"] in what]
+    return [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
+
+
+def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
+    program = expected_error({})
+    low, high = stated_range(_errors("programs on GPUs", "reserved"))
+    assert (program["reserved"]["low"], program["reserved"]["high"]) == (round(low, 4), round(high, 4))
+    assert program["not_compared"] == []
+    trained = [expected_error({"recipe": recipe, "lora_r": 8}) for recipe in ("trl", "lean")]
+    kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
+    for found, kind in zip(trained, kinds, strict=True):
+        assert found["class"] == "GPU runs known by a text"
+        assert [each["class"] for each in found["basis"]] == [found["class"], "programs on GPUs", kind]
+        assert all(f"{each['comparisons']} " in found["sentence"] for each in found["basis"])
+        assert found["reserved"]["low"] < program["reserved"]["low"]
+    assert expected_error({"recipe": "trl", "device": "cpu"})["allocated"]["high"] == 0.001
+
+
+def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin() -> None:
+    assert expected_error({"recipe": "trl", "lora_r": 8, "load_in_4bit": True})["margin"] == MARGIN
+    lacking = [1 / (1 + error) - 1 for error in _errors("programs on GPUs", "reserved", "peak")]
+    assert MARGIN < max(lacking) <= wide_margin() < max(lacking) + 0.01
+    for config in (
+        {"recipe": "trl", "generation": "vllm"}, {"recipe": "trl", "trainer": "sft"}, {"recipe": "liger"}, {},
+        {"recipe": "trl", "left_out": ["torch_compile"]},
+    ):  # fmt: skip
+        assert expected_error(config)["margin"] == wide_margin(), config
+    assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
+
+
+def test_a_range_is_wider_where_there_are_few_comparisons() -> None:
+    assert stated_range([-0.1, 0.1] * 10) == (-0.1, 0.1)
+    low, high = stated_range([-0.1, 0.1] * 5)
+    assert (low, high) == (pytest.approx(-0.2), pytest.approx(0.2))
+    assert stated_range([0.0, 0.0]) == (-0.001, 0.001)
+
+
+def test_an_older_report_has_no_classes() -> None:
+    report = _report()
+    for name in ("class", "margin", "basis"):
+        report["expected_error"].pop(name)
+    validate(report)
+    assert usable("expected_error", report["expected_error"]) == report["expected_error"]
+    count = report["expected_error"]["allocated"]["comparisons"]
+    assert f"{count} comparisons" in render_markdown(build_document(report))
+
+
+def test_parts_that_were_never_compared_are_named() -> None:
     told = expected_error({"optim": "paged_adamw_8bit", "gpus": 8, "sharding": "zero3", "generation": "vllm"})
     assert told["not_compared"] == ["optimizer paged_adamw_8bit", "vLLM's pool", "sharding zero3"]
+
+
+def test_cached_memory_is_not_said_to_be_what_a_phase_needs() -> None:
+    report = _report()
+    held = {"phase": "generate", "allocated_bytes": 4 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
+    report["fit"]["phases"].append({**held, "fits": False})
+    document = build_document(report)
+    assert document.prediction is not None
+    assert [need.cached_decides for need in document.prediction.needs] == [False, True]
+    for rendered in (render_markdown(document), render_terminal(document, 100), render_html(document)):
+        assert "what it holds fits, with what is cached not" in rendered
+
+
+def test_a_simulation_without_a_snapshot_is_made_again_from_its_json() -> None:
+    report = _report()
+    report["source"] |= {"files": [], "config": {"recipe": "trl", "model": "m"}}
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof simulate --like memprof-report.json -o report.html"
+    assert "Every allocation" not in facts
+    report["source"]["files"] = ["sim.pickle"]
+    facts = {fact.label: fact.value for fact in build_document(report).reproduce}
+    assert facts["Command"] == "memprof report sim.pickle -o report.html"

@@ -23,8 +23,11 @@ from memprof.units import GIB
 
 @pytest.mark.parametrize(
     ("n_bytes", "words"),
-    [(0, "0.00"), (1, "<0.01"), (-1, ">-0.01"), (GIB, "1.00"), (3 * GIB // 2, "1.50"), (GIB // 100, "0.01")],
-)
+    [
+        (0, "0.00"), (1, "<0.01"), (-1, ">−0.01"), (-GIB, "−1.00"), (GIB, "1.00"), (3 * GIB // 2, "1.50"),
+        (GIB // 100, "0.01"),
+    ],
+)  # fmt: skip
 def test_gib_never_hides_a_byte(n_bytes: int, words: str) -> None:
     assert gib(n_bytes) == words
 

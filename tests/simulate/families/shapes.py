@@ -17,6 +17,10 @@ _PARTS = ("text_config", "vision_config", "audio_config")
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
     "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+    },
     "granitemoehybrid": {"layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 128},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},

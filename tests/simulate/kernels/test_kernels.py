@@ -110,6 +110,29 @@ def test_attention_is_chosen_as_torch_chooses_it_on_the_card(card: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        ("T4", "compute capability 7.5 has no flash kernel, and the memory-efficient ones take no grouped heads"),
+        ("V100-16GB", "compute capability 7.0 has no flash kernel"),
+        ("Arc B580", "a card of unknown capability has no flash kernel"),
+        *((name, None) for name in ("RTX 4090", "A100-80GB", "H100", "B200")),
+    ],
+)
+def test_why_attention_is_computed_in_full_is_said(card: str, words: str | None) -> None:
+    from memprof.config.gpus import find_gpu
+    from memprof.simulate.run import simulate
+
+    def run(session: Any) -> None:
+        query, key = (torch.empty(1, heads, 64, 32, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2))
+        for _ in range(2):
+            torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+
+    notes = [n for n in simulate(run, gpu=find_gpu(card))["memprof"]["notes"] or [] if n.startswith("Attention is")]
+    assert len(notes) == (words is not None)
+    assert words is None or words in notes[0]
+
+
 def test_the_cards_differ() -> None:
     assert len(set(RECORDED["attention"].values())) > 1
     products = RECORDED["operations"]["a product, with its workspace"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.simulate.test_closed_forms import PARAMETERS
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
@@ -122,3 +124,19 @@ def test_what_is_not_kept_is_said_and_nothing_is_searched(
     assert "which have the trainer's defaults: loss_chunk_tokens=50, packing=True" in told
     config = raw["memprof"]["config"]
     assert (config["recipe"], config["device"], config["completion_length"]) == ("lean", "cpu", 9)
+
+
+def test_gradients_summed_in_fp32_are_held_while_a_later_piece_runs(tiny: str, tmp_path: Path) -> None:
+    from memprof.simulate.script.script import simulate_script
+
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    peaks, parts = {}, {}
+    for sums in ("never", "fp32"):
+        given = {"weights": "bf16", "max_tokens_per_piece": 250, "gradient_sums": sums, "checkpointing": "none"}
+        report = _figures(simulate_script(script, [tiny, "full", repr(given)], {}, stacks=True))["report"]
+        peaks[sums] = max(part["peak_bytes"] for part in report["phases"] if part["phase"] == "backward")
+        parts[sums] = report["peak"]["categories"]
+    # Sums of 4 bytes in place of gradients of 2; blocks are multiples of 512 bytes.
+    assert peaks["fp32"] - peaks["never"] == pytest.approx(2 * PARAMETERS, rel=0.05)
+    assert parts["fp32"]["gradients"] == pytest.approx(4 * PARAMETERS, rel=0.01)

@@ -71,6 +71,55 @@ def test_two_real_ranks_gather_an_adapted_model_by_layers(policy: str, whole: di
     assert [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)] == [whole, whole]
 
 
+_MOE = {
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+    "vocab_size": 1000, "max_position_embeddings": 256, "tie_word_embeddings": False, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.mark.trl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model_type": "qwen3_moe", "intermediate_size": 136, "moe_intermediate_size": 40, "num_experts": 4},
+        pytest.param(
+            {"model_type": "mixtral", "intermediate_size": 40, "num_local_experts": 4}, marks=pytest.mark.heavy
+        ),
+    ],
+    ids=["qwen3_moe", "mixtral"],
+)
+def test_two_real_ranks_gather_all_experts_of_a_layer_as_simulated(own: dict[str, Any], tmp_path: Path) -> None:
+    """Two of four experts see a token; all four are gathered with their layer, of which one at a time is whole."""
+    from memprof.analysis.analysis import analyze
+    from memprof.config.settings import Settings
+    from memprof.simulate.run import simulate_settings
+    from memprof.snapshot.reader import snapshot_from_raw
+    from tests.simulate.sharding.moe_two_ranks import ROWS, TOKENS
+
+    (tmp_path / "config.json").write_text(json.dumps({**_MOE, **own}))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "-m", "tests.simulate.sharding.moe_two_ranks", str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    one, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert one == other
+    for layer, whole in one["whole"].items():
+        assert {name.partition(".")[0] for name in whole} == {layer}
+        assert any("experts" in name for name in whole)
+    settings = Settings(
+        str(tmp_path), trainer="sft", max_length=TOKENS, per_device_train_batch_size=ROWS, optim="adamw_torch",
+        dtype="bfloat16", mixed_precision="no", gpus=2, sharding="fsdp2", gradient_checkpointing=False,
+    )  # fmt: skip
+    found = analyze(snapshot_from_raw(simulate_settings(settings, stacks=False)))
+    staged = found.timeline.requested[found.attribution.category == Category.COMMUNICATION.code].tolist()
+    assert staged == one["sizes"] * 2  # two steps are simulated
+    assert min(staged) > 3 * 4 * 48 * 40 * 2, "a layer's unit holds all of its experts"
+
+
 def test_tensor_parallel_ranks_divide_every_matrix(settings_for: Callable[..., Any]) -> None:
     settings = settings_for(generation="none", sharding="tp", gpus=2, optim="adamw_torch_fused", beta=0.1)
     found = _analysis(settings)

@@ -103,7 +103,7 @@ def simulated(settings: Any, heap: CachingAllocator) -> Any:
     from memprof.compat import patching
     from memprof.compat import transformers as names
     from memprof.recording.recorder import DeviceInfo
-    from memprof.simulate.recorder.decoding import Player
+    from memprof.simulate.generation.decoding import Player
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.trainer.models import build_model, load_config
     from memprof.simulate.trainer.rollout import counted, cutting, learned

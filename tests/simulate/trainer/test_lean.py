@@ -34,9 +34,10 @@ def test_the_lean_step_holds_what_arithmetic_says(settings_for: Callable[..., An
     assert _requested(found, "weights") == 2 * PARAMETERS + ROPE
     assert _requested(found, "adapters") == 4 * LORA
     assert _requested(found, "optimizer_state") == 8 * LORA
-    tokens = settings.sequence_length - 1
-    # Two of the four sequences at a time; the last layer's values are there twice while they grow.
-    assert _requested(found, "kv_cache") == 2 * KV * 2 * (2 * LAYERS * tokens + (tokens - 1))
+    # Four sequences in a pool of the tokens of two, less what is gathered of a layer; one slot more is the padding's.
+    gathered = 2 * settings.sequence_length * LAYERS // 4
+    slots = 2 * settings.sequence_length - gathered // LAYERS
+    assert _requested(found, "kv_cache") == 2 * KV * 2 * LAYERS * (slots + 1)
 
 
 def test_pieces_hold_less_than_trls_micro_batch(settings_for: Callable[..., Any]) -> None:
@@ -116,28 +117,30 @@ def test_a_named_kind_of_checkpointing_is_that_and_no_more(
     assert {kind for kind, tiled in tiles.items() if tiled} == {"auto"}
 
 
-def test_as_many_generate_together_as_the_card_has_room_for(
-    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_holds_what_the_card_has_room_for(
+    settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
-    """The trainer's own rule, asked with what is free on the simulated card; without a card all."""
+    """The trainer's own rule, asked with what is free on the simulated card: a pool, or passes; without a card all."""
     from transformers import AutoConfig
 
     from memprof.config.gpus import Gpu, workspace_bytes
-    from memprof.grpo.generation import decode_bytes
+    from memprof.grpo.generation import cache_bytes, decode_bytes
     from memprof.simulate.run import simulate_settings
     from memprof.simulate.trainer import lean as lean_patches
 
     settings = settings_for(
         dtype="bfloat16", lora_r=R, recipe="lean", prompt_length=8, completion_length=240, num_generations=8,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=8, cache_implementation=cache,
     )  # fmt: skip
     free: list[int] = []
     asked = lean_patches._free_bytes
     monkeypatch.setattr(lean_patches, "_free_bytes", lambda session: free.append(asked(session)) or free[-1])
     whole = simulate_settings(settings, stacks=False)
     assert set(free) == {lean_patches._UNKNOWN}
-    assert not any("generation_batch" in note for note in whole["memprof"]["notes"])
-    each = decode_bytes(AutoConfig.from_pretrained(settings.model), settings.sequence_length, 2)
+    assert not any(note.startswith("generation") for note in whole["memprof"]["notes"])
+    config = AutoConfig.from_pretrained(settings.model)
+    each = decode_bytes(config, settings.sequence_length, 2)
     card = Gpu("a card", 0, (8, 0), CONTEXT)
     held = 2 * PARAMETERS + ROPE + 12 * LORA + 2 * workspace_bytes(card)  # with AdamW's moments
     card = replace(card, total_bytes=held + int(3.5 * each / 0.85) + CONTEXT)
@@ -146,19 +149,16 @@ def test_as_many_generate_together_as_the_card_has_room_for(
     assert len(free) >= 2
     assert free[0] - free[-1] >= 8 * LORA  # in the first step there are none yet
     assert free[-1] <= card.available_bytes - held  # what blocks and workspaces round up is not free
-    (note,) = (note for note in some["memprof"]["notes"] if "generation_batch" in note)
-    size = int(0.85 * free[-1]) // each
-    assert note == f"generation_batch: {size} of 8 sequences generate together, by the card's free memory"
-    assert size in (2, 3)  # 3.5, less what blocks round up
-    caches = [max(_cache_blocks(raw)) for raw in (whole, some)]
-    assert caches[1] == pytest.approx(caches[0] * size / 8, rel=0.05)
-
-
-def _cache_blocks(raw: dict[str, Any]) -> list[int]:
-    """Sizes of what decoding appends to a layer's keys and values."""
-    born = (event for event in raw["device_traces"][0] if event["action"] == "alloc")
-    decoded = ("phase=generate", "step=2", "op=aten.cat")  # in the first step nothing else is there yet
-    return [event["size"] for event in born if all(word in event["user_metadata"] for word in decoded)]
+    (note,) = (note for note in some["memprof"]["notes"] if note.startswith("generation"))
+    if cache == "static":
+        size = int(0.85 * free[-1]) // each
+        assert size in (2, 3)  # 3.5, less what blocks round up
+        assert note == f"generation_batch: {size} of 8 sequences generate together, by the card's free memory"
+    else:
+        words, _, rest = note.partition(" over a pool of ")
+        assert words == "generation: sequences generate in a rolling batch"
+        pool = cache_bytes(config, int(rest.split()[0]), 2)
+        assert 0.1 * free[-1] < pool < 0.85 * free[-1]
 
 
 def test_repeated_rounds_are_those_that_would_be_executed(

@@ -1,0 +1,126 @@
+"""Generate as the lean trainer decides to: its own code chooses, and its rolling batch runs on fake tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memprof.compat import trl as trl_names
+from memprof.compat.patching import replacing
+from memprof.config.settings import Settings
+from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
+
+if TYPE_CHECKING:
+    from memprof.grpo.paged.schedule import Work
+    from memprof.simulate.recorder.session import FakeSession
+
+__all__ = ["generate_lean"]
+
+
+def generate_lean(
+    trainer: Any, settings: Settings, session: FakeSession | None, count: int, in_passes: Callable[[int, int], None]
+) -> None:
+    """Run what a generation of ``count`` sequences runs.
+
+    Args:
+        trainer: the lean trainer.
+        settings: the run's.
+        session: records; a note in it says how is generated.
+        count: sequences of this process, those of a group one after another.
+        in_passes: runs ``generate`` for so many sequences together, as one of so many passes.
+    """
+    step = _as_on_ranks(trainer.step_context(), settings)
+    prompts = [[place // settings.num_generations] * settings.prompt_length for place in range(count)]
+    lean = trainer.lean_generation
+    passes: list[int] = []
+
+    def generate(some: list[list[int]]) -> Any:
+        if lean.rolling:
+            _roll(trainer, settings, session, some)
+        else:
+            if not passes:  # the others are like the first
+                in_passes(len(some), math.ceil(count / len(some)))
+            passes.append(len(some))
+        return [[0] * settings.completion_length for _ in some], None
+
+    lean.run(step, prompts, generate, trainer.state.stateful_callbacks)
+    if session is not None and passes and len(passes) > 1 and settings.generation_batch is None:
+        _tell(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
+
+
+def _as_on_ranks(step: Any, settings: Settings) -> Any:
+    """Say that ranks run their forwards together where the model is divided among them: this process is one of them."""
+    from memprof.grpo.step.ranks import Ranks
+
+    class Alike(Ranks):
+        def least(self, size: int) -> int:
+            return size
+
+    divided = settings.gpus > 1 and settings.sharding != "ddp"
+    return replace(step, ranks=Alike(step.accelerator, True)) if divided else step
+
+
+def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts: list[list[int]]) -> Work:
+    """Let transformers' ``generate`` prepare and the trainer's rolling batch decode, both on fake tensors.
+
+    Returns:
+        What it ran.
+    """
+    from memprof.grpo.generation import rolling_words
+    from memprof.grpo.paged import sampling, transformers_loop
+
+    known: dict[Any, Estimate] = vars(trainer).setdefault("_memprof_rolled", {})
+    made: list[SimulatedBatch] = []
+
+    def batch(*given: Any) -> SimulatedBatch:
+        made.append(SimulatedBatch(*given, session=session, known=known))
+        return made[-1]
+
+    with (
+        trl_names.UNWRAPPED.get()(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=False,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+        replacing(
+            (transformers_loop, "prompts_of", lambda *_: prompts),
+            (transformers_loop, "RollingBatch", batch),
+            (sampling, "host_draws", partial(_host_draws, session, sampling.host_draws)),
+        ),
+    ):
+        ids = torch.zeros(len(prompts), settings.prompt_length, dtype=torch.long, device=trainer.accelerator.device)
+        generation = copy.copy(trainer.generation_config)
+        generation.max_new_tokens = settings.completion_length
+        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation)
+        if session is not None:
+            words = rolling_words(trainer.step_context().base_model(), len(prompts), made[0].size, made[0].work)
+            _tell(session, f"{_ROLLING}{words}")
+    return made[0].work
+
+
+def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], sequences: int, longest: int) -> Any:
+    """Keep the draws off the device."""
+    if session is None or session.fake_recorder.kind.value == "trace":  # a CPU's are where the tensors are
+        return draw(sequences, longest)
+    session.fake_recorder.paused += 1
+    draws = draw(sequences, longest)
+    session.fake_recorder.paused -= 1
+    session.fake_recorder.disown(draws)
+    return draws
+
+
+def _tell(session: FakeSession, words: str) -> None:
+    """Note how is generated. The last generation's is told: in the first there is no optimizer state yet."""
+    session.notes[:] = [*(note for note in session.notes if not note.startswith((_BATCH, _ROLLING))), words]
+
+
+_BATCH, _ROLLING = "generation_batch: ", "generation: "
