@@ -19,6 +19,7 @@ main = group_of(
         "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
         "published": ("published", "Simulate what others measured on GPUs and described."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
+        "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),
         "time": ("time", "Hold estimated times against published ones."),
         "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),
         "claims": ("claims", "Check claims about GRPO's memory, for docs/faq.md."),

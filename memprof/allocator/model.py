@@ -26,7 +26,7 @@ from memprof.allocator.settings import (
 )
 from memprof.errors import DoesNotFit, UsageError
 
-__all__ = ["CachingAllocator", "OutOfMemory"]
+__all__ = ["Block", "CachingAllocator", "OutOfMemory", "Pool"]
 
 
 class OutOfMemory(DoesNotFit):
@@ -38,12 +38,12 @@ class OutOfMemory(DoesNotFit):
         self.free = free
 
 
-class _Block:
+class Block:
     """Hold a stretch of a segment: in use, free, or (in expandable segments) not mapped to memory."""
 
     __slots__ = ("address", "born", "free", "mapped", "next", "pool", "prev", "requested", "segment", "size")
 
-    def __init__(self, address: int, size: int, pool: _Pool, segment: _Segment) -> None:
+    def __init__(self, address: int, size: int, pool: Pool, segment: _Segment) -> None:
         self.address = address
         self.size = size
         self.requested = 0
@@ -52,8 +52,8 @@ class _Block:
         self.free = True
         self.mapped = True
         self.born = 0  # the pool's number of searches when the block became free
-        self.prev: _Block | None = None
-        self.next: _Block | None = None
+        self.prev: Block | None = None
+        self.next: Block | None = None
 
 
 class _Segment:
@@ -66,10 +66,10 @@ class _Segment:
         self.size = size
         self.expandable = expandable
         self.page = page
-        self.first: _Block | None = None
+        self.first: Block | None = None
 
 
-class _Pool:
+class Pool:
     """Hold the free blocks of one size class on one stream, smallest first."""
 
     __slots__ = ("free", "pool", "searches", "small", "stream", "unmapped")
@@ -95,7 +95,9 @@ class CachingAllocator:
     under torch's action names; the address of an ``oom`` event is the device's free bytes.
 
     ``reserved``, ``active`` (blocks), ``allocated`` (blocks whose free was not requested) and ``requested``
-    are running totals in bytes; each has a highest value ``max_...``.
+    are running totals in bytes; each has a highest value ``max_...``. ``flushes`` counts how often all cached memory
+    was given back because the device was full (``num_alloc_retries`` of torch's statistics). ``before_release`` is
+    called when the device is full, before any cached memory is given back.
     """
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -111,12 +113,15 @@ class CachingAllocator:
     max_active: int = field(default=0, init=False)
     max_allocated: int = field(default=0, init=False)
     max_requested: int = field(default=0, init=False)
+    flushes: int = field(default=0, init=False)
+    before_release: Callable[[], None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._pools: dict[tuple[int, int, bool], _Pool] = {}
-        self._live: dict[int, _Block] = {}
-        self._free: dict[int, _Block] = {}
-        self._unmapped: dict[int, _Block] = {}
+        self._split_limit, self._expands = self.settings.max_split_size, self.settings.expandable_segments
+        self._pools: dict[tuple[int, int, bool], Pool] = {}
+        self._live: dict[int, Block] = {}
+        self._free: dict[int, Block] = {}
+        self._unmapped: dict[int, Block] = {}
         self._pending: set[int] = set()
         self._segments: dict[int, _Segment] = {}
         self._next_address = self.base_address
@@ -138,11 +143,7 @@ class CachingAllocator:
         if size == 0:
             return 0, 0
         need = self.settings.round_size(size)
-        home = self._pool(pool, stream, need <= SMALL_LIMIT)
-        home.searches += 1
-        block = self._best_fit(home, need) or self._grow(home, need, size)
-        self._take(block, need, size)
-        self._emit("alloc", block.address, size, home)
+        block = self.acquire(self.pool_of(need, stream, pool), need, size)
         return block.address, block.size
 
     def free(self, address: int) -> None:
@@ -151,8 +152,10 @@ class CachingAllocator:
         Raises:
             UsageError: no block in use has this address.
         """
-        self.request_free(address)
-        self.complete_free(address)
+        block = self._live.get(address)
+        if block is None or address in self._pending:
+            raise UsageError(f"no block in use has the address {address:#x}.")
+        self.drop(block)
 
     def request_free(self, address: int) -> None:
         """Request to free a block; the allocator can use it again after :meth:`complete_free`.
@@ -185,6 +188,63 @@ class CachingAllocator:
         block.requested = 0
         self._release_to_pool(block)
 
+    # ------------------------------------------------------------------ the same, for loops over many blocks
+
+    def pool_of(self, need: int, stream: int = 0, pool: int = 0) -> Pool:
+        """Return where blocks of ``need`` bytes (rounded) live."""
+        key = (pool, stream, need <= SMALL_LIMIT)
+        home = self._pools.get(key)
+        if home is None:
+            home = self._pools[key] = Pool(*key)
+        return home
+
+    def block_at(self, address: int) -> Block:
+        """Return the block in use at ``address``."""
+        return self._live[address]
+
+    def acquire(self, home: Pool, need: int, size: int) -> Block:
+        """Allocate a block of ``home`` for ``size`` bytes, ``need`` when rounded, both more than 0.
+
+        Raises:
+            OutOfMemory: as :meth:`malloc`.
+        """
+        home.searches += 1
+        block = self._best_fit(home, need)
+        if block is None:
+            block = self._grow(home, need, size)
+        rest = block.size - need
+        if rest and self._splits(block, need, rest):
+            self._insert(self._cut(block, block.address + need))
+        block.free = False
+        block.requested = size
+        self._live[block.address] = block
+        self.active += block.size
+        self.allocated += block.size
+        self.requested += size
+        if self.active > self.max_active:
+            self.max_active = self.active
+        if self.allocated > self.max_allocated:
+            self.max_allocated = self.allocated
+        if self.requested > self.max_requested:
+            self.max_requested = self.requested
+        if self.on_event is not None:
+            self.on_event("alloc", block.address, size, home.stream, home.pool)
+        return block
+
+    def drop(self, block: Block) -> None:
+        """Free a block in use, at once."""
+        address, requested = block.address, block.requested
+        self.allocated -= block.size
+        if self.on_event is not None:
+            self._emit("free_requested", address, requested, block.pool)
+        del self._live[address]
+        self.active -= block.size
+        self.requested -= requested
+        if self.on_event is not None:
+            self._emit("free_completed", address, requested, block.pool)
+        block.requested = 0
+        self._release_to_pool(block)
+
     def empty_cache(self) -> None:
         """Give every unused segment, and every unused page of an expandable one, back to the device."""
         self._release_cached()
@@ -195,7 +255,7 @@ class CachingAllocator:
         """Return segments and blocks as in torch's snapshot, by address; block frames are empty."""
         out: list[dict[str, Any]] = []
         for segment in sorted(self._segments.values(), key=lambda s: s.address):
-            run: list[_Block] = []
+            run: list[Block] = []
             block = segment.first
             while block is not None:
                 if block.mapped:
@@ -206,7 +266,7 @@ class CachingAllocator:
                 block = block.next
         return out
 
-    def _segment_record(self, segment: _Segment, run: list[_Block]) -> dict[str, Any]:
+    def _segment_record(self, segment: _Segment, run: list[Block]) -> dict[str, Any]:
         pool = run[0].pool
         blocks = [
             {
@@ -234,24 +294,17 @@ class CachingAllocator:
             "blocks": blocks,
         }
 
-    def _state(self, block: _Block) -> str:
+    def _state(self, block: Block) -> str:
         if block.free:
             return "inactive"
         return "active_pending_free" if block.address in self._pending else "active_allocated"
 
     # ------------------------------------------------------------------ searching
 
-    def _pool(self, pool: int, stream: int, small: bool) -> _Pool:
-        key = (pool, stream, small)
-        home = self._pools.get(key)
-        if home is None:
-            home = self._pools[key] = _Pool(pool, stream, small)
-        return home
-
-    def _best_fit(self, home: _Pool, need: int) -> _Block | None:
+    def _best_fit(self, home: Pool, need: int) -> Block | None:
         """Return the smallest free block that is large enough; None without one, or where split limits forbid it."""
         free = home.free
-        index = bisect_left(free, (need, 0))
+        index = bisect_left(free, (need,))
         if index == len(free):
             return None
         block = self._free[free[index][1]]
@@ -262,7 +315,7 @@ class CachingAllocator:
                 if _room(other) >= _room(block):
                     break
                 index, block = index + 1, other
-        limit = self.settings.max_split_size
+        limit = self._split_limit
         if need < limit <= block.size:
             return None
         if need >= limit and block.size >= need + self.settings.max_non_split_rounding:
@@ -271,46 +324,34 @@ class CachingAllocator:
         del self._free[block.address]
         return block
 
-    def _take(self, block: _Block, need: int, size: int) -> None:
-        """Mark a block that has left its pool as used, and put the rest that can be split off into the pool."""
-        rest = block.size - need
-        if self._splits(block, need, rest):
-            self._insert(self._cut(block, block.address + need))
-        block.free = False
-        block.requested = size
-        self._live[block.address] = block
-        self.active += block.size
-        self.allocated += block.size
-        self.requested += size
-        self.max_active = max(self.max_active, self.active)
-        self.max_allocated = max(self.max_allocated, self.allocated)
-        self.max_requested = max(self.max_requested, self.requested)
-
-    def _splits(self, block: _Block, need: int, rest: int) -> bool:
-        if block.pool.small or self.settings.expandable_segments:
+    def _splits(self, block: Block, need: int, rest: int) -> bool:
+        if block.pool.small or self._expands:
             return rest >= MIN_BLOCK
-        return need < self.settings.max_split_size and rest > SMALL_LIMIT
+        return need < self._split_limit and rest > SMALL_LIMIT
 
-    def _insert(self, block: _Block) -> None:
+    def _insert(self, block: Block) -> None:
         block.free = True
         block.born = block.pool.searches
         insort(block.pool.free, (block.size, block.address))
         self._free[block.address] = block
 
-    def _remove(self, block: _Block) -> None:
+    def _remove(self, block: Block) -> None:
         free = block.pool.free
         del free[bisect_left(free, (block.size, block.address))]
         del self._free[block.address]
 
-    def _release_to_pool(self, block: _Block) -> None:
+    def _release_to_pool(self, block: Block) -> None:
         """Merge a block with its free neighbours and put it back into its pool."""
-        for neighbour in (block.prev, block.next):
-            if neighbour is not None and neighbour.free and neighbour.mapped:
-                self._remove(neighbour)
-                self._absorb(block, neighbour)
+        before, after = block.prev, block.next
+        if before is not None and before.free and before.mapped:
+            self._remove(before)
+            self._absorb(block, before)
+        if after is not None and after.free and after.mapped:
+            self._remove(after)
+            self._absorb(block, after)
         self._insert(block)
 
-    def _absorb(self, block: _Block, neighbour: _Block) -> None:
+    def _absorb(self, block: Block, neighbour: Block) -> None:
         """Make ``neighbour``, which is in no pool, a part of ``block``."""
         if block.prev is neighbour:
             block.address = neighbour.address
@@ -327,14 +368,17 @@ class CachingAllocator:
 
     # ------------------------------------------------------------------ memory from the device
 
-    def _grow(self, home: _Pool, need: int, size: int) -> _Block:
+    def _grow(self, home: Pool, need: int, size: int) -> Block:
         """Return a free block of new memory; where the device is full, give cached memory back first."""
         if self.capacity is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
         block = self._device_alloc(home, need)
+        if block is None and self.before_release is not None:
+            self.before_release()
         if block is None and self._release_available(home, need):
             block = self._device_alloc(home, need)
         if block is None:
+            self.flushes += 1
             self._release_cached()
             block = self._device_alloc(home, need)
         if block is None:
@@ -347,14 +391,14 @@ class CachingAllocator:
     def _device_free(self) -> int:
         return UNLIMITED if self.capacity is None else max(self.capacity - self.reserved, 0)
 
-    def _device_alloc(self, home: _Pool, need: int) -> _Block | None:
+    def _device_alloc(self, home: Pool, need: int) -> Block | None:
         if self.settings.expandable_segments:
             return self._expand(home, need)
         size = self.settings.segment_size(need)
         if size > self._device_free():
             return None
         segment = _Segment(self._address_for(size), size, False, size)
-        block = segment.first = _Block(segment.address, size, home, segment)
+        block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._reserve(size)
         self._emit("segment_alloc", segment.address, size, home)
@@ -376,14 +420,14 @@ class CachingAllocator:
         self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
         return address
 
-    def _release_segment(self, block: _Block) -> None:
+    def _release_segment(self, block: Block) -> None:
         self._remove(block)
         del self._segments[block.segment.address]
         self._retired.setdefault(block.size, []).append(block.address)
         self.reserved -= block.size
         self._emit("segment_free", block.address, block.size, block.pool)
 
-    def _release_available(self, home: _Pool, need: int) -> bool:
+    def _release_available(self, home: Pool, need: int) -> bool:
         """With a split limit, give back one oversize block that is large enough, else the largest that sum to it."""
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
@@ -409,7 +453,7 @@ class CachingAllocator:
         """Give back every segment without a block in use, large pools first, as torch does."""
         default = [p for p in self._pools.values() if p.pool == 0]  # a private pool keeps its memory while it lives
         for home in sorted(default, key=lambda p: (p.small, p.stream)):
-            expandable: list[_Block] = []
+            expandable: list[Block] = []
             for _, address in list(home.free):
                 block = self._free[address]
                 if block.segment.expandable:
@@ -443,7 +487,7 @@ class CachingAllocator:
 
     # ------------------------------------------------------------------ expandable segments
 
-    def _expand(self, home: _Pool, need: int) -> _Block | None:
+    def _expand(self, home: Pool, need: int) -> Block | None:
         """Map pages until a free block of ``need`` bytes exists; take it out of its pool and return it."""
         block = self._expandable_candidate(home, need)
         mapped = block if block.mapped else self._map(block, need)
@@ -455,7 +499,7 @@ class CachingAllocator:
             self._remove(mapped)
         return mapped
 
-    def _expandable_candidate(self, home: _Pool, need: int) -> _Block:
+    def _expandable_candidate(self, home: Pool, need: int) -> Block:
         """Return the lowest unmapped block that has room, with the free one before it; else a new range."""
         for address in home.unmapped:
             block = self._unmapped[address]
@@ -468,22 +512,22 @@ class CachingAllocator:
         size = -(-max(device * 9 // 8, need) // page) * page
         segment = _Segment(self._next_address, size, True, page)
         self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
-        block = segment.first = _Block(segment.address, size, home, segment)
+        block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._add_unmapped(block)
         return block
 
-    def _add_unmapped(self, block: _Block) -> None:
+    def _add_unmapped(self, block: Block) -> None:
         block.mapped = False
         block.free = True
         insort(block.pool.unmapped, block.address)
         self._unmapped[block.address] = block
 
-    def _drop_unmapped(self, block: _Block) -> None:
+    def _drop_unmapped(self, block: Block) -> None:
         block.pool.unmapped.remove(block.address)
         del self._unmapped[block.address]
 
-    def _map(self, block: _Block, size: int) -> _Block | None:
+    def _map(self, block: Block, size: int) -> Block | None:
         """Map whole pages at the start of an unmapped block; return the free block they become part of."""
         page = block.segment.page
         mapped = min(-(-size // page) * page, block.size)
@@ -498,7 +542,7 @@ class CachingAllocator:
         self._release_to_pool(block)
         return block
 
-    def _unmap(self, block: _Block) -> None:
+    def _unmap(self, block: Block) -> None:
         """Give back the whole pages inside a free block."""
         segment, page = block.segment, block.segment.page
         begin = segment.address + -(-(block.address - segment.address) // page) * page
@@ -522,27 +566,27 @@ class CachingAllocator:
         else:
             self._add_unmapped(block)
 
-    def _cut(self, block: _Block, at: int) -> _Block:
+    def _cut(self, block: Block, at: int) -> Block:
         """Divide a block that is in no pool and return its second part, which is in no pool either."""
-        tail = _Block(at, block.address + block.size - at, block.pool, block.segment)
+        tail = Block(at, block.address + block.size - at, block.pool, block.segment)
         tail.prev, tail.next = block, block.next
         if block.next is not None:
             block.next.prev = tail
         block.next, block.size = tail, at - block.address
         return tail
 
-    def _emit(self, action: str, address: int, size: int, home: _Pool) -> None:
+    def _emit(self, action: str, address: int, size: int, home: Pool) -> None:
         if self.on_event is not None:
             self.on_event(action, address, size, home.stream, home.pool)
 
 
-def _room(block: _Block) -> int:
+def _room(block: Block) -> int:
     """Return the bytes a block of an expandable segment can grow to: its own and the unmapped block after it."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 
 
-def _free_run(block: _Block, need: int) -> bool:
+def _free_run(block: Block, need: int) -> bool:
     """Tell whether a block and the free or unmapped blocks after it hold ``need`` bytes."""
     total, at = 0, block
     while total < need:

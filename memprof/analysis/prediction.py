@@ -41,6 +41,7 @@ _ENSEMBLE = {
 # What older reports do not have.
 _CLASS = {"class": (str,), "margin": _NUMBER, "basis": [{"class": (str,), **_RANGE}]}
 _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
+_GENERATION = {"held_bytes": (int,), "reserved_bytes": (int,), "flushes": (int,), "expandable": (bool,)}
 
 
 def usable(name: str, value: Any) -> dict[str, Any] | None:
@@ -52,6 +53,8 @@ def usable(name: str, value: Any) -> dict[str, Any] | None:
         if name == "fit":
             for inner, kinds in (("host", _HOST), ("ensemble", _ENSEMBLE)):
                 part[inner] = None if value.get(inner) is None else _like(value[inner], kinds)
+            if value.get("generation") is not None:
+                part["generation"] = _like(value["generation"], _GENERATION)
     except (TypeError, KeyError):
         return None
     return part

@@ -181,8 +181,7 @@ def _device_peak(analysis: Views) -> dict[str, Any]:
         empty = ("reserved_bytes", "active_bytes", "non_torch_bytes", "time_us", "step", "phase")
         return {**dict.fromkeys(empty), "grown_by": []}
     grown = [
-        {"bytes": g.bytes, "phase": g.phase, "stack": analysis.stacks.of(g.stack)}
-        for g in peak.grown_by[:_MAX_GROWTH]
+        {"bytes": g.bytes, "phase": g.phase, "stack": analysis.stacks.of(g.stack)} for g in peak.grown_by[:_MAX_GROWTH]
     ]
     # Smaller entries stay in the sum, merged by phase.
     tail: dict[str, int] = {}

@@ -233,9 +233,7 @@ RLOO_CONFIG = Target(
 )  # fmt: skip
 RLOO_METRICS = Target(_RLOO, "RLOOTrainer._metrics", how=ASSIGNED, needed_by=_LEAN_RLOO)
 RLOO_TOKENIZER = Target(_RLOO, "RLOOTrainer._tokenizer", how=ASSIGNED, needed_by=_LEAN_RLOO)
-RLOO_OLD = Target(
-    _RLOO, "old_logps", how=KEY, used_in="RLOOTrainer._compute_loss", needed_by=_LEAN_RLOO
-)
+RLOO_OLD = Target(_RLOO, "old_logps", how=KEY, used_in="RLOOTrainer._compute_loss", needed_by=_LEAN_RLOO)
 
 # -- keys of a micro-batch -------------------------------------------------------------------------------------------
 

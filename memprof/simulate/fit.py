@@ -30,8 +30,17 @@ class Outcome:
     verdict: Verdict | None
 
 
-def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True, advisor: Advisor | None = None) -> Outcome:
+def evaluate(
+    settings: Settings,
+    gpu: Gpu | None,
+    *,
+    stacks: bool = True,
+    advisor: Advisor | None = None,
+    growth: bool = True,
+) -> Outcome:
     """Simulate a run and compare it with what the GPU has. ``advisor`` fills the report's ``advice``.
+
+    ``growth``: as in :func:`memprof.simulate.run.simulate_settings`.
 
     The verdict is the worst of the run's variants (:mod:`memprof.simulate.ensemble`). A run whose reserved memory is
     too high while its live memory is not is simulated again on a card of that size: the allocator then gives cached
@@ -42,7 +51,9 @@ def evaluate(settings: Settings, gpu: Gpu | None, *, stacks: bool = True, adviso
     """
     if settings.host_memory is not None and gpu is None:
         raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
-    return judge(lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks), gpu, advisor)
+    return judge(
+        lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks, growth=growth), gpu, advisor
+    )
 
 
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None) -> Outcome:
@@ -94,10 +105,12 @@ def analyse(raw: dict[str, Any], advisor: Advisor | None = None) -> Analysis:
 def run_row(settings: dict[str, Any], gpu: str | dict[str, Any] | None) -> dict[str, Any]:
     """Simulate settings given as plain data (so that a worker process can) and return a row of plain data.
 
-    ``gpu``: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote.
+    ``gpu``: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote. Of a generation's steps the first
+    and the last are run: a search asks for many rows, and reserved memory that the growing cache leaves behind is given
+    back before a run fails.
     """
     card = gpu_of(gpu) if gpu is not None else None
-    return summary_of(evaluate(Settings.from_dict(settings), card))
+    return summary_of(evaluate(Settings.from_dict(settings), card, growth=False))
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:

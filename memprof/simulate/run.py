@@ -172,6 +172,7 @@ def simulate_settings(
     gpu: Gpu | None = None,
     stacks: bool = True,
     by_name: bool = False,
+    growth: bool = True,
 ) -> dict[str, Any]:
     """Run TRL's training step on fake (shape-only) tensors and return a raw snapshot.
 
@@ -181,6 +182,8 @@ def simulate_settings(
         gpu: whose workspaces and context are assumed.
         stacks: keep Python stacks.
         by_name: the trainer is given the model's name and loads it onto one GPU; else a model that was moved there.
+        growth: repeat every step of generation, whose growing cache decides what is reserved; else the first steps and
+            the last, which are enough for what is held.
 
     Raises:
         InputError: the model cannot be found, or its code needs real values.
@@ -207,6 +210,7 @@ def simulate_settings(
         def run(session: FakeSession) -> None:
             notes = [note for feature in features for note in missing(feature)]
             session.notes += [note for note in dict.fromkeys(notes) if note not in session.notes]
+            session.growth = growth
             run_trl(settings, config, session, mesh, by_name=by_name)
 
         return simulate(

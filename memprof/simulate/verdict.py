@@ -10,11 +10,12 @@ from memprof.config.gpus import Gpu
 from memprof.simulate.ensemble import Ensemble, margin_kept
 from memprof.simulate.recorder.host_memory import host_use
 from memprof.units import format_gib, parse_size
+from memprof.vocabulary import EXPANDABLE_SEGMENTS
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
+__all__ = ["GenerationNeed", "HostNeed", "PhaseNeed", "Verdict", "host_need", "verdict_of"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,28 @@ class HostNeed:
 
 
 @dataclass(frozen=True)
+class GenerationNeed:
+    """State what generation holds and reserves at its highest, token by token. ``flushes``: how often the allocator
+    gives cached memory back to go on, in the generation with the most of them; ``expandable``: segments can grow.
+    """
+
+    held_bytes: int
+    reserved_bytes: int
+    flushes: int
+    expandable: bool
+
+    def sentence(self) -> str:
+        """Say it to a person."""
+        sizes = f"holds {format_gib(self.held_bytes)} GiB and reserves {format_gib(self.reserved_bytes)}"
+        if not self.flushes:
+            return f"Generation {sizes}, without giving memory back."
+        words = f"Generation {sizes}: the cache grows token by token, and the allocator gives cached memory back"
+        often = "once" if self.flushes == 1 else f"{self.flushes} times"
+        advice = "" if self.expandable else f" With {EXPANDABLE_SEGMENTS} segments grow instead."
+        return f"{words} {often} to go on.{advice}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """State the bytes of one run on one GPU. ``needed_bytes`` is reserved plus what is held outside torch.
 
@@ -58,6 +81,7 @@ class Verdict:
     phases: tuple[PhaseNeed, ...] = ()
     host: HostNeed | None = None
     ensemble: Ensemble | None = None
+    generation: GenerationNeed | None = None
 
     @property
     def limit_bytes(self) -> int:
@@ -83,6 +107,10 @@ class Verdict:
 
     def sentence(self) -> str:
         """Say it to a person."""
+        more = f" {self.generation.sentence()}" if self.generation is not None else ""
+        return self._judgement() + more
+
+    def _judgement(self) -> str:
         need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
         parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
         kept = f"{self.margin:.0%} kept for the prediction's error"
@@ -140,7 +168,12 @@ def verdict_of(
         phase=peak.phase,
         phases=_needs(analysis, gpu, flushes),
         ensemble=ensemble,
+        generation=_generation_of(analysis.snapshot.extra.get("generation")),
     )
+
+
+def _generation_of(found: Any) -> GenerationNeed | None:
+    return GenerationNeed(**found) if isinstance(found, dict) else None
 
 
 def _needs(analysis: Analysis, gpu: Gpu, flushes: bool) -> tuple[PhaseNeed, ...]:

@@ -45,6 +45,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "expected_error": (dict,),
     "estimated_time": (dict, type(None)),
     "fit": (dict,),
+    "generation": (dict,),
     "lengths": (dict,),
 }
 

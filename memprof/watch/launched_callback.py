@@ -46,9 +46,7 @@ class LaunchedCallback(MemProfCallback):
         super()._begin(state)
 
 
-def give_callback(
-    module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder
-) -> None:
+def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callable[[], None], folder: RunFolder) -> None:
     """Let ``transformers.Trainer``, and so every subclass, be built with a callback of ours.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from memprof.reports.document.model import Fact, LengthRow, NeedRow, Prediction
 from memprof.reports.document.text import duration, gib, phase_label, plain
 
-__all__ = ["assumed", "prediction_facts", "prediction_of"]
+__all__ = ["assumed", "prediction_facts", "prediction_of", "reserving"]
 
 
 def prediction_of(report: Mapping[str, Any]) -> Prediction | None:
@@ -91,6 +91,16 @@ def _apart(fit: Mapping[str, Any]) -> str:
         return ""
     low, high = (gib(told[side] + fit["non_torch_bytes"]) for side in ("lowest_bytes", "highest_bytes"))
     return f"{told['members']} variants need {low} to {high}" + (f", {told['failed']} fail" if told["failed"] else "")
+
+
+def reserving(report: Mapping[str, Any]) -> str:
+    """Say what a simulated generation reserves, and whether the allocator has to give memory back to go on."""
+    told = (report.get("fit") or {}).get("generation")
+    if not told:
+        return ""
+    often = "once" if told["flushes"] == 1 else f"{told['flushes']} times"
+    flushes = f"cached memory is given back {often} to go on" if told["flushes"] else "nothing has to be given back"
+    return f"; reserves {gib(told['reserved_bytes'])}, {flushes}"
 
 
 def assumed(report: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
-from memprof.reports.document.prediction import prediction_facts
+from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import call_site, category_parts
 from memprof.reports.document.text import amount, gib, percent, sentence_list, size, where_words
 
@@ -129,7 +129,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     if generation:
         top = max(generation)
         note = "generation sets the peak" if peak["phase"] == "generate" else "another phase sets the peak"
-        facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note, top))
+        facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note + reserving(report), top))
     if reserved is not None:
         outside = peak["non_torch_bytes"]
         note = "not measured" if outside is None else "CUDA context, NCCL, other allocators"

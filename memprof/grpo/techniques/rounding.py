@@ -88,9 +88,7 @@ class StochasticAdamW(torch.optim.Optimizer):
                 number += 1
         return loss
 
-    def _update(
-        self, parameter: torch.Tensor, group: dict[str, Any], number: int, generator: torch.Generator
-    ) -> None:
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any], number: int, generator: torch.Generator) -> None:
         state = self.state[parameter]
         if not state:
             state["step"] = _no_steps()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,13 @@ class DecodeWork:
         with self._parts() as parts:
             yield
         self._count(parts, self._share() / 2)
+
+    def of_runs(self, runs: Sequence[Sequence[Tally]]) -> None:
+        """Count all from a first and a last run's parts: the prompts' forward, each token, what follows the last."""
+        first, last = runs[0], runs[-1]
+        self._count(list(first[:_BEFORE]), 1)
+        decoded = [tally for parts, at in ((first, _BEFORE), (last, -2)) for tally in [parts[at]] if len(parts) > 3]
+        self._count(decoded, self._share())
 
     @contextlib.contextmanager
     def _parts(self) -> Iterator[list[Tally]]:

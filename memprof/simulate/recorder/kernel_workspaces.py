@@ -6,7 +6,7 @@ executed. ``tests/simulate/device_operations.json`` holds what torch's CUDA buil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 
-__all__ = ["early_bytes", "hidden_bytes"]
+__all__ = ["asks_for_more", "early_bytes", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
 _FOREACH_NORM: Any = torch_names.FOREACH_NORM.get()
@@ -35,7 +35,7 @@ _Arguments = tuple[Any, ...]
 _Groups = list[list[int]]
 
 
-def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow flash-attention 2's ``mha_fwd``: partial results where keys are divided among idle processors."""
     query, key = args[0], args[1]
     batch, heads, tokens, width = query.shape
@@ -63,7 +63,7 @@ def _flash_splits(blocks: int, keys: int, width: int, card: Processors) -> int:
     return next(splits for splits, share in used.items() if share >= 0.85 * best)
 
 
-def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow flash-attention 2's ``mha_bwd``: fp32 dQ accumulator, softmax sums, dK and dV before groups are summed."""
     grad, query, key = args[0], args[1], args[2]
     batch, heads, tokens, width = query.shape
@@ -75,7 +75,7 @@ def _flash_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], ca
     return [sizes]
 
 
-def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow memory-efficient attention's backward: row sums of grad · output, and an fp32 dQ with its locks."""
     query = args[1]
     batch, heads, tokens, width = query.shape
@@ -93,7 +93,7 @@ def _efficient_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any]
     return [[sums * width, sums, sums], [sums, work]]  # the kernel does not sum float32 itself
 
 
-def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``embedding_backward_cuda_kernel``: where each id's rows begin, and fp32 sums of ten rows or fewer."""
     ids, ids_bytes = args[1].numel(), args[1].numel() * 8
     if ids <= _FEW_IDS:
@@ -104,24 +104,24 @@ def _embedding_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any]
     return [[ids_bytes, 8, ids_bytes], [*segments, parts * 8, parts * args[0].shape[-1] * 4]]
 
 
-def _safe_softmax(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _safe_softmax(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``_safe_softmax``: which inputs are minus infinity, in which rows all are, and the zero put there."""
     source = args[0]
     return [[source.numel(), source.numel() // max(1, source.shape[args[1]]), 4]]
 
 
-def _softmax_backward(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _softmax_backward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``softmax_backward_cuda_out``: gradient times output, which ``log_softmax`` does without."""
     return [[args[0].numel() * max(args[0].element_size(), args[1].element_size())]]
 
 
-def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _masked_scatter(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``masked_scatter_cuda``: a prefix sum over the mask, and what cub needs to make it."""
     count = args[0].numel()
     return [[count * 8, _up((-(-count // 896) + 32) * 16, 256) + 511]]
 
 
-def _index_put(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _index_put(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``index_put_with_sort_kernel``: positions of a mask, then linear indices and their sorted copies."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
@@ -137,19 +137,19 @@ def _sort_bytes(count: int) -> int:
     return 1 if count <= _FEW_IDS else _up(16 * count + 2 * count // 9 + 4210, 256) + 511
 
 
-def _reduction(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _reduction(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     """Follow ``gpu_reduce_kernel``; integers and booleans are summed in a copy of the result's dtype."""
     source = args[0]
     over = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, int)) else kwargs.get("dim")
     return _reduced(source, _as_list(over), out, card)
 
 
-def _vector_norm(args: _Arguments, kwargs: dict[str, Any], out: list[Any], card: Processors) -> _Groups:
+def _vector_norm(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
     over = args[2] if len(args) > 2 else kwargs.get("dim")
     return _reduced(args[0], _as_list(over), out, card)
 
 
-def _reduced(source: Any, over: list[int], out: list[Any], card: Processors) -> _Groups:
+def _reduced(source: Any, over: list[int], out: Sequence[Any], card: Processors) -> _Groups:
     strides, groups = source.stride(), []
     wanted = out[0].dtype if out else source.dtype
     size = 4 if wanted in _FLOATS else wanted.itemsize
@@ -159,11 +159,28 @@ def _reduced(source: Any, over: list[int], out: list[Any], card: Processors) -> 
     return [groups + reduction_buffers(source.shape, strides, over, size, card)]
 
 
+def _multinomial(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors) -> _Groups:
+    """Follow ``multinomial`` of one draw: checks of the scores and of each row's sum, then a random number a score."""
+    scores, draws = args[0], args[1]
+    if draws != 1:
+        return []
+    shape, strides, size = scores.shape, scores.stride(), scores.element_size()
+    last, rows = [len(shape) - 1], scores.numel() // shape[-1]
+    extremes, held = [4, 4], [4, 4, 1]
+    return [
+        [*extremes, *reduction_buffers(shape, strides, [], 2 * size, card)],
+        [*extremes, 1, 1, 1],
+        [*held, rows * size, *reduction_buffers(shape, strides, last, size, card)],
+        [*held, rows * size, rows, 1],
+        [*held, 1, scores.numel() * size, *reduction_buffers(shape, strides, last, 16, card)],
+    ]
+
+
 def _as_list(over: Any) -> list[int]:
     return [] if over is None else [over] if isinstance(over, int) else list(over)
 
 
-_Hidden = Callable[[_Arguments, "dict[str, Any]", "list[Any]", Processors], _Groups]
+_Hidden = Callable[[_Arguments, "dict[str, Any]", "Sequence[Any]", Processors], _Groups]
 _HIDDEN: dict[Any, _Hidden] = {
     torch_names.FLASH.get(): _flash_forward,
     _FLASH_BACKWARD: _flash_backward,
@@ -179,11 +196,17 @@ _HIDDEN: dict[Any, _Hidden] = {
     _ATEN.mean.default: _reduction,
     _ATEN.mean.dim: _reduction,
     _ATEN.linalg_vector_norm.default: _vector_norm,
+    _ATEN.multinomial.default: _multinomial,
 }
 
 
+def asks_for_more(func: Any) -> bool:
+    """Tell whether ``func``'s CUDA kernel may allocate more than its results."""
+    return func in _HIDDEN
+
+
 def hidden_bytes(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: list[Any], card: Processors
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Sequence[Any], card: Processors
 ) -> list[list[int]]:
     """List the sizes of what ``func``'s CUDA kernel allocates after its results: groups, one after the other."""
     model = _HIDDEN.get(func)

@@ -12,6 +12,7 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.compat import torch_sharding as sharding_names
 from memprof.recording.owners import OwnerBook, storages_of
+from memprof.simulate.recorder.rehearsal import Rehearsal
 from memprof.vocabulary import Category
 
 __all__ = ["FakeOwnerBook"]
@@ -26,6 +27,8 @@ class AddressBook(Protocol):
     def now_us(self) -> int: ...
     def watches(self, device_type: str) -> bool: ...
     def address_of(self, storage: Any) -> int: ...
+    @property
+    def rehearsal(self) -> Rehearsal | None: ...
 
 
 class FakeOwnerBook(OwnerBook):
@@ -70,4 +73,7 @@ class FakeOwnerBook(OwnerBook):
 
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         """Note what the block alive at ``address`` is."""
+        if self._recorder.rehearsal is not None:
+            self._recorder.rehearsal.claim(address, category, detail, name)
+            return
         self._rows.append((address, self._now(), category.value, detail, name))

@@ -8,9 +8,10 @@ events: nothing is executed, so there is nothing to clock, and the same simulati
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -26,10 +27,11 @@ from memprof.recording.trace.snapshot_form import Born, _TagWriter
 from memprof.recording.training_regions import Region
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.host_memory import HostPool
-from memprof.simulate.recorder.kernel_workspaces import early_bytes, hidden_bytes
+from memprof.simulate.recorder.kernel_workspaces import asks_for_more, early_bytes, hidden_bytes
 from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.reductions import Processors
+from memprof.simulate.recorder.rehearsal import REHEARSED, Rehearsal
 from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
 from memprof.simulate.recorder.work import Work
@@ -42,6 +44,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
 # In place of an address: host memory, which is counted and has no events; memory that is held in another way.
 _HOST, _ELSEWHERE = -1, -2
+_OF_BLOCKS = {"alloc", "free_requested", "free_completed"}
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
@@ -117,6 +120,7 @@ class FakeRecorder:
         self.work = Work()
         self._on_host = 0
         self._noted: RoundLog | None = None
+        self._rehearsal: Rehearsal | None = None
         self._claims = 0
 
     # -- recorder ----------------------------------------------------------------------------------------------
@@ -223,10 +227,12 @@ class FakeRecorder:
             elif watch.nbytes != storage.nbytes() and not self.paused:
                 self._resized(storage)
         if self.workspace and func in _MULTIPLIES:  # the kernel's, which has its result already
-            self._claim_workspace()
-        if self.cuda and not self.paused:
-            for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
-                self.scratch(sizes, func)
+            self.claim_workspace()
+        if self.cuda and not self.paused and asks_for_more(func):
+            if self._rehearsal is not None:
+                self._rehearsal.kernel(func, args, kwargs, made)
+            else:
+                self.run_kernel(func, args, kwargs, made)
         for address in early:
             self.release(address)
         if self.cuda and not self.paused:
@@ -240,6 +246,11 @@ class FakeRecorder:
         """Return the phase that runs now and its step."""
         return self._tags.phase, self._tags.step
 
+    def run_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Any]) -> None:
+        """Take what an operation's kernel takes beside its results, and give it back."""
+        for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
+            self.scratch(sizes, func)
+
     def _early(self, func: Any, args: tuple[Any, ...]) -> list[int]:
         return early_bytes(func, args) if self.cuda and not self.paused else []
 
@@ -247,7 +258,11 @@ class FakeRecorder:
     def _in_place(func: Any, args: tuple[Any, ...]) -> bool:
         return (func is _ADD and sums_in_place(args)) or (func is _PUT and puts_in_place())
 
-    def _claim_workspace(self) -> None:
+    def claim_workspace(self) -> None:
+        """Take cuBLAS's workspace for this thread, where it has none."""
+        if self._rehearsal is not None:
+            self._rehearsal.workspace()
+            return
         in_engine = _graph_task() != -1
         if in_engine not in self._workspaces:
             self._workspaces.add(in_engine)
@@ -303,6 +318,12 @@ class FakeRecorder:
 
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` or :meth:`take` took."""
+        if address >= REHEARSED:
+            if self._rehearsal is not None:
+                self._rehearsal.give(address)
+            return
+        if self._rehearsal is not None:
+            self._rehearsal.usable = False  # of something that was there before
         self._captured, self._tag = None, ""
         self._origin.pop(address, None)
         self.allocator.free(address)
@@ -311,7 +332,7 @@ class FakeRecorder:
 
     def note(self) -> RoundLog | None:
         """Log what is taken and given back from now on; None where a log is kept already."""
-        if self._noted is not None:
+        if self._noted is not None or self._rehearsal is not None:
             return None
         self._noted = RoundLog()
         self.work.also = self._noted.work
@@ -339,6 +360,8 @@ class FakeRecorder:
         if self._on_host:
             if self._noted is not None:
                 self._noted.only_device = False
+            if self._rehearsal is not None:
+                self._rehearsal.usable = False
             self.host.malloc(nbytes)
             self.work.to_host(2 * nbytes, *self.phase_and_step())  # there, and back
             self._remember(storage, _HOST, nbytes, 0)
@@ -352,6 +375,8 @@ class FakeRecorder:
         region = self._region.now(self._tags.phase, running is not None)
         born = Born(0, 0, nbytes, None, self._tags, region, running, shape, dtype, func)
         stream = self.stream_of() if self.stream_of is not None else 0
+        if self._rehearsal is not None:
+            return self._rehearsal.take(born, stream, captured), stream
         return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
 
     def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
@@ -364,26 +389,76 @@ class FakeRecorder:
         try:
             address, _ = self.allocator.malloc(nbytes, stream)
         except OutOfMemory as error:
-            self._oom = {
-                "requested_bytes": error.requested,
-                "device_free_bytes": error.free,
-                "captured": captured,
-                "time_us": self._clock,
-            }
+            self.tell_oom(error, captured)
             raise
         self._origin[address] = (captured, self._tag)
         heap = self.allocator
-        if self._windows:
-            window = self._windows[-1]
-            window[:] = (
-                max(window[0], heap.allocated),
-                max(window[1], heap.reserved),
-                max(window[2], heap.active),
-                max(window[3], heap.requested),
-            )
+        self.widen_window(heap.allocated, heap.reserved, heap.active, heap.requested)
         if self._noted is not None:
             self._noted.born(address, nbytes, stream, captured, tag)
         return address
+
+    def tell_oom(self, error: OutOfMemory, captured: Any) -> None:
+        """Note that the simulated device is full."""
+        self._oom = {
+            "requested_bytes": error.requested,
+            "device_free_bytes": error.free,
+            "captured": captured,
+            "time_us": self._clock,
+        }
+
+    def widen_window(self, *highest: int) -> None:
+        """Count highest values (allocated, reserved, active, requested bytes) in the window that is open."""
+        if self._windows:
+            self._windows[-1] = [max(a, b) for a, b in zip(self._windows[-1], highest, strict=True)]
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[Rehearsal]:
+        """Log what is done inside; the device does not see it. What is made inside must be gone in the end."""
+        assert self._rehearsal is None
+        self._rehearsal = Rehearsal()
+        try:
+            yield self._rehearsal
+            if self._rehearsal.alive:  # in circles of references
+                gc.collect()
+        finally:
+            self._rehearsal = None
+
+    @property
+    def rehearsal(self) -> Rehearsal | None:
+        """Return the log that is kept now."""
+        return self._rehearsal
+
+    def tag_of(self, born: Born) -> str:
+        """Write the tag of something made under the tags of now."""
+        return self._tag_writer.write(born._replace(tags=self._tags))
+
+    @contextlib.contextmanager
+    def untold(self, cause: Callable[[], tuple[Any, str]]) -> Iterator[None]:
+        """Leave allocations and frees out of the trace while open; ``cause``: stack and tag of the others' events."""
+
+        def only_others(action: str, address: int, size: int, stream: int, pool: int) -> None:
+            if action not in _OF_BLOCKS:
+                self._captured, self._tag = cause()
+                self._event(action, address, size, stream, pool)
+
+        self.allocator.on_event = only_others
+        try:
+            yield
+        finally:
+            self.allocator.on_event = self._event
+
+    def retell(self, before: Iterable[tuple[int, int, int]], now: Iterable[tuple[int, int, int, Any, str]]) -> None:
+        """Tell where blocks lie now that were elsewhere: (address, bytes, stream), and now with stack and tag."""
+        for address, size, stream in before:
+            self._captured, self._tag = None, ""
+            self._origin.pop(address, None)
+            self._event("free_requested", address, size, stream, 0)
+            self._event("free_completed", address, size, stream, 0)
+        for address, size, stream, captured, tag in now:
+            self._captured, self._tag = captured, tag
+            self._origin[address] = (captured, tag)
+            self._event("alloc", address, size, stream, 0)
 
     def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
         watch = _Watch(storage, self._died)
@@ -402,6 +477,8 @@ class FakeRecorder:
         if watch.address == _HOST:
             if self._noted is not None:
                 self._noted.only_device = False
+            if self._rehearsal is not None:
+                self._rehearsal.usable = False
             self.host.free(watch.nbytes)
         elif watch.address != _ELSEWHERE:
             self.release(watch.address)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memprof.allocator.model import CachingAllocator
@@ -18,8 +19,10 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """Work as :class:`memprof.recording.session.Session`, but raise mistakes: there is no run to protect.
 
-    ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes`` (weights kept in ordinary host memory) are set
-    by what is simulated.
+    ``growth``: repeat every decoding step of a generation, not only the first ones and the last.
+
+    ``generation`` is what :meth:`generating` noted. ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes``
+    (weights kept in ordinary host memory) are set by what is simulated.
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
@@ -29,9 +32,30 @@ class FakeSession(Session):
         self.caches = CacheWatch(self.owners)
         self.managed_bytes = self.host_bytes = 0
         self.non_torch: int | None = None
+        self.generation: dict[str, Any] | None = None
+        self.growth = True
 
     def fail(self, error: BaseException) -> None:
         raise error
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[None]:
+        """Note what is held and reserved at the highest while open, and how often memory is given back to go on."""
+        heap = self.fake_recorder.allocator
+        flushes = heap.flushes if isinstance(heap, CachingAllocator) else 0
+        self.fake_recorder.open_window()
+        try:
+            yield
+        finally:
+            highest = self.fake_recorder.close_window()
+            if isinstance(heap, CachingAllocator):
+                before = self.generation or {"held_bytes": 0, "reserved_bytes": 0, "flushes": 0}
+                self.generation = {
+                    "held_bytes": max(before["held_bytes"], highest.allocated_peak or 0),
+                    "reserved_bytes": max(before["reserved_bytes"], highest.reserved_peak or 0),
+                    "flushes": max(before["flushes"], heap.flushes - flushes),
+                    "expandable": heap.settings.expandable_segments,
+                }
 
     def _ask_holders(self) -> None:
         """Ask nobody: fake storages have no addresses, and the simulation's own objects would answer."""
@@ -54,6 +78,8 @@ class FakeSession(Session):
         heap = self.fake_recorder.allocator
         if isinstance(heap, CachingAllocator):
             raw["memprof"]["highest"] = {"allocated_bytes": heap.max_allocated, "reserved_bytes": heap.max_reserved}
+        if self.generation is not None:
+            raw["memprof"]["generation"] = self.generation
         raw["memprof"]["non_torch_bytes"] = self.non_torch
         raw["memprof"]["overhead"] = {"seconds_in_memprof": 0.0, "bytes_of_history": 0}
         return raw

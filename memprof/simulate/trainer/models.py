@@ -18,6 +18,7 @@ __all__ = [
     "load_config",
 ]
 
+
 def load_config(model: str) -> Any:
     """Make a transformers config for a hub id, a folder or a ``config.json``.
 

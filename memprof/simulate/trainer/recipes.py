@@ -26,6 +26,7 @@ __all__ = [
     "selected_logprobs",
 ]
 
+
 def classes_of(settings: Settings) -> tuple[Any, Any]:
     """Return the trainer's class and its config's. A recipe that is a trainer of its own is chosen here."""
     import trl

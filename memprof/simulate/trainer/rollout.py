@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
+from memprof.simulate.generation.decoding import Decoding, NotAlike, Player, Run, learn
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
+    from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["counted", "fake_rollout", "unfinished"]
+__all__ = ["counted", "cutting", "fake_rollout", "learned", "pieces_to_execute"]
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
+# Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
+_FIRST_TOKENS, _LAST_TOKENS = 3, 4
+_MANY_TOKENS = 2048  # from so many on, the warm-up step's generation is not repeated token by token
+_NOT_REPLAYED = "generation was executed at its first and last tokens only"
+_wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
 
 
 def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None = None) -> None:
@@ -63,7 +73,7 @@ def fake_rollout(trainer: Any, settings: Settings, session: FakeSession | None =
 
 
 def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession | None, *, passes: int) -> None:
-    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before.
+    """Generate a batch's completions: from what a few tokens' steps do, where these repeat one another.
 
     The work of the tokens between is counted as that of the first and the last of them, on average.
     """
@@ -79,20 +89,85 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
         _gathered(trainer),
     ):
         work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
-        asked = settings.prompt_length
-        static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
-        # Layers that keep a state hold as much after two tokens as at the end.
-        few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
-        with work.first(alone=static or few) if work is not None else nullcontext():
-            cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
-        if static or few:
-            return
-        shapes = shapes_of(cache)
-        del cache
-        held = settings.sequence_length - 1 - _DECODED
-        cache = filled_cache(model, shapes, held, settings)
-        with work.last() if work is not None else nullcontext():
-            _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
+        decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
+        if session is not None and work is not None and decoding is not None:
+            work.of_runs([run.work for run in decoding.runs])
+            warm = vars(trainer).get("_memprof_generated", False)
+            trainer._memprof_generated = True
+            whole = session.growth and (warm or decoding.repeated < _MANY_TOKENS)
+            with session.generating() if whole else nullcontext():
+                Player(session.fake_recorder, decoding, whole=whole).play()
+        else:
+            _execute_ends(trainer, model, batch, settings, work)
+
+
+def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session: FakeSession) -> Decoding | None:
+    """Learn what generation does, once for every size of batch; None, with a note, where that cannot be learned."""
+    known: dict[int, Decoding | None] = vars(trainer).setdefault("_memprof_decodings", {})
+    if batch not in known:
+        try:
+            known[batch] = learned(trainer, model, batch, settings, session.fake_recorder)
+        except NotAlike as reason:
+            known[batch] = None
+            session.notes.append(
+                f"{_NOT_REPLAYED} ({reason}): what its growth makes the allocator reserve is not known"
+            )
+    return known[batch]
+
+
+def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
+    if settings.gpus > 1 and settings.sharding != "ddp":
+        raise NotAlike(f"the model is divided by {settings.sharding}")
+    runs = []
+    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings)):
+        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
+            longest = settings.sequence_length - prompt
+            _some_tokens(trainer, model, batch, prompt, longest, count=tokens, whole=True)
+        runs.append(Run(prompt, rehearsal, work))
+    return learn(runs, settings.completion_length)
+
+
+def pieces_to_execute(settings: Settings, windows: Sequence[int]) -> list[tuple[int, int]]:
+    """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
+    length at which a window is full, the last ones."""
+    first, last = settings.prompt_length, settings.sequence_length
+    wanted = [(first, first + _FIRST_TOKENS)]
+    wanted += [(window - 4, window + 3) for window in windows if first < window + 3 and window - 4 < last]
+    wanted.append((last - _LAST_TOKENS, last))
+    found: list[tuple[int, int]] = []
+    for begin, end in wanted:
+        begin, end = max(begin, first), min(end, last)
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return [(begin, end - begin) for begin, end in found]
+
+
+def _windows(model: Any, settings: Settings) -> list[int]:
+    """List the lengths at which a layer's cache stops growing."""
+    from transformers import DynamicCache
+
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return sorted({w for layer in layers if (w := transformers_names.CACHE_WINDOW.of(layer)) is not None})
+
+
+def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work: DecodeWork | None) -> None:
+    """Run the prompts' forward, then the step that decodes the last token over a cache of all that went before."""
+    asked = settings.prompt_length
+    static = settings.cache_implementation == "static"  # the cache is as long as it will be from the start
+    # Layers that keep a state hold as much after two tokens as at the end.
+    few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
+    with work.first(alone=static or few) if work is not None else nullcontext():
+        cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
+    if static or few:
+        return
+    shapes = shapes_of(cache)
+    del cache
+    held = settings.sequence_length - 1 - _DECODED
+    cache = filled_cache(model, shapes, held, settings)
+    with work.last() if work is not None else nullcontext():
+        _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
 def _gathered(trainer: Any) -> AbstractContextManager[Any]:
@@ -101,33 +176,57 @@ def _gathered(trainer: Any) -> AbstractContextManager[Any]:
     return nullcontext() if zero is None else zero.gathered()
 
 
-def _some_tokens(trainer: Any, model: Any, batch: int, tokens: int, longest: int, cache: Any = None) -> Any:
-    """Generate :data:`_DECODED` tokens of at most ``longest`` after ``tokens``; returns the cache."""
+def _some_tokens(
+    trainer: Any,
+    model: Any,
+    batch: int,
+    tokens: int,
+    longest: int,
+    cache: Any = None,
+    *,
+    count: int = _DECODED,
+    whole: bool = False,
+) -> Any:
+    """Generate ``count`` tokens of at most ``longest`` after ``tokens``; return the cache, or what TRL asks for."""
     ids = torch.zeros(batch, tokens, dtype=torch.long, device=trainer.accelerator.device)
     generation = copy.copy(trainer.generation_config)
     generation.max_new_tokens = longest
-    generation.return_dict_in_generate = True
+    generation.return_dict_in_generate = not whole
     if cache is not None:
         generation.cache_implementation = generation.cache_config = None
-    out = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
-    )
-    return out.get("past_key_values")
+    wanted = _wanted.set(count)
+    try:
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation, past_key_values=cache
+        )
+    finally:
+        _wanted.reset(wanted)
+    return out if whole else out.get("past_key_values")
 
 
 def counted(sample: Any) -> Any:
-    """Wrap transformers' sampling so that it makes :data:`_DECODED` tokens."""
+    """Wrap transformers' sampling so that it makes as many tokens as are wanted."""
 
     @functools.wraps(sample)
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._memprof_tokens = _DECODED
+        self._memprof_tokens = _wanted.get()
         return sample(self, *args, **kwargs)
 
     return limited
 
 
-def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-    """Tell whether sampling goes on: a count, since no fake token ever ends a sequence."""
-    self._memprof_tokens -= 1
-    token_made()
-    return bool(self._memprof_tokens >= 0)
+def cutting(recorder: FakeRecorder | None) -> Any:
+    """Make what tells whether sampling goes on: a count, since no fake token ever ends a sequence.
+
+    It is asked before every token, where a rehearsal's next part begins.
+    """
+
+    def unfinished(self: Any, *_: Any, **__: Any) -> bool:
+        if recorder is not None and recorder.rehearsal is not None:
+            recorder.rehearsal.cut()
+            recorder.work.next_part()
+        self._memprof_tokens -= 1
+        token_made()
+        return bool(self._memprof_tokens >= 0)
+
+    return unfinished

@@ -43,9 +43,7 @@ def selected_of(settings: Settings) -> Any:
     return selected
 
 
-def run_trl(
-    settings: Settings, config: Any, session: FakeSession, mesh: Any = None, *, by_name: bool = False
-) -> None:
+def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = None, *, by_name: bool = False) -> None:
     """Train a warm-up step, then the measured one; call it inside the fake world with tracking on.
 
     ``by_name``: as in :func:`memprof.simulate.trainer.build.build_trainer`.

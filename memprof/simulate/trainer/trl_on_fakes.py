@@ -22,7 +22,7 @@ from memprof.config.settings import Settings
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
-from memprof.simulate.trainer.rollout import counted, unfinished
+from memprof.simulate.trainer.rollout import counted, cutting
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -41,7 +41,8 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
 
     with contextlib.ExitStack() as stack:
         named = (trl_names.CREATE_MODEL, trl_names.CREATE_DPO_REFERENCE, trl_names.CREATE_RLOO_REFERENCE)
-        stack.enter_context(patching(*((target, reference) for target in named), *_without_values(settings)))
+        loading = [(target, reference) for target in named]
+        stack.enter_context(patching(*loading, *_without_values(settings, session)))
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
@@ -53,7 +54,7 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         yield
 
 
-def _without_values(settings: Settings) -> list[tuple[Target, Any]]:
+def _without_values(settings: Settings, session: FakeSession | None) -> list[tuple[Target, Any]]:
     """List what asks for values: whether a mask is all ones, and when sampling ends."""
 
     def fast_all(tensor: Any) -> Any:
@@ -64,7 +65,7 @@ def _without_values(settings: Settings) -> list[tuple[Target, Any]]:
     return [
         (transformers_names.MASK_IS_ALL, fast_all),
         (transformers_names.SAMPLE, counted(transformers_names.SAMPLE.get())),
-        (transformers_names.UNFINISHED, unfinished),
+        (transformers_names.UNFINISHED, cutting(session.fake_recorder if session is not None else None)),
         (transformers_names.COUNTED_FLOS, lambda *_: 0),  # it asks bitsandbytes how large 4-bit weights are
     ]
 

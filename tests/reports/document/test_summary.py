@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.model import Document
+from memprof.reports.document.prediction import reserving
 from memprof.reports.document.summary import summary_of
 
 from memprof.units import GIB
@@ -67,3 +68,14 @@ def test_more_reserved_than_the_device_has_is_said() -> None:
     headroom = next(f for f in document.summary.facts if f.label == "Headroom")
     assert headroom.note == "more than the device has"
     assert (headroom.bytes or 0) < 0
+
+
+@pytest.mark.parametrize(
+    ("flushes", "words"),
+    [(0, "nothing has to be given back"), (1, "cached memory is given back once to go on"),
+     (24, "cached memory is given back 24 times to go on")],
+)  # fmt: skip
+def test_generation_says_what_it_reserves_and_what_is_given_back(flushes: int, words: str) -> None:
+    told = {"held_bytes": 2**30, "reserved_bytes": 3 * 2**30, "flushes": flushes, "expandable": False}
+    assert reserving({"fit": {"generation": told}}) == f"; reserves 3.00, {words}"
+    assert not reserving({"fit": None})

@@ -144,6 +144,14 @@ def _softmax_backward(shape: tuple[int, ...], dtype: str) -> Callable[[str], Wor
     return make
 
 
+def _multinomial(rows: int, columns: int) -> Callable[[str], Work]:
+    def make(device: str) -> Work:
+        scores = torch.ones(rows, columns, device=device)
+        return lambda: torch.multinomial(scores, 1)
+
+    return make
+
+
 def _product(rows: int, width: int) -> Callable[[str], Work]:
     def make(device: str) -> Work:
         x = torch.empty(rows, width, dtype=torch.bfloat16, device=device)
@@ -193,5 +201,7 @@ OPERATIONS: dict[str, Callable[[str], Work]] = {
        for dtype, tokens, heads, kv, width, masked in [
            ("float16", 256, 14, 2, 64, False), ("bfloat16", 300, 4, 4, 128, True), ("float16", 300, 4, 2, 64, True),
        ]},
+    **{f"multinomial ({rows}, {columns})": _multinomial(rows, columns)
+       for rows, columns in [(8, 4000), (2, 128256), (64, 32000), (8, 600_000)]},
     "backward of softmax (4, 300, 300) float16": _softmax_backward((4, 300, 300), "float16"),
 }  # fmt: skip

@@ -1,0 +1,474 @@
+"""Replay thousands of alike steps through the allocator's model: a decoding loop, whose cache grows by concatenation.
+
+A step takes and drops blocks in the same order as the step before; only sizes grow. Most of its blocks are small, live
+shortly and keep their rounded size. A pool of blocks to which the step before did nothing lasting, and of which this
+step asks the same, is *parked*: its steps are counted and not run. That changes nothing:
+
+- Pools share no blocks. They meet only where memory is given back because the device is full; a parked pool is brought
+  up to that very operation first.
+- The allocator decides by sizes and by the state of the pool. Where a step began with the state with which an earlier
+  one began, and asks for the same, it ends as that one did.
+- A small block is as large as asked for (rounded), wherever it lies; so is every block of expandable segments. What a
+  parked pool holds at each operation is known without running it. A pool of large blocks, which keep unsplit rests, is
+  never parked.
+
+``tests/allocator/test_growth.py`` holds it against the same operations one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from memprof.allocator.model import Block, CachingAllocator, Pool
+
+__all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
+
+#: Take a block as number ``place``; drop this step's block of that number; drop the step before's.
+TAKE, DROP, DROP_OLD = range(3)
+_GAP = 3  # what parked pools hold meanwhile: the highest and the last, in bytes
+_PERIODS = 4  # steps after which a pool may be back where it was
+_NOTHING = -1
+_FEWEST_ROUNDS = 5
+
+
+class Operation(NamedTuple):
+    """One operation of a step: ``place`` numbers the step's blocks, ``size`` is a place in :attr:`Step.sizes`."""
+
+    kind: int
+    place: int
+    size: int = _NOTHING
+
+
+class Step(NamedTuple):
+    """One step. Steps that do the same share the same list of ``operations``; ``sizes`` are bytes, more than 0.
+
+    ``streams`` belong to ``sizes``; ``places`` counts the numbers of blocks.
+    """
+
+    operations: Sequence[Operation]
+    sizes: Sequence[int]
+    streams: Sequence[int]
+    places: int
+
+
+class _Rounds(NamedTuple):
+    """Rounds within a step (layers) that do the same as one another: ``length`` operations from ``first`` on,
+    ``number`` times. ``carried``: where the first round takes what the second drops."""
+
+    first: int
+    length: int
+    number: int
+    carried: list[int]
+
+    def begin(self, done: int) -> int:
+        """Return the first operation after so many rounds."""
+        return self.first + done * self.length
+
+
+def _rounds_of(operations: Sequence[Operation]) -> _Rounds | None:
+    """Find the rounds around the middle of a step that cover most of it; None where there are fewer than five."""
+    taken = {o.place: at for at, o in enumerate(operations) if o.kind == TAKE}
+    forms = [(k, size if k == TAKE else at - taken[place]) for at, (k, place, size) in enumerate(operations)]
+    middle, best = len(forms) // 2, range(0)
+    for length in range(2, middle // 2):
+        if forms[middle : middle + length] != forms[middle - length : middle]:
+            continue
+        first, end = middle, middle
+        while first > 0 and forms[first - 1] == forms[first - 1 + length]:
+            first -= 1
+        while end + length < len(forms) and forms[end] == forms[end + length]:
+            end += 1
+        found = range(first, end + 1, length)  # where each round begins
+        if len(found) * length > len(best) * best.step:
+            best = found
+        if 2 * len(best) * best.step > len(forms):
+            break
+    if len(best) < _FEWEST_ROUNDS:
+        return None
+    dropped = {o.place: at for at, o in enumerate(operations) if o.kind == DROP}
+    second, third = best[1], best[2]
+    carried = []
+    for at in range(best[0], second):
+        kind, place, _ = operations[at]
+        if kind == TAKE and dropped.get(place, 0) >= second:
+            if dropped[place] >= third:
+                return None
+            carried.append(at)
+    return _Rounds(best.start, best.step, len(best), carried)
+
+
+class _Rest(NamedTuple):
+    rounds: int  # that were run
+    skipped: int  # after them
+
+
+class _Parked(NamedTuple):
+    since: int
+    period: int
+
+
+class GrowthReplay:
+    """Run steps. ``blocks`` are those of the step before the first one, by number; None where one was dropped.
+
+    While the operations stay the same, no size may become smaller. ``whole``: park nothing.
+    """
+
+    def __init__(self, allocator: CachingAllocator, blocks: Sequence[Block | None], *, whole: bool = False) -> None:
+        self._allocator = allocator
+        # Garbage collection counts how often a pool was searched, so every search must happen.
+        self._parks = not whole and not allocator.settings.garbage_collection_threshold
+        self._blocks = list(blocks)
+        self._kept = self._keeps = [place for place, block in enumerate(blocks) if block is not None]
+        self._step = self._done = self._before = Step((), (), (), 0)
+        self._needs: list[int] = []
+        self._homes: list[Pool] = []  # by size
+        self._size_of: dict[int, int] = {}
+        self._crossed: set[int] = set()  # pools that a size left or joined in the last step
+        self._states: dict[int, list[object]] = {}
+        self._parked: dict[int, _Parked] = {}
+        self._around: list[tuple[int, int, int, int]] | None = None
+        self._count = 0
+        self._own: list[Block | None] = []
+        self._at, self._running, self._aside, self._needed = 0, False, 0, False
+        self._rounds: _Rounds | None = None
+        self._skips: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self._skipping: tuple[set[int], int] | None = None
+        self._resting: set[int] = set()
+
+    def run(self, step: Step) -> None:
+        """Run one more step.
+
+        Raises:
+            OutOfMemory: the device is full.
+        """
+        changed = self._take_over(step)
+        self._own = [None] * step.places
+        self._at, self._running = 0, True
+        if self._parked:
+            self._run_around()
+        else:
+            self._run_in_rounds()
+        for place in self._keeps:
+            if self._own[place] is None:
+                self._own[place] = self._blocks[place]
+        self._blocks, self._kept, self._running = self._own, self._keeps, False
+        self._before, self._done = self._done, step
+        self._count += 1
+        if self._parks:
+            self._look_for_rest(changed)
+
+    @property
+    def place(self) -> int:
+        """Return the number of the block that is being taken."""
+        return self._step.operations[self._at].place if self._step.operations else 0
+
+    def settle(self) -> list[Block | None]:
+        """Bring everything up to the last step; return its blocks by number, None where one was dropped."""
+        self._unpark(list(self._parked))
+        self._note_requested()
+        found: list[Block | None] = [None] * len(self._blocks)
+        for place in self._kept:
+            found[place] = self._blocks[place]
+        return found
+
+    def catch_up(self) -> list[tuple[bool, int, Block]]:
+        """Bring parked pools up to the operation that is running: call it before memory is given back.
+
+        Returns all blocks in use: whether of the current step, their number, the block.
+        """
+        parked, highest = list(self._parked), self._highest()
+        self._allocator.allocated -= self._aside
+        self._allocator.active -= self._aside
+        self._aside, self._needed = 0, True
+        self._unpark(parked)
+        done = self._step.operations[: self._at] if self._running else ()
+        for pool in parked:
+            self._replay(range(self._at if self._running else 0), pool, self._own)
+        if self._skipping is not None:
+            for pool in self._skipping[0]:
+                self._replay(range(self._skipping[1], self._at), pool, self._own)
+        self._restore(highest)
+        gone = {(o.kind, o.place) for o in done}
+        held = [(False, n, self._blocks[n]) for n in self._kept if (DROP_OLD, n) not in gone]
+        if self._running:
+            held += [(True, n, b) for n, b in enumerate(self._own) if b is not None and (DROP, n) not in gone]
+        return [(own, n, b) for own, n, b in held if b is not None]
+
+    # -- a step ------------------------------------------------------------------------------------------------
+
+    def _take_over(self, step: Step) -> set[int] | None:
+        """Make a step the current one; return the pools of which it asks something new, None where all may be."""
+        before = self._step
+        if before.operations is not step.operations:
+            self._unpark(list(self._parked))
+            self._note_requested()
+            self._step = step
+            self._needs = [self._allocator.settings.round_size(size) for size in step.sizes]
+            pairs = zip(self._needs, step.streams, strict=True)
+            self._homes = [self._allocator.pool_of(need, stream) for need, stream in pairs]
+            self._size_of = {o.place: o.size for o in step.operations if o.kind == TAKE}
+            self._rounds = _rounds_of(step.operations)
+            self._skips.clear()
+            dropped = {o.place for o in step.operations if o.kind == DROP}
+            self._keeps = [place for place in self._size_of if place not in dropped]
+            self._crossed = set()
+            self._states.clear()
+            self._resting = self._find_resting()
+            return None
+        changed, new = self._crossed, self._new_needs(step, before)
+        self._crossed = set()
+        for number, need in new:
+            home, left = self._allocator.pool_of(need, step.streams[number]), self._homes[number]
+            changed |= {id(home), id(left)}
+            if home is not left:
+                self._crossed |= {id(home), id(left)}
+        self._unpark([pool for pool in self._parked if pool in changed])
+        self._step = step
+        for number, need in new:
+            self._needs[number] = need
+            self._homes[number] = self._allocator.pool_of(need, step.streams[number])
+        if self._crossed:
+            self._around = None
+            self._skips.clear()
+            self._resting = self._find_resting()
+        return changed
+
+    def _new_needs(self, step: Step, before: Step) -> list[tuple[int, int]]:
+        """List the sizes, by number, whose blocks are larger than in the step before, with these blocks' bytes."""
+        found = []
+        for number, (size, old) in enumerate(zip(step.sizes, before.sizes, strict=True)):
+            if size != old and (need := self._allocator.settings.round_size(size)) != self._needs[number]:
+                found.append((number, need))
+        return found
+
+    def _run(self, first: int, end: int | None = None) -> None:
+        """Run the current step's operations from this one on, up to ``end``."""
+        operations, sizes, needs, homes = self._step.operations, self._step.sizes, self._needs, self._homes
+        acquire, drop = self._allocator.acquire, self._allocator.drop
+        own, old = self._own, self._blocks
+        for at in range(first, len(operations) if end is None else end):
+            kind, place, size = operations[at]
+            if kind == TAKE:
+                self._at = at
+                own[place] = acquire(homes[size], needs[size], sizes[size])
+            else:
+                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+
+    def _run_in_rounds(self) -> None:
+        """Run the whole step; where its rounds leave pools as they were, run only the others' part of the rest."""
+        rounds, pools = self._rounds, self._resting
+        if rounds is None or not pools or self._crossed:
+            self._run(0)
+            return
+        done = self._rounds_until_rest(rounds, pools, self._own, self._run)
+        begin, end = rounds.begin(done.rounds), rounds.begin(done.rounds + done.skipped)
+        if done.skipped:
+            self._skipping, self._aside = (pools, begin), 0
+            if (begin, end) not in self._skips:
+                self._skips[begin, end] = self._order_without(pools, begin, end)
+            at = self._run_order(self._skips[begin, end])
+            self._skipping, self._aside = None, 0
+            if at is not None:  # the pools were needed, and are where this operation finds them
+                self._run(at)
+                return
+            self._carry(rounds, pools, self._own, done)
+        self._run(end)
+
+    def _rounds_until_rest(
+        self, rounds: _Rounds, pools: set[int], own: list[Block | None], run: Callable[[int, int], None]
+    ) -> _Rest:
+        """Run the step up to the round after which these pools are where an earlier round had left them."""
+        run(0, rounds.begin(1))
+        states = [self._round_state(rounds, pools, own, 1)]
+        for done in range(2, min(rounds.number - 1, _PERIODS + 2) + 1):
+            run(rounds.begin(done - 1), rounds.begin(done))
+            states.append(self._round_state(rounds, pools, own, done))
+            for period in range(1, len(states)):
+                if states[-1] == states[-1 - period]:
+                    return _Rest(done, (rounds.number - done) // period * period)
+        return _Rest(len(states), 0)
+
+    def _round_state(self, rounds: _Rounds, pools: set[int], own: list[Block | None], done: int) -> list[object]:
+        """Return where pools are after so many rounds: their free blocks, and what the next round finds in use."""
+        found: list[object] = [(tuple(home.free), tuple(home.unmapped)) for home in self._homes if id(home) in pools]
+        for at in rounds.carried:
+            block = own[self._step.operations[at + (done - 1) * rounds.length].place]
+            found.append(block.address if block is not None and id(block.pool) in pools else None)
+        return found
+
+    def _carry(self, rounds: _Rounds, pools: set[int], own: list[Block | None], rest: _Rest) -> None:
+        """Number what a round finds in use of these pools as the rounds after the skipped ones do."""
+        for at in rounds.carried:
+            now, later = (at + (done - 1) * rounds.length for done in (rest.rounds, rest.rounds + rest.skipped))
+            block = own[self._step.operations[now].place]
+            if block is not None and id(block.pool) in pools:
+                own[self._step.operations[later].place] = block
+
+    def _find_resting(self) -> set[int]:
+        """Find the pools of which the rounds keep nothing and give back nothing that was there before."""
+        rounds = self._rounds
+        if rounds is None or not self._parks:
+            return set()
+        keeps = set(self._keeps)
+        inside = self._step.operations[rounds.first : rounds.begin(rounds.number)]
+        touched = {id(self._homes[self._size_of[place]]) for _, place, _ in inside if place in keeps}
+        return {id(home) for home in self._homes if self._is_exact(home)} - touched
+
+    def _is_exact(self, home: Pool) -> bool:
+        """Tell whether every block is as large as asked for (rounded), wherever it lies."""
+        return home.small or self._allocator.settings.expandable_segments
+
+    def _run_around(self) -> None:
+        """Run the current step without the parked pools, and with them once they are needed."""
+        self._aside = 0
+        if self._around is None:
+            self._around = self._order_without(set(self._parked), 0, len(self._step.operations))
+        at = self._run_order(self._around)
+        self._aside = 0
+        if at is not None:
+            self._run(at)
+
+    def _run_order(self, order: list[tuple[int, int, int, int]]) -> int | None:
+        """Run an order without some pools; return the operation to go on from where these were needed."""
+        sizes, needs, homes = self._step.sizes, self._needs, self._homes
+        acquire, drop = self._allocator.acquire, self._allocator.drop
+        own, old = self._own, self._blocks
+        self._needed = False
+        for kind, place, size, at in order:
+            if kind == TAKE:
+                self._at = at
+                own[place] = acquire(homes[size], needs[size], sizes[size])
+                if self._needed:
+                    return at + 1
+            elif kind == _GAP:
+                self._hold_aside(place, size)
+            else:
+                drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+        return None
+
+    def _hold_aside(self, highest: int, last: int) -> None:
+        """Count what parked pools hold at their highest, and in the end, beside what they held before."""
+        allocator = self._allocator
+        allocator.max_allocated = max(allocator.max_allocated, allocator.allocated + highest)
+        allocator.max_active = max(allocator.max_active, allocator.active + highest)
+        allocator.allocated += last
+        allocator.active += last
+        self._aside += last
+
+    def _order_without(self, pools: set[int], begin: int, end: int) -> list[tuple[int, int, int, int]]:
+        """List the operations of the other pools, and between them what these pools hold."""
+        order: list[tuple[int, int, int, int]] = []
+        level = highest = 0
+        for at in range(begin, end):
+            kind, place, size = self._step.operations[at]
+            if id(self._home_of(kind, place, size)) in pools:
+                need = self._needs[self._size_of[place]]
+                level += need if kind == TAKE else -need
+                highest = max(highest, level)
+                continue
+            if level or highest:
+                order.append((_GAP, highest, level, at))
+                level = highest = 0
+            order.append((kind, place, size, at))
+        return [*order, (_GAP, highest, level, end)]
+
+    def _home_of(self, kind: int, place: int, size: int) -> Pool:
+        if kind == DROP_OLD:
+            block = self._blocks[place]
+            assert block is not None
+            return block.pool
+        return self._homes[self._size_of[place]]
+
+    # -- parked pools ------------------------------------------------------------------------------------------
+
+    def _look_for_rest(self, changed: set[int] | None) -> None:
+        """Park every pool that a step like this one leaves as it was, or as some steps before had left it."""
+        pools = {id(home): home for home in self._homes}
+        for pool, home in pools.items():
+            if pool in self._parked or not self._is_exact(home):
+                continue
+            states = self._states.setdefault(pool, [])
+            if changed is None or pool in changed:
+                states.clear()
+            held = tuple((n, b.address) for n in self._kept if (b := self._blocks[n]) is not None and b.pool is home)
+            states.append((tuple(home.free), tuple(home.unmapped), held))
+            del states[: -_PERIODS - 1]
+            for period in range(1, len(states)):
+                if states[-1] == states[-1 - period]:
+                    self._parked[pool] = _Parked(self._count, period)
+                    self._around = None
+                    states.clear()
+                    break
+
+    def _unpark(self, pools: list[int]) -> None:
+        """Bring parked pools up to the last step that is done."""
+        if not pools:
+            return
+        highest = self._highest()
+        for pool in pools:
+            since, period = self._parked.pop(pool)
+            for _ in range((self._count - since) % period):
+                own: list[Block | None] = [None] * len(self._blocks)
+                self._replay_step(pool, own)
+                self._blocks = [new or old for new, old in zip(own, self._blocks, strict=True)]
+            self._tell_requested(pool)
+        self._restore(highest)
+        self._around = None
+
+    def _tell_requested(self, pool: int) -> None:
+        """Give a pool's blocks the bytes that the last step asked for: they may have grown within their rounding."""
+        for place in self._kept:
+            block = self._blocks[place]
+            if block is not None and id(block.pool) == pool:
+                size = self._done.sizes[self._size_of[place]]
+                self._allocator.requested += size - block.requested
+                block.requested = size
+
+    def _note_requested(self) -> None:
+        """Find the most requested bytes of the last step, which no step of the same operations before it exceeds."""
+        done, before = self._done, self._before
+        if done.operations is not before.operations:
+            return  # it was run whole
+        steps = [
+            (kind, (before if kind == DROP_OLD else done).sizes[self._size_of[n]]) for kind, n, _ in done.operations
+        ]
+        changes = list(accumulate(size if kind == TAKE else -size for kind, size in steps))
+        if changes:
+            highest = self._allocator.requested - changes[-1] + max(changes)
+            self._allocator.max_requested = max(self._allocator.max_requested, highest)
+
+    def _highest(self) -> tuple[int, int, int]:
+        heap = self._allocator
+        return heap.max_active, heap.max_allocated, heap.max_requested
+
+    def _restore(self, highest: tuple[int, int, int]) -> None:
+        heap = self._allocator
+        heap.max_active, heap.max_allocated, heap.max_requested = highest
+
+    def _replay_step(self, pool: int, own: list[Block | None]) -> None:
+        """Run that part of a step that concerns one pool; it needs no new memory."""
+
+        def run(first: int, end: int) -> None:
+            self._replay(range(first, end), pool, own)
+
+        end, rounds = 0, self._rounds
+        if rounds is not None and pool in self._resting:
+            rest = self._rounds_until_rest(rounds, {pool}, own, run)
+            self._carry(rounds, {pool}, own, rest)
+            end = rounds.begin(rest.rounds + rest.skipped)
+        run(end, len(self._step.operations))
+
+    def _replay(self, positions: range, pool: int, own: list[Block | None]) -> None:
+        """Run those operations that concern one pool; they need no new memory."""
+        operations, homes, needs, sizes = self._step.operations, self._homes, self._needs, self._step.sizes
+        for at in positions:
+            kind, place, size = operations[at]
+            if kind == TAKE:
+                if id(homes[size]) == pool:
+                    own[place] = self._allocator.acquire(homes[size], needs[size], sizes[size])
+                continue
+            block = own[place] if kind == DROP else self._blocks[place]
+            if block is not None and id(block.pool) == pool:
+                self._allocator.drop(block)
