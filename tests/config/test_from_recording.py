@@ -126,7 +126,7 @@ def test_what_cannot_be_simulated_is_said() -> None:
     for source, words in (
         ({"kind": "cuda", "config": None}, "nothing is known of this run's configuration"),
         (_source(setup={}), "does not hold its model's config"),
-        ({"kind": "cuda", "config": {"trainer": "SFTTrainer"}, "setup": {"model_config": MODEL}}, "is neither GRPO nor RLOO"),
+        ({"kind": "cuda", "config": {"trainer": "SFTTrainer"}, "setup": {"model_config": MODEL}}, "neither GRPO nor"),
         (_source(num_generations=3), "cannot be simulated: the generation batch"),
         (_source(num_generations="many"), "cannot be simulated"),
     ):
