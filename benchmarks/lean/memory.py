@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "8B LoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints and cache": {
         **HEADLINE, **OFFLOADED, "on": "RTX 5090", "offloaded_cache": True,
     },
-    "8B LoRA, 8 x 20480, lean": {**HEADLINE, **EXPANDABLE, "recipe": "lean"},
+    "8B LoRA, 8 x 20480, lean": {**HEADLINE, "recipe": "lean"},
     "8B LoRA, 8 x 20480, lean, on TRL's card": {**HEADLINE, "recipe": "lean", "on": "A100-40GB"},
     "8B QLoRA, 8 x 20480, TRL tuned by hand, offloaded checkpoints": {
         **HEADLINE, **OFFLOADED, "load_in_4bit": True, "on": "RTX 5090",

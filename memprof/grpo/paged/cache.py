@@ -67,10 +67,13 @@ class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
     Args:
         size: slots of the pool.
         gathered: the most tokens that are gathered of a layer.
+        alike: layers whose pools are as large as the first one's, and are taken with it. Taken one by one, each in the
+            first forward that comes to its layer, they would lie in what that forward has freed, and the allocator
+            could give none of those segments back.
     """
 
-    def __init__(self, size: int, gathered: int) -> None:
-        self.size, self.gathered = size, gathered
+    def __init__(self, size: int, gathered: int, alike: int = 0) -> None:
+        self.size, self.gathered, self._alike = size, gathered, alike
         self.rows: Rows | None = None
         super().__init__(layers=[])
 
@@ -78,8 +81,11 @@ class PooledCache(Cache):  # type: ignore[misc, unused-ignore]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values; return those of all tokens, ``[rows, heads, length, width]``."""
-        while len(self.layers) <= layer_idx:
+        first = not self.layers
+        while len(self.layers) <= max(layer_idx, self._alike - 1):
             self.layers.append(_PooledLayer(self))
+        for layer in self.layers if first else ():
+            layer.lazy_initialization(key_states, value_states)
         found: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return found
 
@@ -108,7 +114,7 @@ class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
+        if not self._holds(key_states, value_states):
             self.lazy_initialization(key_states, value_states)
         assert self._cache.rows is not None
         return self._passed(self.keys, key_states), self._passed(self.values, value_states)
@@ -121,6 +127,13 @@ class _PooledLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
     def get_max_length(self) -> int:
         return -1
+
+    def _holds(self, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
+        """Tell whether the pools taken are for these: a layer may be on another device than the first."""
+        return self.is_initialized and all(
+            (pool.device, pool.shape[1], pool.shape[2]) == (states.device, states.shape[1], states.shape[3])
+            for pool, states in ((self.keys, key_states), (self.values, value_states))
+        )
 
     def _pool(self, states: torch.Tensor) -> torch.Tensor:
         _, heads, _, width = states.shape

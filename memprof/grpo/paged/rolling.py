@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memprof.config.model_shape import ModelShape
 from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import Compute, Leave, PoolSize, Progress, Prompt, Schedule, Work, chunks_of
@@ -52,7 +53,7 @@ class RollingBatch:
         longest = max(map(len, prompts)) + sampling.longest
         self._size = size.with_room_for(len(prompts), longest)
         self._pool = SlotPool(self._size.slots)
-        self._cache = PooledCache(self._pool.size, max(longest, self._size.gathered))
+        self._cache = PooledCache(self._pool.size, max(longest, self._size.gathered), _alike_layers(model))
         self._table = torch.full((len(prompts), longest), self._pool.size, device=self._device)
         known: dict[tuple[int, ...], _Prompt] = {}
         found = [known.setdefault(tuple(ids), _Prompt(len(ids), ids=list(ids))) for ids in prompts]
@@ -174,6 +175,13 @@ class RollingBatch:
             ids = torch.tensor(list(_repeated(whole, longest)), device=self._device)
         places = [len(row.tokens) for row in rows]
         return self._sampling.next_tokens(logits, [row.index for row in rows], places, ids)
+
+
+def _alike_layers(model: Any) -> int:
+    """Count the layers that keep keys and values, where all of them keep as much; else 0."""
+    shape = ModelShape.of(model.config)
+    alike = shape.caching_layers * shape.largest_kv_cache_bytes(1, 1) == shape.kv_cache_bytes(1, 1)
+    return shape.caching_layers if alike else 0
 
 
 def _repeated(rows: list[list[int]], length: int) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from memprof.grpo.paged.cache import SlotPool  # noqa: E402
+from memprof.grpo.paged.cache import PooledCache, Rows, SlotPool  # noqa: E402
 from memprof.grpo.paged.rolling import RollingBatch  # noqa: E402
 from memprof.grpo.paged.sampling import Sampling  # noqa: E402
 from memprof.grpo.paged.schedule import PoolSize, Work  # noqa: E402
@@ -236,3 +236,30 @@ def test_models_it_does_not_fit_are_named() -> None:
     )
     hybrid = build("qwen3_next", num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"])
     assert why_not(hybrid, _settings(), 9, together=False) == "the model has layers of kind linear_attention"
+
+
+def test_pools_of_layers_alike_are_taken_before_the_first_forward_goes_on() -> None:
+    """Each taken where a forward comes to its layer would lie in a segment that the forward has freed."""
+    states = torch.ones(1, 2, 1, 4)
+    cache = PooledCache(5, 3, alike=3)
+    cache.rows = Rows(write=torch.tensor([0]), read=torch.tensor([[0]]), new=1)
+    cache.update(states, states, 0)
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(6, 2, 4)] * 3
+    wider = torch.ones(1, 3, 1, 4)  # what was counted alike and is not
+    keys, values = cache.update(wider, states, 1)
+    assert (keys.tolist(), values.tolist()) == (wider.tolist(), states.tolist())
+    assert cache.layers[2].keys.shape == (6, 2, 4)
+
+
+def test_a_models_layers_take_their_pools_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = []
+    update = PooledCache.update
+
+    def watched(self: PooledCache, *given: Any, **more: Any) -> Any:
+        found = update(self, *given, **more)
+        layers.append(len(self.layers))
+        return found
+
+    monkeypatch.setattr(PooledCache, "update", watched)
+    generated(build("llama").eval(), slots=WHOLE)
+    assert layers[0] == 2
