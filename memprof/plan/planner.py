@@ -194,6 +194,11 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
 
 def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, card: Gpu) -> list[str]:
     notes = ["the step was executed on fake tensors; reserved memory came from a model of CUDA's caching allocator"]
+    if base.generation == "hf" and not base.supervised:
+        notes.append(
+            "of a generation the first and the last tokens were run; memprof simulate repeats each, and says how often "
+            "the allocator has to give memory back"
+        )
     uncompared = any(margin_of(row.settings.to_dict(), card) > MARGIN for row in rows)
     if uncompared:
         notes.append(f"{wide_margin():.0%} is kept, not {MARGIN:.0%}, where part of a run was never compared")
