@@ -245,6 +245,27 @@ def test_tiles_come_with_automatic_checkpointing_only(monkeypatch: pytest.Monkey
     assert tile("auto") is None
 
 
+@pytest.mark.parametrize("family", ["opt", "bloom", "mpt", "mamba", "lfm2"])
+def test_long_completions_of_layers_that_are_not_known_train_without_tiles(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no switch set: the network has no known name, takes a residual, or some layers have no attention."""
+    from types import SimpleNamespace
+
+    from memprof.grpo.techniques import apply
+    from tests.grpo.tiny_models import without_weights
+
+    model = without_weights(family, **({"layer_types": ["conv", "full_attention"]} if family == "lfm2" else {}))
+    args = SimpleNamespace(
+        tiled_mlp=None, checkpointing="auto", gradient_checkpointing=True, max_completion_length=2 * apply.TILE_TOKENS
+    )
+    assert apply.tile_of(args, model) is None
+    monkeypatch.setattr(apply, "OFFLOAD_FROM_BYTES", 1)
+    monkeypatch.setattr(apply.machine, "device_kind", lambda device: "cuda")
+    known = family in ("opt", "bloom", "mpt")
+    assert apply.checkpointing_of(args, model, torch.device("cpu")) == ("offloaded" if known else "auto")
+
+
 def test_rounding_is_right_on_average() -> None:
     values = torch.tensor([1.0, 1.0 + 2**-10, -(1.0 + 3 * 2**-9), 3e-39, 0.0])
     source = torch.Generator().manual_seed(0)

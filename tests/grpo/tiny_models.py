@@ -57,6 +57,14 @@ def build(
     return model.train()
 
 
+def without_weights(family: str, **changes: Any) -> Any:
+    """A causal LM of a family that need not know torch's fused attention, on the meta device."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model(family, **sizes, **changes)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
 def body_of(model: Any) -> Any:
     """The transformers model without its head, adapters inside."""
     return (model.get_base_model() if hasattr(model, "get_base_model") else model).base_model

@@ -59,6 +59,8 @@ class Sampling:
         """
         others = [type(p).__name__ for p in processors if type(p) not in _ROW_BY_ROW]
         others += [type(c).__name__ for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
+        if (beams := getattr(config, "num_beams", None) or 1) > 1:
+            others.append(f"{beams} beams")
         if others:
             raise NotPaged(f"generate would use {', '.join(others)}")
         longest = config.max_length - prompt

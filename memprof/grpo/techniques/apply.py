@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
+from memprof.errors import UsageError
 from memprof.grpo import device as machine
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.techniques.checkpointing import apply_checkpointing
 from memprof.grpo.techniques.layers import (
     Undo,
     decoder_layers,
-    is_mixture_of_experts,
     mlp_of,
     text_config,
 )
-from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp
+from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, why_not_tiled
 
 __all__ = ["OFFLOAD_FROM_BYTES", "TILE_TOKENS", "Techniques", "checkpointing_of", "tile_of"]
 
@@ -33,7 +33,8 @@ def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
     """
     if args.checkpointing != "auto" or not args.gradient_checkpointing or machine.device_kind(device) != "cuda":
         return str(args.checkpointing)
-    return "offloaded" if _boundary_bytes(args, model) >= OFFLOAD_FROM_BYTES else "auto"
+    long = _boundary_bytes(args, model) >= OFFLOAD_FROM_BYTES
+    return "offloaded" if long and _has_layers(model) else "auto"
 
 
 def tile_of(args: Any, model: Any) -> int | None:
@@ -55,8 +56,18 @@ def _boundary_bytes(args: Any, model: Any) -> int:
     return int(config.num_hidden_layers * (args.max_completion_length or 0) * config.hidden_size * itemsize)
 
 
+def _has_layers(model: Any) -> bool:
+    try:
+        return bool(decoder_layers(model))
+    except UsageError:  # Mamba, LFM2: transformers' own checkpointing knows their layers
+        return False
+
+
 def _can_tile(model: Any) -> bool:
-    return not any(is_mixture_of_experts(mlp_of(layer)) for layer in decoder_layers(model))
+    try:
+        return all(why_not_tiled(mlp_of(layer)) is None for layer in decoder_layers(model))
+    except UsageError:  # OPT, Mamba, layers of several kinds: there is no such network, or none is found
+        return False
 
 
 class Techniques:

@@ -7,6 +7,7 @@ same result; in backward each tile is computed again and its gradient taken befo
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from memprof.errors import UsageError
 from memprof.grpo.rows import parts_of
 from memprof.grpo.techniques.layers import Undo, decoder_layers, is_mixture_of_experts, mlp_of, replace_forward
 
-__all__ = ["apply_tiled_mlp", "tiled_mlp"]
+__all__ = ["apply_tiled_mlp", "tiled_mlp", "why_not_tiled"]
 
 
 def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
@@ -29,14 +30,14 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
     that takes it back.
 
     Raises:
-        UsageError: fewer than one token, no decoder layers, a mixture of experts.
+        UsageError: fewer than one token, no decoder layers, a network that :func:`why_not_tiled` names.
     """
     if tile_tokens < 1:
         raise UsageError(f"tiled_mlp is a number of tokens, at least 1: got {tile_tokens}.")
     networks = [mlp_of(layer) for layer in decoder_layers(model)]
     for network in networks:
-        if is_mixture_of_experts(network):
-            raise UsageError(f"tiled_mlp: {type(network).__name__} is a mixture of experts, which is not tiled.")
+        if why := why_not_tiled(network):
+            raise UsageError(f"tiled_mlp: {type(network).__name__} {why}, which is not tiled.")
     # Inside a checkpoint of the network: outside, each tile would be checkpointed again.
     undo = [replace_forward(network, partial(_tiled, _tile=tile_tokens), innermost=True) for network in networks]
 
@@ -45,6 +46,16 @@ def apply_tiled_mlp(model: nn.Module, tile_tokens: int) -> Undo:
             undo.pop()()
 
     return take_back
+
+
+def why_not_tiled(network: nn.Module) -> str | None:
+    """Say why a feed-forward network does not go by tiles, as what follows its name, or return None."""
+    if is_mixture_of_experts(network):
+        return "is a mixture of experts"
+    parameters = list(inspect.signature(type(network).forward).parameters.values())[2:]
+    if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return "takes more than hidden states"  # the residual: Bloom, MPT
+    return None
 
 
 def tiled_mlp(module: nn.Module, x: torch.Tensor, tile_tokens: int) -> torch.Tensor:

@@ -210,11 +210,21 @@ def test_a_pool_hands_out_what_is_free() -> None:
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
         ({"min_new_tokens": 3}, "MinNewTokensLengthLogitsProcessor"),
         ({"max_time": 60.0}, "MaxTimeCriteria"),
+        ({"num_beams": 2}, "2 beams"),
     ],
 )
 def test_what_needs_whole_rows_is_left_to_generate(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(NotPaged, match=named):
         generated(build("llama").eval(), WHOLE, **settings)
+
+
+def test_probabilities_that_are_none_are_refused() -> None:
+    """As ``generate`` refuses them: no token follows from them, not even for a GPU to stumble over."""
+    model = build("llama").eval()
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    with pytest.raises(RuntimeError, match="hold inf or nan"):
+        generated(model, WHOLE, do_sample=True)
 
 
 def _settings(**given: Any) -> Any:

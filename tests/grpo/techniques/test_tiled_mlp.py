@@ -16,7 +16,7 @@ from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E
 from memprof.grpo.techniques.layers import decoder_layers  # noqa: E402
 from memprof.grpo.techniques.tiled_mlp import apply_tiled_mlp, tiled_mlp  # noqa: E402
 from tests.grpo.techniques.test_checkpointing import operators, step  # noqa: E402
-from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, tokens  # noqa: E402
+from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, tokens, without_weights  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["none", "full", "selective", "offloaded", "mlp"])
@@ -158,3 +158,5 @@ def test_mistakes_are_named() -> None:
         apply_tiled_mlp(build(), 0)
     with pytest.raises(UsageError, match="mixture of experts"):
         apply_tiled_mlp(build("mixtral", num_local_experts=2), 4)
+    with pytest.raises(UsageError, match="BloomMLP takes more than hidden states"):
+        apply_tiled_mlp(without_weights("bloom"), 4)
