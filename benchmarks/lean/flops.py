@@ -82,9 +82,9 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     see, plan, fakes = FakeRecorder.see, cutting.plan, training.trl_on_fakes
     alike = lean_patches.alike_rounds
 
-    def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any, *more: Any) -> None:
         found.add(self, flops_of(func, args, kwargs, out))
-        see(self, func, args, kwargs, out)
+        see(self, func, args, kwargs, out, *more)
 
     def all_rounds(recorder: Any, rounds: Any) -> Iterator[slice]:
         """Execute some of the tiles that are alike; count the others as the last of their length."""
@@ -113,8 +113,8 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
         with fakes(settings, config, session):
             passes, few = fused_loss.passes_for, micro_batch.plan
 
-            def executed(*given: Any) -> Any:
-                pieces = few(*given)
+            def executed(*given: Any, **how: Any) -> Any:
+                pieces = few(*given, **how)
                 found.planned += found.last
                 found.executed += len(pieces)
                 return pieces
