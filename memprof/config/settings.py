@@ -9,6 +9,7 @@ from typing import Any
 
 from memprof.config.left_out import left_out_of
 from memprof.config.optimizers import OPTIMIZERS, optimizer
+from memprof.config.trl_arguments import said_by_trl
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
@@ -337,7 +338,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         values[name] = value
     if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
         values["left_out"] = left_out
-    return _with_kind(values, given)
+    return _with_kind(said_by_trl(values, given), given)
 
 
 def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
