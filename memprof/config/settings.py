@@ -180,8 +180,13 @@ class Settings:
             "gpus_per_node",
             "num_iterations",
         ):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            if not isinstance(value, int):
+                raise UsageError(f"{option} {value!r}: give a whole number.")
+            if value < 1:
+                raise UsageError(f"{option} must be at least 1.")
+        if not 0 < self.vllm_gpu_memory_utilization <= 1:
+            raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
         if self.lora_r is not None and self.lora_r < 1:
             raise UsageError("--lora-r must be at least 1.")
         if not 0 <= self.lora_dropout < 1 or (self.lora_dropout and self.lora_r is None):

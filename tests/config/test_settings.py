@@ -26,6 +26,9 @@ from memprof.errors import InputError, UsageError
         ({"num_generations": 3}, "not a multiple of --num-generations 3"),
         ({"prompt_length": 0}, "must be at least 1"),
         ({"lora_r": 0}, "must be at least 1"),
+        ({"per_device_train_batch_size": "eight"}, "--per-device-train-batch-size 'eight': give a whole number"),
+        ({"prompt_length": 64.5}, "--prompt-length 64.5: give a whole number"),
+        ({"generation": "vllm", "vllm_gpu_memory_utilization": 1.5}, "above 0, at most 1"),
         *(({"sharding": name}, f"--sharding {name} divides .*: add --gpus 2") for name in CHOICES["sharding"][1:]),
     ],
 )
