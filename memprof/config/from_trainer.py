@@ -15,6 +15,7 @@ from typing import Any
 from memprof.config.optimizers import OPTIMIZERS, nearest
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES, LEAN_NAMES
+from memprof.config.trl_arguments import attention_of, generation_of
 
 __all__ = [
     "ARGUMENTS",
@@ -208,19 +209,6 @@ def dropout_of(adapter: Mapping[str, Any]) -> float:
     """Return the share of an adapter's inputs that is dropped."""
     share = adapter.get("lora_dropout")
     return float(share) if isinstance(share, (int, float)) and 0 <= share < 1 else 0.0
-
-
-def attention_of(implementation: Any) -> str:
-    """Return the ``attn`` of transformers' attention implementation."""
-    name = str(implementation or "sdpa")
-    return "math" if name == "eager" else "flash" if name.startswith("flash") else "auto"
-
-
-def generation_of(use_vllm: Any, mode: Any) -> str:
-    """Return what generates in the training process."""
-    if not use_vllm:
-        return "hf"
-    return "vllm" if mode == "colocate" else "none"
 
 
 def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from memprof.config.left_out import left_out_of
 from memprof.config.optimizers import OPTIMIZERS, optimizer
+from memprof.config.trl_arguments import said_by_trl
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
@@ -179,8 +180,13 @@ class Settings:
             "gpus_per_node",
             "num_iterations",
         ):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            if not isinstance(value, int):
+                raise UsageError(f"{option} {value!r}: give a whole number.")
+            if value < 1:
+                raise UsageError(f"{option} must be at least 1.")
+        if not 0 < self.vllm_gpu_memory_utilization <= 1:
+            raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
         if self.lora_r is not None and self.lora_r < 1:
             raise UsageError("--lora-r must be at least 1.")
         if not 0 <= self.lora_dropout < 1 or (self.lora_dropout and self.lora_r is None):
@@ -337,7 +343,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         values[name] = value
     if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
         values["left_out"] = left_out
-    return _with_kind(values, given)
+    return _with_kind(said_by_trl(values, given), given)
 
 
 def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

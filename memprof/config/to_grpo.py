@@ -170,7 +170,8 @@ def as_yaml(settings: Settings) -> str:
     """Write the same for TRL's command line."""
     lines = [f"{name}: {json.dumps(value)}" for name, value in _worth_a_line(settings).items()]
     if settings.lora_r is not None:
-        lines += ["use_peft: true", f"lora_r: {settings.lora_r}"]
+        lines += ["use_peft: true", f"lora_r: {settings.lora_r}", f"lora_alpha: {2 * settings.lora_r}"]
+        lines.append(f"lora_target_modules: {json.dumps(list(settings.lora_target_modules))}")
     if settings.load_in_4bit:
         lines.append("load_in_4bit: true")
     if settings.bnb_4bit_use_double_quant:

@@ -106,9 +106,11 @@ def variants_of(analysis: Analysis, gpu: Gpu) -> Iterator[Variant]:
     lengths: tuple[int, ...] = (completion, prompt + completion)
     if 4 * completion < prompt:  # so few tokens divide nearly every size, and one more of them is no small change
         lengths = lengths[1:]
+    if not completion:  # a script's own trainer, whose lengths are not known
+        lengths = ()
     for workspace in sorted(workspaces_of(gpu), key=lambda size: size != own):
         requested = np.where(is_workspace, workspace, program.requested)
-        for more in (0, 1, -1) if completion else (0,):
+        for more in (0, 1, -1) if lengths else (0,):
             sizes = _with_length(requested, by_tokens, lengths, more)
             yield Variant(replace(program, requested=sizes), workspace, more)
 

@@ -137,7 +137,9 @@ def _values_wanted(model: str) -> Iterator[None]:
         raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
     except (RuntimeError, ValueError) as error:
         what = str(error).partition("\n")[0][:160]
-        raise InputError(f"{model}: cannot be simulated with these settings ({what}).") from error
+        # torch's product of grouped experts, which autocast does not reach
+        advice = " Mixtures of experts need --dtype bfloat16." if "inputs of BF16 type" in what else ""
+        raise InputError(f"{model}: cannot be simulated with these settings ({what}).{advice}") from error
     except (AttributeError, TypeError, KeyError, IndexError, ArithmeticError) as error:
         package = _failing_package(error)
         if package is None:  # a mistake of ours

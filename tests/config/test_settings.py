@@ -26,6 +26,9 @@ from memprof.errors import InputError, UsageError
         ({"num_generations": 3}, "not a multiple of --num-generations 3"),
         ({"prompt_length": 0}, "must be at least 1"),
         ({"lora_r": 0}, "must be at least 1"),
+        ({"per_device_train_batch_size": "eight"}, "--per-device-train-batch-size 'eight': give a whole number"),
+        ({"prompt_length": 64.5}, "--prompt-length 64.5: give a whole number"),
+        ({"generation": "vllm", "vllm_gpu_memory_utilization": 1.5}, "above 0, at most 1"),
         *(({"sharding": name}, f"--sharding {name} divides .*: add --gpus 2") for name in CHOICES["sharding"][1:]),
     ],
 )
@@ -43,6 +46,30 @@ def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
     assert read_settings(file) == {
         "model": "a/b", "completion_length": 99, "lora_r": 4, "lora_target_modules": ("q_proj", "v_proj"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"use_peft": False, "lora_r": 16, "lora_target_modules": "q_proj"}, {}),  # the defaults of TRL's command line
+        ({"use_peft": True}, {"lora_r": 16}),
+        ({"use_peft": True, "lora_r": 8}, {"lora_r": 8}),
+        ({"use_vllm": True}, {"generation": "vllm"}),  # TRL 1.16 runs it in the trainer's process
+        ({"use_vllm": True, "vllm_mode": "server"}, {"generation": "none"}),
+        ({"use_vllm": False, "vllm_mode": "colocate"}, {"generation": "hf"}),
+        ({"use_vllm": True, "generation": "none"}, {"generation": "none"}),
+        ({"attn_implementation": "eager"}, {"attn": "math"}),
+        ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, {"attn": "flash"}),
+        ({"bf16": False}, {"mixed_precision": "no"}),
+        ({"bf16": False, "fp16": True}, {}),
+        ({"model_init_kwargs": None, "bf16": True}, {}),
+    ],
+)
+def test_a_config_in_trls_words_means_what_trl_makes_of_it(
+    tmp_path: Path, given: dict[str, Any], read: dict[str, Any]
+) -> None:
+    (tmp_path / "grpo.json").write_text(json.dumps(given))
+    assert read_settings(tmp_path / "grpo.json") == read
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "[1]"), ("a.json", "{"), ("a.yaml", "- 1"), ("a.yaml", "a: [")])

@@ -9,7 +9,7 @@ import pytest
 
 from memprof.config.from_trainer import from_arguments
 from memprof.config.optimizers import OPTIMIZERS, optimizer
-from memprof.config.settings import Settings
+from memprof.config.settings import Settings, read_settings
 from memprof.config.to_grpo import adapter_text, as_python, as_yaml, grpo_arguments, lora_arguments, written
 
 RUN = Settings(
@@ -86,6 +86,15 @@ def test_text_names_what_differs_from_trls_defaults_only() -> None:
     assert not {"loss_type", "num_iterations", "max_grad_norm"} & set(as_python(plain).replace("=", " ").split())
     assert 'loss_type: "grpo"' in as_yaml(RUN)
     assert "loss_type" not in as_yaml(plain)
+
+
+def test_what_is_written_as_yaml_is_read_as_the_same_run(tmp_path: Path) -> None:
+    for changes in ({"generation": "vllm"}, {"generation": "none"}, {"lora_target_modules": ("q_proj", "v_proj")}, {}):
+        run = RUN.with_(lora_r=4, **changes)
+        (tmp_path / "run.yaml").write_text(as_yaml(run))
+        again = Settings(**{"model": run.model, **read_settings(tmp_path / "run.yaml")})
+        for name in ("generation", "lora_r", "lora_target_modules", "loss_type", "num_iterations", "completion_length"):
+            assert getattr(again, name) == getattr(run, name), (changes, name)
 
 
 def test_no_tiles_are_told_to_the_lean_trainer_too() -> None:

@@ -32,7 +32,7 @@ def test_a_mixture_of_experts_is_executed(settings_for: Callable[..., Any], tmp_
 
 
 def test_what_torch_cannot_fake_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot be simulated with these settings \(.*BF16"):
+    with pytest.raises(InputError, match=r"cannot be simulated with these settings \(.*BF16.*--dtype bfloat16"):
         _simulate(_settings(settings_for, tmp_path, MOE, dtype="float32"))
 
 

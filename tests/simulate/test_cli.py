@@ -48,6 +48,10 @@ def test_a_simulation_fits_or_not(tiny: str, tmp_path: Path) -> None:
     assert tight.exit_code == 4
     assert "Does not fit:" in tight.stderr
 
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps({"model": tiny, "gpu": "600MiB"}))
+    assert _invoke("simulate", "--config", str(config), *SMALL, "--format", "json").exit_code == 4
+
 
 def test_mistakes_are_one_sentence() -> None:
     for arguments, code, words in (

@@ -58,6 +58,15 @@ def test_a_replay_reserves_what_the_simulation_did(analysis: Any, simulated: Cal
         _reserved(own, room)
 
 
+def test_a_run_of_unknown_lengths_has_variants_of_its_workspaces_alone(
+    analysis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(analysis.snapshot.extra, "config", {"model": "of a script"})
+    own, other = _variants(analysis, "80GiB")
+    assert _reserved(own) == analysis.device_peak.reserved_bytes
+    assert int(other.requested.sum() - own.requested.sum()) == 2 * (32 * MIB - 8_519_680)
+
+
 def test_a_card_known_by_size_has_every_workspace_and_a_named_one_its_own(analysis: Any) -> None:
     by_size, named = _variants(analysis, "80GiB"), _variants(analysis, "A100")
     assert (len(by_size), len(named)) == (6, 3)

@@ -79,6 +79,7 @@ def command(
         raise UsageError("--set changes a recorded run: say which one with --like.")
     if memory_budget is not None and (like is not None or script is not None):
         raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
+    gpu = gpu or given_settings(config_file, given).get("gpu")
     if like is not None:
         if script is not None or completion_lengths is not None:
             raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")

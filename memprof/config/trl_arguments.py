@@ -1,0 +1,47 @@
+"""Read what a config for TRL's command line says by other names than :class:`Settings` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["attention_of", "generation_of", "said_by_trl"]
+
+# The rank of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
+_TRLS_RANK = 16
+
+
+def attention_of(implementation: Any) -> str:
+    """Return the ``attn`` of transformers' attention implementation."""
+    name = str(implementation or "sdpa")
+    return "math" if name == "eager" else "flash" if name.startswith("flash") else "auto"
+
+
+def generation_of(use_vllm: Any, mode: Any) -> str:
+    """Return what generates in the training process."""
+    if not use_vllm:
+        return "hf"
+    return "vllm" if mode == "colocate" else "none"
+
+
+def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to ``values``, settings by name, what ``given`` says in TRL's words: whether there is an adapter, what
+    generates, how attention is computed and in which precision.
+
+    What is there by its own name wins, except where it is an adapter that TRL would not make.
+    """
+    more: dict[str, Any] = {}
+    if "use_vllm" in given:
+        more["generation"] = generation_of(given["use_vllm"], given.get("vllm_mode") or "colocate")
+    inside = given.get("model_init_kwargs")
+    told = [place.get("attn_implementation") for place in (given, inside) if isinstance(place, Mapping)]
+    if any(told):
+        more["attn"] = attention_of(next(name for name in told if name))
+    if given.get("bf16") is False and not given.get("fp16"):
+        more["mixed_precision"] = "no"
+    if given.get("use_peft"):
+        more["lora_r"] = _TRLS_RANK
+    kept = {**more, **values}
+    if given.get("use_peft") is False:
+        kept = {name: value for name, value in kept.items() if not name.startswith("lora_")}
+    return kept
