@@ -107,11 +107,18 @@ def test_micro_batches_passed_over_change_no_peak_and_no_time(model: str) -> Non
             assert found[phase] == pytest.approx(time["phases"][phase], rel=0.02)
 
 
-def test_an_offloaded_cache_is_moved_for_every_token(model: str) -> None:
+def test_an_offloaded_cache_is_moved_for_every_token(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the cache, a device holds a layer before and after it grows and the next one; all of it crosses both ways."""
     from memprof.config.gpus import find_gpu
     from memprof.config.speeds import speed_of
+    from memprof.simulate.generation.decoding import NotAlike
+    from memprof.simulate.trainer import rollout
 
+    def not_learned(*_: Any) -> Any:
+        raise NotAlike("as the other")
+
+    # What crosses cannot be repeated from a log; both are then reckoned from the first and the last tokens.
+    monkeypatch.setattr(rollout, "learned", not_learned)
     long = {**case(model), "completion_length": 4096, "on": "H100"}
     here, away = (simulated({**long, "offloaded_cache": yes}, warmed_up=True) for yes in (False, True))
     length = _PROMPT + long["completion_length"]
@@ -119,7 +126,6 @@ def test_an_offloaded_cache_is_moved_for_every_token(model: str) -> None:
     assert here["own_peaks"]["kv_cache"] > _LAYERS * layer
     # All three layers are there or on their way, as are the keys or the values of one that grows.
     assert here["own_peaks"]["kv_cache"] - away["own_peaks"]["kv_cache"] == pytest.approx(layer, rel=0.05)
-    assert away["phases"]["generate"] < here["phases"]["generate"]
     assert away["pinned_bytes"] >= _LAYERS * layer
     seconds = [row["price"]["estimated_seconds"]["H100"]["generate"] for row in (here, away)]
     tokens_moved = long["completion_length"] * (_PROMPT + length) / 2
