@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.tabling import RESULTS
-from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, parts_of, stated_range
+from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, model_parts, parts_of, stated_range
 from memprof.config.settings import Settings
 
 __all__ = ["class_table", "gathered", "inside"]
@@ -29,6 +29,10 @@ def gathered() -> dict[str, Any]:
     rows.sort(key=lambda row: _ORDER.index(row["where"]))
     for settings in _exactly_known():
         covered.update(parts_of({**Settings(model="").to_dict(), **settings}))
+    from benchmarks.simulator.comparisons import MODELS, RUNS
+
+    for name, _ in RUNS.values():
+        covered.update(model_parts(MODELS[name]))
     return {"comparisons": rows, "compared": dict(sorted(covered.items()))}
 
 

@@ -13,7 +13,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
+from memprof.config.model_shape import ModelShape
+from memprof.errors import InputError
 
 __all__ = [
     "CAPTURED",
@@ -24,6 +27,7 @@ __all__ = [
     "comparisons",
     "expected_error",
     "margin_of",
+    "model_parts",
     "not_compared",
     "parts_of",
     "room_bytes",
@@ -110,9 +114,30 @@ def parts_of(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:
         ),
         "a reward model": bool(config.get("reward_model")),
         "AMD's cards": card is not None and card.name.startswith("MI"),
+        "padding": config.get("padding") == "worst",
         **dict.fromkeys(config.get("left_out") or (), True),
+        **dict.fromkeys(_of_model(str(config.get("model") or "")), True),
     }
     return [name for name, present in parts.items() if present]
+
+
+@lru_cache(maxsize=64)
+def _of_model(name: str) -> tuple[str, ...]:
+    try:
+        return model_parts(find_config(name)) if name else ()
+    except (InputError, OSError):  # of a report read elsewhere
+        return ()
+
+
+def model_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """List what sets a model with this config apart from a plain decoder, in words."""
+    shape = ModelShape.of(config)
+    found = {
+        "a mixture of experts": shape.experts > 0,
+        "latent attention": shape.latent > 0,
+        **{f"{kind.replace('_', ' ')} layers": True for kind in shape.layer_kinds if kind != "full_attention"},
+    }
+    return tuple(part for part, present in sorted(found.items()) if present)
 
 
 def not_compared(config: Mapping[str, Any], card: Gpu | None = None) -> list[str]:

@@ -16,6 +16,7 @@ LEFT_OUT = {
     "packing": "packing is not simulated: every row is taken to be full, as packed rows nearly are",
     "padding_free": "padding_free is not simulated: all rows of a batch are taken to be of one length",
     "activation_offloading": "activation_offloading is not simulated: activations stay on the device, which holds more",
+    "load_in_8bit": "8-bit weights are not simulated: weights have the dtype given, which holds more",
     "neftune_noise_alpha": "NEFTune's noise is not simulated: one more tensor as large as the embedded batch",
 }
 

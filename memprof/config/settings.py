@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over.
 
     Raises:
-        InputError: the file cannot be read or holds no mapping.
+        InputError: the file cannot be read or holds no mapping, or a name in it is nearly that of a setting.
     """
     file = Path(path)
     try:
@@ -334,6 +335,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = _ALIASES.get(str(key).replace("-", "_"), str(key).replace("-", "_"))
+        if name not in known:
+            _refuse_misspelt(file, name, known)
         if name not in known or value is None:
             continue
         if name == "lora_target_modules":
@@ -344,6 +347,16 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
         values["left_out"] = left_out
     return _with_kind(said_by_trl(values, given), given)
+
+
+# Names this alike are one, misspelt; per_device_eval_batch_size, TRL's own, is 0.87 like ours.
+_MISSPELT = 0.93
+
+
+def _refuse_misspelt(file: Path, name: str, known: set[str]) -> None:
+    near = get_close_matches(name, known, 1, _MISSPELT)
+    if near:
+        raise InputError(f"{file}: {name} is no setting; {near[0]} is.")
 
 
 def _with_kind(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -182,3 +182,12 @@ def test_a_plan_that_varies_the_gpus_may_shard() -> None:
     assert _most_gpus(("gpus", [2, 8, 4])) == {"gpus": 8}
     assert _most_gpus(("gpus", ["many"])) == {"gpus": 1}
     assert _most_gpus(("beta", [0.1])) == _most_gpus(None) == {}
+
+
+def test_a_misspelt_setting_is_refused_and_trls_own_names_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.json"
+    file.write_text('{"model": "m", "num_generation": 16}')
+    with pytest.raises(InputError, match="num_generation is no setting; num_generations is"):
+        read_settings(file)
+    file.write_text('{"model": "m", "per_device_eval_batch_size": 2, "banana": 3, "load_in_8bit": true}')
+    assert read_settings(file) == {"model": "m", "left_out": ("load_in_8bit",)}

@@ -153,6 +153,9 @@ def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin() -> Non
     ):  # fmt: skip
         assert expected_error(config)["margin"] == wide_margin(), config
     assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
+    mixture = expected_error({"recipe": "trl", "model": "Qwen/Qwen3-30B-A3B"})
+    assert (mixture["not_compared"], mixture["margin"]) == (["a mixture of experts"], wide_margin())
+    assert expected_error({"recipe": "trl", "model": "Qwen/Qwen2.5-7B"})["margin"] == MARGIN
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:
