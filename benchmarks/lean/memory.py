@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
         **QWEN, **TUNED, "optim": "adamw_torch_8bit", "beta": 0.04, "on": "RTX 4080",
     },
     "1.5B full, 8-bit Adam, reference, 8 x 1042, lean": {
-        **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04, "on": SMALL,
+        **QWEN, "recipe": "lean", "optim": "adamw_torch_8bit", "beta": 0.04, "on": "RTX 4080",
     },
     "7B LoRA, 8 x (16384 + 1024), TRL's defaults": {**LONG_PROMPT, "on": "H200"},
     "7B LoRA, 8 x (16384 + 1024), TRL tuned by hand, offloaded checkpoints": {

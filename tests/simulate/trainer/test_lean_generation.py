@@ -77,6 +77,7 @@ def test_the_highest_of_all_forwards_are_executed(size: PoolSize) -> None:
     assert sum(len(s) for s in executed(plan.stretches, learn=True).values()) <= 14
 
 
+@pytest.mark.usefixtures("only_new_tensors")
 def test_the_rolling_batch_is_the_real_ones(settings_for: Callable[..., Any], tmp_path: Path) -> None:
     """Beside a tensor trace of the real trainer on a CPU: the peaks, the pool and what is gathered of a layer."""
     from benchmarks.simulator.real_step import births, peaks, run_real
