@@ -171,6 +171,9 @@ MODEL_NAME = Target(
     consequence="the model's name cannot be reported",
 )  # fmt: skip
 TEXT_CONFIG = Target(_CONFIG, "PreTrainedConfig.get_text_config", "(self, *, decoder)", needed_by=("lean", "simulate"))
+TAKES_ATTENTION_ARGUMENTS = Target(
+    _MODELS, "PreTrainedModel._supports_attention_backend", how=READ, needed_by=_LEAN
+)
 DECODER_LAYER = Target("transformers.modeling_layers", "GradientCheckpointingLayer", how=READ, needed_by=_LEAN)
 CHECKPOINTING = Target(
     _MODELS, "PreTrainedModel.gradient_checkpointing_enable", "(self, gradient_checkpointing_kwargs, **kwargs)",

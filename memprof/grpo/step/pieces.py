@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memprof.compat import transformers
 from memprof.grpo.rows import Row, is_fake
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
@@ -118,7 +119,10 @@ def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
     """Say why these rows cannot go through the model in segments (packed, or after a shared prompt), or None."""
     if step.ranks.forward_together:
         return "FSDP and DeepSpeed run the wrapped model only"
-    text = step.base_model().config.get_text_config()
+    base = step.base_model()
+    if not transformers.TAKES_ATTENTION_ARGUMENTS.of(base):
+        return "the model hands no arguments down to its attention"
+    text = base.config.get_text_config()
     if step.policy.training and getattr(text, "attention_dropout", 0.0):
         return "attention_dropout is on"
     rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None)

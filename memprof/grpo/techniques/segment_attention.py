@@ -58,7 +58,8 @@ class Segments:
         """
         if not self.reached:
             raise UsageError(
-                "Sequences in one row: this model does not hand keyword arguments down to its attention function."
+                "packing and prefix_sharing put sequences in one row, and this model does not hand keyword arguments "
+                "down to its attention function: leave both off."
             )
 
 

@@ -64,3 +64,17 @@ def test_a_family_that_reads_padding_keeps_trls_step(tmp_path: Path, caplog: pyt
     assert worst(found[1][1], found[0][1]) <= TOLERANCE
     otherwise = {**inputs, "prompt_ids": inputs["prompt_ids"].where(inputs["prompt_mask"].bool(), 7)}
     assert worst(loss_and_gradients(theirs, otherwise)[1], found[0][1]) > 1e-3
+
+
+@pytest.mark.parametrize("switch", ["packing", "prefix_sharing"])
+@pytest.mark.parametrize("family", ["stablelm", "bloom"])
+def test_a_family_whose_attention_takes_no_arguments_goes_in_plain_pieces(
+    family: str, switch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = random_model(family, FAMILIES.get(family, {}))
+    theirs = build("trl", model, tmp_path)
+    ours = build("lean", model, tmp_path, max_tokens_per_piece=400, **{switch: True})
+    inputs = with_policies(theirs, batch(off_policy=False), beta=0.0)
+    found = [loss_and_gradients(trainer, inputs) for trainer in (theirs, ours)]
+    assert worst(found[1][1], found[0][1]) <= TOLERANCE
+    assert "hands no arguments down to its attention" in caplog.text
