@@ -11,6 +11,8 @@ from memprof.errors import UsageError
 
 __all__ = ["LeanGRPOConfig", "LeanSettings"]
 
+# Switches that count, and the least they can be.
+_COUNTS = {"tiled_mlp": 0, "max_tokens_per_piece": 1, "loss_chunk_tokens": 1, "generation_batch": 1}
 _CHOICES = {
     "exact_two_pass": ("auto", "always", "never"),
     "checkpointing": ("auto", "none", "full", "selective", "mlp", "offloaded"),
@@ -168,12 +170,11 @@ class LeanSettings:
             value = getattr(self, name)
             if value not in allowed:
                 raise UsageError(f"{name} is one of {', '.join(map(str, allowed))}: got {value!r}.")
-        if self.tiled_mlp is not None and self.tiled_mlp < 0:
-            raise UsageError(f"tiled_mlp is a number of tokens, or 0 for off: got {self.tiled_mlp}.")
-        for name in ("max_tokens_per_piece", "loss_chunk_tokens", "generation_batch"):
+        for name, least in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1: got {value}.")
+            if value is not None and (type(value) is not int or value < least):
+                zero = ", or 0 for off" if not least else ""
+                raise UsageError(f"{name} is a whole number of at least {max(1, least)}{zero}: got {value!r}.")
         if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
             self.cache_implementation = self.generation_cache
         super().__post_init__()  # type: ignore[misc]

@@ -61,6 +61,10 @@ class Sampling:
         others += [type(c).__name__ for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
         if (beams := getattr(config, "num_beams", None) or 1) > 1:
             others.append(f"{beams} beams")
+        if (cache := getattr(config, "cache_implementation", None)) not in (None, "dynamic"):
+            others.append(f"a {cache} cache")
+        if (answers := getattr(config, "num_return_sequences", None) or 1) > 1:
+            others.append(f"{answers} answers to a prompt")
         if others:
             raise NotPaged(f"generate would use {', '.join(others)}")
         longest = config.max_length - prompt

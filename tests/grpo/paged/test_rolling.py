@@ -211,6 +211,7 @@ def test_a_pool_hands_out_what_is_free() -> None:
         ({"min_new_tokens": 3}, "MinNewTokensLengthLogitsProcessor"),
         ({"max_time": 60.0}, "MaxTimeCriteria"),
         ({"num_beams": 2}, "2 beams"),
+        ({"cache_implementation": "static"}, "a static cache"),
     ],
 )
 def test_what_needs_whole_rows_is_left_to_generate(settings: dict[str, Any], named: str) -> None:
