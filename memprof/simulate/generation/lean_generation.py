@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.settings import Settings
+from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.generation.simulated_batch import Estimate, SimulatedBatch
 
 if TYPE_CHECKING:
@@ -83,14 +83,7 @@ def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts
         return made[-1]
 
     with (
-        trl_names.UNWRAPPED.get()(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=False,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
+        unwrapped_policy(trainer) as model,
         replacing(
             (transformers_loop, "prompts_of", lambda *_: prompts),
             (transformers_loop, "RollingBatch", batch),

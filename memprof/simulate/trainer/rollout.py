@@ -18,6 +18,7 @@ from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
 from memprof.simulate.generation.decoding import Decoding, NotAlike, Player, Run, learn
 from memprof.simulate.generation.lean_generation import generate_lean
+from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.recorder.decode_work import DecodeWork, token_made
 from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
@@ -77,17 +78,7 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
 
     The work of the tokens between is counted as that of the first and the last of them, on average.
     """
-    with (
-        trl_names.UNWRAPPED.get()(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=False,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
-        _gathered(trainer),
-    ):
+    with unwrapped_policy(trainer) as model, _gathered(trainer):
         work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
         decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
         if session is not None and work is not None and decoding is not None:
