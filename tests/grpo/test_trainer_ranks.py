@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.grpo.trainers import saved_llama, tiny_mixture
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.launched_ranks import found_by_two_ranks
 
 pytestmark = [pytest.mark.trl, pytest.mark.slow]
 
@@ -23,14 +17,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     saved_llama(folder / "model")
     tiny_mixture().save_pretrained(folder / "experts")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-        "-m", "tests.grpo.two_ranks", str(folder),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return found_by_two_ranks("tests.grpo.two_ranks", folder)
 
 
 @pytest.mark.parametrize("scheme", ["single", "twice", "shared", "coupled", "sharded", "experts", "sharded_experts"])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,9 @@ from typing import Any
 import pytest
 
 from memprof.vocabulary import Category
+from tests.launched_ranks import found_by_two_ranks
 from tests.simulate.sharding.test_zero import _sizes_of
 from tests.simulate.test_closed_forms import LAYER, PARAMETERS, ROPE, H, L, V, _analysis, _requested, _sizes
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_rank_holds_its_share(settings_for: Callable[..., Any]) -> None:
@@ -61,14 +57,8 @@ def test_an_adapter_is_sharded_with_its_model(settings_for: Callable[..., Any]) 
 )
 def test_two_real_ranks_gather_an_adapted_model_by_layers(policy: str, whole: dict[str, Any], tmp_path: Path) -> None:
     """TRL's fsdp2.yaml has the first policy; without one, accelerate gathers all layers at once."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-        "-m", "tests.simulate.sharding.adapter_two_ranks", str(tmp_path), policy,
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)] == [whole, whole]
+    ranks = found_by_two_ranks("tests.simulate.sharding.adapter_two_ranks", tmp_path, policy)
+    assert ranks == [whole, whole]
 
 
 _MOE = {
@@ -98,14 +88,8 @@ def test_two_real_ranks_gather_all_experts_of_a_layer_as_simulated(own: dict[str
     from tests.simulate.sharding.moe_two_ranks import ROWS, TOKENS
 
     (tmp_path / "config.json").write_text(json.dumps({**_MOE, **own}))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-        "-m", "tests.simulate.sharding.moe_two_ranks", str(tmp_path),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    one, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    ranks = found_by_two_ranks("tests.simulate.sharding.moe_two_ranks", tmp_path)
+    one, other = ranks
     assert one == other
     for layer, whole in one["whole"].items():
         assert {name.partition(".")[0] for name in whole} == {layer}
