@@ -17,7 +17,7 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens, trainer_kind
 from memprof.config.settings import Settings
-from memprof.errors import InputError
+from memprof.errors import InputError, UsageError
 from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["ScriptTrainer", "Trained"]
+
+
+# Changes that the simulated device takes, whatever the trainer.
+_OF_EVERY_TRAINER = ("attn", "padding", "alloc_conf")
 
 
 class Trained(BaseException):
@@ -132,6 +136,8 @@ class ScriptTrainer:
         if lean:
             given["args"] = self._leanly(given["args"], kind)
         assumed: list[str] = []
+        if not grpo:
+            self._refuse_changes(type(trainer).__name__)
         if grpo:
             changes = {**self._changes, "device": self._device}
             name = str(transformers_names.MODEL_NAME.of(getattr(model, "config", None), ""))
@@ -154,6 +160,14 @@ class ScriptTrainer:
             assert self.settings is not None
             self._notes += assumed
             given["train_dataset"] = dataset_of(self.settings)
+
+    def _refuse_changes(self, name: str) -> None:
+        """Refuse settings that are put into the arguments of GRPO and RLOO only."""
+        unused = [f"--{change.replace('_', '-')}" for change in self._changes if change not in _OF_EVERY_TRAINER]
+        if unused:
+            raise UsageError(
+                f"{', '.join(unused)} changes nothing here: the script trains with {name}, whose arguments are its own."
+            )
 
     def _leanly(self, given: Any, kind: str) -> Any:
         """Make the lean trainer's arguments; from here on it is told that it is on the simulated device."""
