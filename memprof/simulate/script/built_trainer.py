@@ -22,6 +22,7 @@ from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
+from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
 from memprof.simulate.trainer.training import watched
@@ -217,6 +218,7 @@ class ScriptTrainer:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
             self.settings = as_built(self.settings, collect_setup(trainer))
+            self._notes += notes_on_length(trainer.model, self.settings.sequence_length)
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
             set_optimizer(trainer, self.settings, session)
