@@ -124,6 +124,16 @@ def _recording(session: FakeSession) -> Iterator[None]:
         session.stop()
 
 
+# By a part of torch's own words.
+_ADVICE = {
+    # its product of grouped experts, which autocast does not reach
+    "inputs of BF16 type": " Mixtures of experts need --dtype bfloat16.",
+    # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen
+    "grad_dtype": " A real run fails too where its first forward is that of the reference, the adapter switched off: "
+    "drop --beta, or let the model generate (--generation hf).",
+}
+
+
 @contextlib.contextmanager
 def _values_wanted(model: str) -> Iterator[None]:
     """End in one sentence where a model's code cannot go on without real values."""
@@ -137,8 +147,7 @@ def _values_wanted(model: str) -> Iterator[None]:
         raise InputError(f"{model}: cannot be simulated, {what}; run it and record it instead.") from error
     except (RuntimeError, ValueError) as error:
         what = str(error).partition("\n")[0][:160]
-        # torch's product of grouped experts, which autocast does not reach
-        advice = " Mixtures of experts need --dtype bfloat16." if "inputs of BF16 type" in what else ""
+        advice = next((words for part, words in _ADVICE.items() if part in what), "")
         raise InputError(f"{model}: cannot be simulated with these settings ({what}).{advice}") from error
     except (AttributeError, TypeError, KeyError, IndexError, ArithmeticError) as error:
         package = _failing_package(error)

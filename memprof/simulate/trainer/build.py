@@ -123,7 +123,11 @@ def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) ->
             if model is not None:
                 shard_tensors(model, mesh)
     else:
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
         shard(trainer.model, mesh, settings)
+        # As transformers does: an adapter's generate() calls the model below the root, which gathers what is left.
+        register_fsdp_forward_method(trainer.model, "generate")
     if reference is not None and settings.sharding == "fsdp2":
         shard(reference, mesh, settings)
     recorder.paused -= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memprof.errors import UsageError
+from memprof.errors import InputError, UsageError
 from memprof.vocabulary import Category
 from tests.launched_ranks import found_by_two_ranks
 from tests.simulate.conftest import TINY
@@ -104,6 +104,35 @@ def test_two_real_ranks_gather_all_experts_of_a_layer_as_simulated(own: dict[str
     staged = found.timeline.requested[found.attribution.category == Category.COMMUNICATION.code].tolist()
     assert staged == one["sizes"] * 2  # two steps are simulated
     assert min(staged) > 3 * 4 * 48 * 40 * 2, "a layer's unit holds all of its experts"
+
+
+@pytest.mark.parametrize("recipe", ["trl", "lean"])
+def test_a_sharded_adapter_generates(settings_for: Callable[..., Any], recipe: str) -> None:
+    """What is left of the model is gathered for generate() too, which an adapter hands on below the root."""
+    settings = settings_for(
+        generation="hf", sharding="fsdp2", gpus=2, optim="adamw_torch_fused", lora_r=4, recipe=recipe, beta=0.1
+    )
+    found = _analysis(settings)
+    assert {"generate", "reference_logprobs", "forward", "backward"} <= {phase.phase for phase in found.phases}
+
+
+_FIRST_IS_THE_REFERENCE = "drop --beta, or let the model generate"
+
+
+def test_a_reference_before_every_other_forward_is_refused_as_it_fails(settings_for: Callable[..., Any]) -> None:
+    settings = settings_for(generation="none", sharding="fsdp2", gpus=2, optim="adamw_torch_fused", lora_r=4, beta=0.1)
+    with pytest.raises(InputError, match=_FIRST_IS_THE_REFERENCE):
+        _analysis(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.trl
+def test_two_ranks_with_an_adapter_fail_and_generate_as_simulated(tmp_path: Path) -> None:
+    for case, words in (("generate", None), ("lean", None), ("beta", "grad_dtype")):
+        (tmp_path / case).mkdir()
+        for error in found_by_two_ranks("tests.simulate.sharding.grpo_two_ranks", tmp_path / case, case):
+            assert (error is None) == (words is None), error
+            assert words is None or words in error
 
 
 def test_tensor_parallel_ranks_divide_every_matrix(settings_for: Callable[..., Any]) -> None:
