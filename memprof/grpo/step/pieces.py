@@ -11,6 +11,7 @@ import torch
 from memprof.compat import transformers
 from memprof.grpo.rows import Row, is_fake
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.techniques.layers import hands_arguments_down
 from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
 from memprof.grpo.techniques.segment_attention import segment_refusal
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
@@ -120,7 +121,7 @@ def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
     if step.ranks.forward_together:
         return "FSDP and DeepSpeed run the wrapped model only"
     base = step.base_model()
-    if not transformers.TAKES_ATTENTION_ARGUMENTS.of(base):
+    if not transformers.TAKES_ATTENTION_ARGUMENTS.of(base) or not hands_arguments_down(base):
         return "the model hands no arguments down to its attention"
     text = base.config.get_text_config()
     if step.policy.training and getattr(text, "attention_dropout", 0.0):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import textwrap
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +20,7 @@ __all__ = [
     "attention_of",
     "counts_padding",
     "decoder_layers",
+    "hands_arguments_down",
     "is_mixture_of_experts",
     "mlp_of",
     "reads_padding",
@@ -79,6 +83,36 @@ def attention_of(layer: nn.Module) -> nn.Module | None:
         if ("attn" in name or "attention" in name) and "norm" not in name:
             return child
     return None
+
+
+def hands_arguments_down(model: nn.Module) -> bool:
+    """Tell whether the decoder layers hand keyword arguments on to their attention, by the code of their ``forward``.
+
+    Nemotron's take them and drop them. True where there is no code to read, or no such layers.
+    """
+    try:
+        kinds: set[Any] = {type(layer) for layer in decoder_layers(model)}
+    except UsageError:
+        return True
+    return all(_passes_keywords_on(kind) for kind in kinds)
+
+
+@functools.cache
+def _passes_keywords_on(kind: Any) -> bool:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward))))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    function = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    name = function.args.kwarg.arg if function.args.kwarg is not None else None
+    handed = (
+        isinstance(given.value, ast.Name) and given.value.id == name
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        for given in call.keywords
+        if given.arg is None
+    )
+    return name is not None and any(handed)
 
 
 def mlp_of(layer: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},  # ALiBi
     "mamba": {"state_size": 4},
     "falcon_h1": {"head_dim": 8, **_MAMBA},
+    "falcon": {"alibi": True},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }
 
@@ -67,7 +68,7 @@ def test_a_family_that_reads_padding_keeps_trls_step(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.parametrize("switch", ["packing", "prefix_sharing"])
-@pytest.mark.parametrize("family", ["stablelm", "bloom"])
+@pytest.mark.parametrize("family", ["stablelm", "bloom", "nemotron", "falcon"])
 def test_a_family_whose_attention_takes_no_arguments_goes_in_plain_pieces(
     family: str, switch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
