@@ -13,6 +13,7 @@ from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import lean_arguments
 from memprof.errors import UsageError
+from memprof.units import format_gib
 
 __all__ = [
     "apply_recipe",
@@ -21,6 +22,7 @@ __all__ = [
     "config_of",
     "entropy_of",
     "liger_loss",
+    "liger_note",
     "log_softmax_rows",
     "logps_from_full_logits",
     "selected_logprobs",
@@ -74,6 +76,23 @@ def apply_recipe(trainer: Any, settings: Settings) -> None:
         if find_spec("liger_kernel") is None:
             raise UsageError("--recipe liger runs Liger's own loss: pip install liger-kernel.")
         bind(trainer, trl_names.LOSS, liger_loss)
+
+
+def liger_note(settings: Settings, config: Any) -> str:
+    """Say that Liger's layers are left out, and at least how much less a real run keeps for backward.
+
+    Liger's SwiGLU keeps its two inputs, and the model's own keeps the activated gate too: in every layer, or in the one
+    that is recomputed. What Liger's norms and rotary embeddings keep less is not counted.
+    """
+    words = "Liger's loss is simulated, its layers (use_liger_kernel: RMSNorm, SwiGLU, RoPE) are not"
+    text = config.get_text_config(decoder=True)
+    width = getattr(text, "intermediate_size", None)
+    if not isinstance(width, int):
+        return f"{words}: a real run with them keeps less for backward."
+    layers = 1 if settings.gradient_checkpointing else int(text.num_hidden_layers)
+    itemsize = 2 if settings.mixed_precision != "no" or settings.weights_dtype != "float32" else 4
+    less = layers * itemsize * width * settings.per_device_train_batch_size * settings.sequence_length
+    return f"{words}: a real run with them keeps less for backward, by {format_gib(less)} GiB or more."
 
 
 def apply_trl_0_14(trainer: Any) -> None:

@@ -20,6 +20,7 @@ from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.positions import notes_on_length
+from memprof.simulate.trainer.recipes import liger_note
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
 from memprof.vocabulary import Phase
 
@@ -55,6 +56,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
     """
     session.setup = {"model_config": plain_config(config)}
     session.notes += [f"{LEFT_OUT[name]}." for name in settings.left_out]
+    if settings.recipe == "liger":
+        session.notes.append(liger_note(settings, config))
     with contextlib.ExitStack() as stack:
         stack.enter_context(own_accelerate_state())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memprof-simulate-"))
