@@ -175,7 +175,8 @@ class Steps:
         self._processors = processors
         self._numbers: dict[tuple[tuple[int, ...], int], int] = {}  # bytes in each logged step, stream -> number
         self._kernels: dict[Any, tuple[Kernel, ...]] = {}
-        self._variants: dict[tuple[Any, ...], tuple[list[Operation], list[int]]] = {}
+        self._operations: dict[tuple[Any, ...], list[Operation]] = {}  # by how many sizes the kernels ask for
+        self._last: tuple[Any, list[int]] = ((), [])
         self.taken: list[tuple[Taken, ...]] = []
         self.claims: dict[int, Claim] = {}
         self._order: list[Operation | Any] = []
@@ -212,35 +213,39 @@ class Steps:
         for row in self._kernels.values():
             kernel = self.read(step, row)
             groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, self._processors)
-            asked.append(tuple(tuple(size for size in group if size) for group in groups))
-        variant = tuple(asked)
-        if variant not in self._variants:
-            self._variants[variant] = self._operations(dict(zip(self._kernels, variant, strict=True)))
-        operations, more = self._variants[variant]
+            asked.append([[size for size in group if size] for group in groups])
+        counts = tuple(tuple(len(group) for group in groups) for groups in asked)
+        more = [size for groups in asked for group in groups for size in group]
+        if counts not in self._operations:
+            self._operations[counts] = self._in_order(dict(zip(self._kernels, counts, strict=True)))
+        elif counts == self._last[0] and any(now < before for now, before in zip(more, self._last[1], strict=True)):
+            self._operations[counts] = list(self._operations[counts])  # steps that share a list only grow
+        self._last = counts, more
         sizes = [self.read(step, row) for row in self._sizes]
         streams = [stream for _, stream in self._numbers] + [0] * len(more)
+        operations = self._operations[counts]
         places = self.places + sum(o.kind == TAKE for o in operations) - len(self.taken)
         return Step(operations, [*sizes, *more], streams, places)
 
-    def _operations(self, asked: dict[Any, Any]) -> tuple[list[Operation], list[int]]:
-        """Put what the kernels take in its places; return the operations and the sizes that come after the others."""
+    def _in_order(self, counts: dict[Any, tuple[int, ...]]) -> list[Operation]:
+        """Put what the kernels take in its places: so many sizes in each of a kernel's groups, after all others."""
+        first, at = {}, len(self._numbers)
+        for kernel, groups in counts.items():
+            first[kernel] = at
+            at += sum(groups)
         found: list[Operation] = []
-        more: list[int] = []
         next_place = self.places
         for entry in self._order:
             if isinstance(entry, Operation):
                 found.append(entry)
                 continue
-            for group in asked[entry]:
-                more += [size for size in group if size not in more]
-                places = range(next_place, next_place + len(group))
-                next_place += len(group)
-                found += [
-                    Operation(TAKE, place, len(self._numbers) + more.index(size))
-                    for place, size in zip(places, group, strict=True)
-                ]
+            size = first[entry]
+            for count in counts[entry]:
+                places = range(next_place, next_place + count)
+                found += [Operation(TAKE, place, size + index) for index, place in enumerate(places)]
                 found += [Operation(DROP, place) for place in places]
-        return found, more
+                next_place, size = next_place + count, size + count
+        return found
 
 
 _DROPS = {OWN: DROP, BEFORE: DROP_OLD, KEPT: DROP_KEPT}
