@@ -19,6 +19,7 @@ from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.targets import Target
 from memprof.config.settings import Settings
+from memprof.simulate.trainer.fp16 import losses_scaled
 from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
@@ -46,6 +47,7 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
+            stack.enter_context(losses_scaled())
             if session is not None:
                 stack.enter_context(_seeds_on_host(session))
                 stack.enter_context(_step_counts_on_host(session))
