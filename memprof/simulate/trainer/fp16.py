@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ def losses_scaled() -> Iterator[None]:
     would compute in float32."""
     make_accelerator: Any = transformers_names.MAKE_ACCELERATOR.get()
 
+    @functools.wraps(make_accelerator)
     def made(self: Any) -> None:
         make_accelerator(self)
         if self.accelerator.mixed_precision == "fp16":
