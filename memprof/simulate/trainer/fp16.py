@@ -32,10 +32,10 @@ def losses_scaled() -> Iterator[None]:
 
     step_if_finite: Any = torch_names.STEP_IF_FINITE.get()
 
-    def steps(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        for found in state["found_inf_per_device"].values():
+    def steps(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        for found in optimizer_state["found_inf_per_device"].values():
             found._memprof_scalar = 0.0
-        return step_if_finite(self, optimizer, state, *args, **kwargs)
+        return step_if_finite(self, optimizer, optimizer_state, *args, **kwargs)
 
     with patching((transformers_names.MAKE_ACCELERATOR, made), (torch_names.STEP_IF_FINITE, steps)):
         yield
