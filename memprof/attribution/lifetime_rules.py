@@ -158,8 +158,8 @@ def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
     end_of_call = np.append(changes, len(rows))[np.searchsorted(changes, place, side="right")]
     last = np.searchsorted(births[by_stack], key + np.minimum(t.free_event[rows], t.n_events) + 1, side="right")
     own = np.minimum(end_of_call, last) - place - 1
-    found: Ints = np.minimum(own, 1) + np.maximum(0, last - end_of_call)
-    return found
+    births_after: Ints = np.minimum(own, 1) + np.maximum(0, last - end_of_call)
+    return births_after
 
 
 def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:
