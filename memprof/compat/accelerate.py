@@ -44,7 +44,8 @@ REDUCE = Target(
 )  # fmt: skip
 UNWRAP = Target(_ACCELERATOR, "Accelerator.unwrap_model", "(self, model)", needed_by=("lean", "simulate"))
 NO_SYNC = Target(_ACCELERATOR, "Accelerator.no_sync", "(self, model)", needed_by=("rehearse",))
-SCALER = Target(_ACCELERATOR, "Accelerator.scaler", how=ASSIGNED, needed_by=("lean", "rehearse"))
+NATIVE_AMP = Target(_ACCELERATOR, "Accelerator.native_amp", how=ASSIGNED, needed_by=("simulate",))
+SCALER = Target(_ACCELERATOR, "Accelerator.scaler", how=ASSIGNED, needed_by=("lean", "rehearse", "simulate"))
 BROADCAST = Target("accelerate.utils", "broadcast_object_list", "(object_list)", needed_by=("budget",))
 CLEAR_CACHE = Target("accelerate.utils.memory", "clear_device_cache", "()", needed_by=("lean",))
 WRAPPED_OPTIMIZER = Target(

@@ -160,6 +160,10 @@ FOREACH_TYPES_OF_NORMS = Target(
     "torch.utils._foreach_utils", "_foreach_supported_types", how=READ, needed_by=_SIMULATED
 )
 CONTIGUOUS_STRIDES = Target("torch._prims_common", "make_contiguous_strides_for", "(shape)", needed_by=_SIMULATED)
+STEP_IF_FINITE = Target(
+    "torch.amp.grad_scaler", "GradScaler._maybe_opt_step", "(self, optimizer, optimizer_state, *args, **kwargs)",
+    how=REPLACED, needed_by=_SIMULATED,
+)  # fmt: skip
 ADAM_STATE = Target(
     "torch.optim.adam", "Adam._init_group", "(self, group, *lists)", how=REPLACED, needed_by=_SIMULATED,
 )  # fmt: skip

@@ -42,6 +42,10 @@ CREATE_OPTIMIZER = Target(
     _TRAINER, "Trainer.create_optimizer", "(self, model)", how=REPLACED, needed_by=("simulate.zero",),
     used_in="Trainer.create_optimizer_and_scheduler",
 )  # fmt: skip
+MAKE_ACCELERATOR = Target(
+    "transformers.trainer", "Trainer.create_accelerator_and_postprocess", "(self)", how=REPLACED, needed_by=_SIMULATED,
+    used_in="Trainer.__init__",
+)  # fmt: skip
 OPTIMIZER_OF = Target(
     _TRAINER, "Trainer.get_optimizer_cls_and_kwargs", "(args, model)", how=REPLACED, needed_by=("lean", "simulate"),
     used_in="Trainer.create_optimizer",

@@ -134,7 +134,8 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     values["trainer"] = kind
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
-    values["mixed_precision"] = "bf16" if config.get("mixed_precision") == "bf16" or config.get("bf16") else "no"
+    asked = config.get("mixed_precision")
+    values["mixed_precision"] = "bf16" if config.get("bf16") else "fp16" if config.get("fp16") else asked or "no"
     values["gradient_checkpointing"] = _checkpointing(config, setup)
     values["optim"], note = optimizer_of(str(config.get("optim") or "adamw_torch_fused"))
     assumed += note
@@ -152,8 +153,6 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
             assumed.append("the recording does not hold the lean trainer's own settings; its defaults are assumed")
     if source.get("alloc_conf"):
         values["alloc_conf"] = str(source["alloc_conf"])
-    if config.get("fp16"):
-        assumed.append("fp16 autocast is simulated as none")
     return Likeness(Settings(**values), dict(model), tuple(assumed))
 
 

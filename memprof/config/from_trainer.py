@@ -165,7 +165,7 @@ def from_arguments(
         "trainer": kind,
         "model": model if isinstance(model, str) else name or "the script's model",
         "dtype": _dtype(arguments, model),
-        "mixed_precision": "bf16" if arguments.bf16 else "no",
+        "mixed_precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no",
         "lora_r": rank if isinstance(rank, int) and rank > 0 else None,
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
         "gradient_checkpointing": bool(arguments.gradient_checkpointing),

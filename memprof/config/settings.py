@@ -18,6 +18,7 @@ __all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
+    "mixed_precision": ("no", "bf16", "fp16"),
     "attn": ("auto", "flash", "efficient", "math"),
     "padding": ("none", "worst"),
     "generation": ("hf", "none", "vllm"),
@@ -40,9 +41,9 @@ class Settings:
     """One run. Lengths are tokens, one sequence's; sizes are bytes.
 
     ``per_device_train_batch_size`` counts completions, as TRL does since 0.16. ``dtype`` is the parameters': TRL loads
-    a model given by name in float32, and computes in bfloat16 (``mixed_precision``). ``gradient_checkpointing`` is
-    False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's True is ``auto``, its default,
-    and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
+    a model given by name in float32, and computes in bfloat16 (``mixed_precision``: ``bf16``, ``fp16`` or ``no``).
+    ``gradient_checkpointing`` is False (``none``), True (``full``), ``selective`` or ``offloaded``; the lean trainer's
+    True is ``auto``, its default, and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
     ``trainer`` is ``grpo`` or ``rloo``; or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size``
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
     ``left_out`` names what a config file switches on and no simulation executes.
@@ -115,6 +116,7 @@ class Settings:
         self._check_optimizer()
         self._check_generation()
         self._check_lean()
+        self._check_fp16()
         self._check_together()
 
     def _one_name_a_kind(self) -> bool | str:
@@ -213,6 +215,17 @@ class Settings:
             )
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+
+    def _check_fp16(self) -> None:
+        """Refuse what a run with fp16's loss scaler refuses, and what is not simulated with it."""
+        if self.mixed_precision != "fp16":
+            return
+        if self.dtype == "float16" and self.lora_r is None:
+            raise UsageError("fp16 over float16 weights fails in a real run too: load them with --dtype float32.")
+        if self.gpus > 1 and self.sharding != "ddp":
+            raise UsageError(f"fp16 beside --sharding {self.sharding} is not simulated: set bf16, or drop --sharding.")
+        if self.device == "cpu":
+            raise UsageError("fp16 scales losses on GPUs only: drop --device cpu, or set bf16.")
 
     def _check_together(self) -> None:
         if self.gpus == 1 and self.sharding != "ddp":

@@ -69,6 +69,7 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
         "gradient_checkpointing": bool(s.gradient_checkpointing),
         "optim": optimizer(s.optim).argument or s.optim,
         "bf16": s.mixed_precision == "bf16",
+        **({"fp16": True} if s.mixed_precision == "fp16" else {}),
         "beta": s.beta,
         "num_iterations": s.num_iterations,
         "loss_type": s.loss_type,
@@ -136,7 +137,7 @@ def four_bit_arguments(settings: Settings) -> dict[str, Any]:
     """
     compute = settings.bnb_4bit_compute_dtype
     if compute == "auto":
-        compute = "bfloat16" if settings.mixed_precision == "bf16" else settings.weights_dtype
+        compute = {"bf16": "bfloat16", "fp16": "float16"}.get(settings.mixed_precision, settings.weights_dtype)
     asked = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute}
     return {**asked, "bnb_4bit_use_double_quant": True} if settings.bnb_4bit_use_double_quant else asked
 

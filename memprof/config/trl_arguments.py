@@ -37,7 +37,9 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     told = [place.get("attn_implementation") for place in (given, inside) if isinstance(place, Mapping)]
     if any(told):
         more["attn"] = attention_of(next(name for name in told if name))
-    if given.get("bf16") is False and not given.get("fp16"):
+    if given.get("fp16"):
+        more["mixed_precision"] = "fp16"
+    elif given.get("bf16") is False:
         more["mixed_precision"] = "no"
     if given.get("use_peft"):
         more["lora_r"] = _TRLS_RANK

@@ -61,7 +61,7 @@ def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
         ({"attn_implementation": "eager"}, {"attn": "math"}),
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, {"attn": "flash"}),
         ({"bf16": False}, {"mixed_precision": "no"}),
-        ({"bf16": False, "fp16": True}, {}),
+        ({"bf16": False, "fp16": True}, {"mixed_precision": "fp16"}),
         ({"model_init_kwargs": None, "bf16": True}, {}),
     ],
 )

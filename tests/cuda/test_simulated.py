@@ -15,7 +15,10 @@ _FP16 = {"dtype": "float16", "mixed_precision": "no"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # Cards before Ampere compute attention in full where heads are grouped.
     "T4, LoRA": ("T4", {**_FP16, "lora_r": 8}),
+    "T4, generating": ("T4", {**_FP16, "lora_r": 8, "generation": "hf", "prompt_length": 400, "completion_length": 48}),
     "V100, full": ("V100-16GB", {**_FP16, "gradient_checkpointing": False}),
+    # The loss scaler's few numbers, and gradients unscaled before they are clipped.
+    "RTX 4090, fp16, LoRA": ("RTX 4090", {"mixed_precision": "fp16", "lora_r": 8, "optim": "adamw_torch"}),
     # Stochastic rounding keeps its counts of steps on the host.
     "H100, lean": ("H100", {"dtype": "bfloat16", "recipe": "lean"}),
     # So does RMSprop.

@@ -61,6 +61,35 @@ def test_a_run_that_kills_the_host_does_not_fit(settings_for: Callable[..., Any]
         evaluate(settings, None)
 
 
+def test_fp16_holds_what_bf16_does_and_the_loss_scaler(settings_for: Callable[..., Any]) -> None:
+    from memprof.config.gpus import find_gpu
+    from memprof.simulate.run import simulate_settings
+
+    half, scaled = (
+        simulate_settings(settings_for(generation="none", mixed_precision=kind), gpu=find_gpu("T4"), stacks=False)
+        for kind in ("bf16", "fp16")
+    )
+    more = scaled["memprof"]["highest"]["allocated_bytes"] - half["memprof"]["highest"]["allocated_bytes"]
+    assert more == 3 * 512  # the scale, how long it has not changed, and one number of the step's
+    warned = [any("no bfloat16 units" in note for note in raw["memprof"]["notes"]) for raw in (half, scaled)]
+    assert warned == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "float16"}, "fp16 over float16 weights fails in a real run too"),
+        ({"gpus": 2, "sharding": "fsdp2"}, "fp16 beside --sharding fsdp2 is not simulated"),
+        ({"device": "cpu"}, "fp16 scales losses on GPUs only"),
+    ],
+)
+def test_fp16_that_cannot_run_is_refused(
+    settings_for: Callable[..., Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        settings_for(mixed_precision="fp16", generation="none", **changes)
+
+
 def test_a_static_cache_is_as_long_as_it_will_be(settings_for: Callable[..., Any]) -> None:
     settings = settings_for(dtype="bfloat16", cache_implementation="static")
     expected = 2 * L * BATCH * KV * 2 * (settings.sequence_length - 1)
@@ -74,7 +103,9 @@ def test_quantised_caches_hold_what_their_layout_says(
     settings = settings_for(
         dtype="bfloat16", cache_implementation="quantized", cache_dtype=cache_dtype, completion_length=200
     )
-    values = BATCH * KV * (settings.sequence_length - 1)
+    # In 4 bits all is quantised anew after 128 tokens; what comes then is kept as it is.
+    quantised = settings.prompt_length + 128 if cache_dtype == "int4" else settings.sequence_length - 1
+    values = BATCH * KV * quantised
     assert values // values_a_byte in _sizes_of(_analysis(settings), Category.KV_CACHE)
 
 

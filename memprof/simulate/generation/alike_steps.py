@@ -42,6 +42,10 @@ class Span:
         """Return what the two logged steps do, operation by operation."""
         return list(zip(self.before, self.after, strict=True))
 
+    def base(self, step: int) -> int:
+        """Return the step from which on sizes grow evenly up to this one."""
+        return self.first - 1
+
     def read(self, step: int, row: Any) -> Any:
         """Read off what one of :attr:`rows`, or anything made of such, is in a step."""
         return Between(self.first - 1, self.last + 1).at(step, *row)
@@ -102,6 +106,10 @@ class Periods:
         """Read off what one of a jump's :meth:`rows` is in a step around any jump."""
         jump = (step - self.jumps.first - self.offsets[0]) // self.jumps.length
         return self._over.at(jump, *row)
+
+    def inner_base(self, step: int) -> int:
+        """Return the jump from which on the sizes of the steps between two jumps grow evenly up to this one."""
+        return step - (step - self.jumps.first) % self.jumps.length
 
     def read_inner(self, step: int, row: Any) -> Any:
         """Read off what one of :attr:`inner_rows` is in a step between two jumps."""
@@ -165,28 +173,34 @@ class Steps:
     Args:
         rows: what the logged steps do, operation by operation.
         read: reads off what a row is in a step.
+        base: tells from which step on sizes grow by the same at every step up to the one asked for.
         processors: of the card; kernels' own memory depends on them.
     """
 
     def __init__(
-        self, rows: Iterable[Sequence[Logged]], read: Callable[[int, Any], Any], processors: Processors
+        self,
+        rows: Iterable[Sequence[Logged]],
+        read: Callable[[int, Any], Any],
+        base: Callable[[int], int],
+        processors: Processors,
     ) -> None:
-        self.read = read
+        self.read, self._base = read, base
         self._processors = processors
         self._numbers: dict[tuple[tuple[int, ...], int], int] = {}  # bytes in each logged step, stream -> number
         self._kernels: dict[Any, tuple[Kernel, ...]] = {}
-        self._operations: dict[tuple[Any, ...], tuple[list[Operation], int]] = {}  # by how many sizes kernels ask for
+        # By how many sizes the kernels ask for; and how many blocks the operations number.
+        self._operations: dict[tuple[Any, ...], tuple[list[Operation], int]] = {}
         self._last: tuple[Any, list[int]] = ((), [])
         self.taken: list[tuple[Taken, ...]] = []
         self.claims: dict[int, Claim] = {}
         self._order: list[Operation | Any] = []
         for row in rows:
             self._add(row)
-        # What is the same in all logged steps is not read off at every step.
-        self._sizes = [sizes[0] for sizes, _ in self._numbers]
-        self._growing = [(n, sizes) for n, (sizes, _) in enumerate(self._numbers) if len(set(sizes)) > 1]
+        self._sizes = [sizes for sizes, _ in self._numbers]
         self._streams = [stream for _, stream in self._numbers]
+        # What kernels ask for whose arguments do not grow.
         self._asked = {name: self._hidden(row[0]) for name, row in self._kernels.items() if _alike(row)}
+        self._begin, self._at_begin, self._growth = -1, [0], [0]
 
     def _add(self, row: Sequence[Any]) -> None:
         one = row[0]
@@ -214,7 +228,9 @@ class Steps:
     def at(self, step: int) -> Step:
         """Return one step."""
         known = self._asked
-        asked = [known[k] if k in known else self._hidden(self.read(step, row)) for k, row in self._kernels.items()]
+        asked = [
+            known[name] if name in known else self._hidden(self.read(step, row)) for name, row in self._kernels.items()
+        ]
         counts = tuple(tuple(len(group) for group in groups) for groups in asked)
         more = [size for groups in asked for group in groups for size in group]
         if counts not in self._operations:
@@ -223,13 +239,19 @@ class Steps:
             operations, places = self._operations[counts]
             self._operations[counts] = list(operations), places  # steps that share a list only grow
         self._last = counts, more
-        sizes = [*self._sizes, *more]
-        for number, row in self._growing:
-            sizes[number] = self.read(step, row)
         operations, places = self._operations[counts]
-        return Step(operations, sizes, self._streams + [0] * len(more), places)
+        return Step(operations, self._sizes_at(step) + more, self._streams + [0] * len(more), places)
 
-    def _hidden(self, kernel: Kernel) -> list[list[int]]:
+    def _sizes_at(self, step: int) -> list[int]:
+        begin = self._base(step)
+        if begin != self._begin:
+            first, second = ([self.read(number, row) for row in self._sizes] for number in (begin, begin + 1))
+            self._begin, self._at_begin = begin, first
+            self._growth = [after - before for before, after in zip(first, second, strict=True)]
+        done = step - begin
+        return [one + grown * done for one, grown in zip(self._at_begin, self._growth, strict=True)]
+
+    def _hidden(self, kernel: Any) -> list[list[int]]:
         """Return the sizes of what a kernel takes beside its results, group after group."""
         groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, self._processors)
         return [[size for size in group if size] for group in groups]
@@ -237,7 +259,7 @@ class Steps:
     def _in_order(self, counts: dict[Any, tuple[int, ...]]) -> tuple[list[Operation], int]:
         """Put what the kernels take in its places: so many sizes in each of a kernel's groups, after all others.
 
-        Returns the operations, and how many blocks they take.
+        Return the operations, and how many blocks they number.
         """
         first, at = {}, len(self._numbers)
         for kernel, groups in counts.items():
@@ -258,11 +280,11 @@ class Steps:
         return found, next_place
 
 
-def _alike(row: Sequence[Kernel]) -> bool:
-    return all(_plain((entry.args, entry.made)) == _plain((row[0].args, row[0].made)) for entry in row)
-
-
 _DROPS = {OWN: DROP, BEFORE: DROP_OLD, KEPT: DROP_KEPT}
+
+
+def _alike(row: Sequence[Kernel]) -> bool:
+    return len({_plain((kernel.args, kernel.made)) for kernel in row}) == 1
 
 
 def _shared(one: Any, other: Any) -> Any:

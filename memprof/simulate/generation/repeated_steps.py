@@ -123,7 +123,7 @@ def repeat_span(recorder: FakeRecorder, allocator: CachingAllocator, span: Span,
     Raises:
         OutOfMemory: the simulated device is full.
     """
-    steps = Steps(span.rows, span.read, recorder.processors)
+    steps = Steps(span.rows, span.read, span.base, recorder.processors)
     blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
     alike = _Alike(allocator, steps, blocks, _Trace(recorder, blocks.values()), [])
     with _untold(recorder, allocator, alike):
@@ -175,8 +175,8 @@ class _PeriodsRun:
     ) -> None:
         self._allocator, self._periods, self._keeps = allocator, periods, keeps
         processors = recorder.processors
-        self._inner = Steps(periods.inner_rows, periods.read_inner, processors)
-        self._around = {o: Steps(periods.rows(o), periods.read, processors) for o in periods.offsets}
+        self._inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors)
+        self._around = {o: Steps(periods.rows(o), periods.read, int, processors) for o in periods.offsets}
         self.blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
         first = periods.jumps.first
         self.kept = [

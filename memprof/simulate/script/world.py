@@ -222,9 +222,6 @@ def _on_no_gpu(original: Any, note: Note, changes: Mapping[str, Any]) -> Callabl
         for ours, theirs in ARGUMENTS.items():
             if ours in changes and hasattr(self, theirs):
                 setattr(self, theirs, changes[ours])
-        if getattr(self, "fp16", False):
-            self.fp16, self.bf16 = False, True
-            note("fp16 is simulated as bf16: the same sizes; the loss scaler's few scalars are left out")
         for name in ("deepspeed", "fsdp", "torch_compile", "use_liger_kernel"):
             if getattr(self, name, None):
                 note(LEFT_OUT.get(name) or f"{name} is left out: one process without it was simulated")

@@ -75,6 +75,7 @@ def _arguments(settings: Settings) -> dict[str, Any]:
         "gradient_checkpointing": bool(settings.gradient_checkpointing),
         "optim": "adamw_torch" if replaced else optimizer(settings.optim).argument or settings.optim,
         "bf16": settings.mixed_precision == "bf16",
+        "fp16": settings.mixed_precision == "fp16",
         "max_grad_norm": settings.max_grad_norm,
         "max_length": None,  # rows are as long as they are to be
     }

@@ -188,7 +188,6 @@ def _unattended(folder: str, steps: int) -> dict[str, Any]:
         "output_dir": folder,
         "max_steps": steps,
         "use_cpu": True,
-        "fp16": False,
         "logging_strategy": "no",
         "save_strategy": "no",
         "eval_strategy": "no",

@@ -23,6 +23,7 @@ from memprof.simulate.trainer.lean import lean_world
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.rollout import counted, cutting
+from memprof.simulate.world.fp16 import losses_scaled
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -46,6 +47,7 @@ def trl_on_fakes(settings: Settings, config: Any, session: FakeSession | None = 
         if settings.device == "cuda":
             stack.enter_context(_triton_kernels(session))
             stack.enter_context(_foreach_as_on_cuda())
+            stack.enter_context(losses_scaled())
             if session is not None:
                 stack.enter_context(_seeds_on_host(session))
                 stack.enter_context(_step_counts_on_host(session))

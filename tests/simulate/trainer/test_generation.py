@@ -105,7 +105,7 @@ def one_by_one(heap: CachingAllocator, events: list[tuple[str, int, int]]) -> No
             heap.free(places.pop(address))
 
 
-def simulated(settings: Any, heap: CachingAllocator) -> Any:
+def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> Any:
     """Generate on fake tensors, as the simulator does: the first, the last and some other tokens."""
     import torch
 
@@ -135,7 +135,7 @@ def simulated(settings: Any, heap: CachingAllocator) -> Any:
         )
         recorder.allocator, heap.on_event = heap, recorder._event  # without the model
         decoding = learned(trainer, model, _BATCH, settings, recorder)
-        Player(recorder, decoding).play()
+        Player(recorder, decoding, whole=whole).play()
         recorder.stop()
     return decoding
 
@@ -150,3 +150,14 @@ def test_the_allocator_ends_as_after_every_recorded_event(name: str, tmp_path: P
     assert decoding.repeated > _TOKENS / 3, "most tokens are executed by nobody"
     for what in ("max_allocated", "max_requested", "max_reserved", "allocated", "reserved"):
         assert getattr(ours, what) == getattr(whole, what), what
+
+
+def test_a_quantised_cache_is_highest_where_it_is_quantised_for_the_last_time(tmp_path: Path) -> None:
+    """Between the first and the last time nobody executes a step; where nothing is reserved, the last ones suffice."""
+    settings = settings_for(tmp_path, "quantised")
+    every, ends = CachingAllocator(), CachingAllocator()
+    decoding = simulated(settings, every)
+    assert (decoding.jumps.times, decoding.periods.jumps.times) == (5, 5)
+    simulated(settings, ends, whole=False)
+    for what in ("max_allocated", "max_requested", "allocated"):
+        assert getattr(ends, what) == getattr(every, what), what
