@@ -13,7 +13,8 @@ from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
-from memprof.plan.search import MAXIMIZE, ROUNDS, Row, fitted_each, halved, largest_of_each, most_of, row_of
+from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
+from memprof.plan.sizes import MAXIMIZE, choices, halved, most_of
 from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
@@ -21,6 +22,8 @@ __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
+# Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
+_STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
 
 
 @dataclass(frozen=True)
@@ -104,15 +107,16 @@ def make_plan(
             raise UsageError("no method is left with these settings; leave some of them open.")
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
-        results = machine.run([settings for _, settings in wanted])
+        sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
+        results = machine.run([settings for _, settings in wanted], sizes=sizes)
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
         best = _largest_fitting(rows)
-        if searched and maximize == "speed":
-            rows = fitted_each(machine, rows, limit_of(gpu))
-            best = fastest_of(_that_do_the_step(rows)) or _shrunk(machine, rows)
-        elif searched:
-            rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
-            best = best or _shrunk(machine, rows)
+        if searched:
+            rows, best = largest_of_each(machine, rows, results, maximize)
+            if maximize == "speed":
+                best = fastest_of(_that_do_the_step(rows))
+            if best is None and maximize != "context":  # whose search shrinks too
+                best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
         notes = _notes(base, rows, best, maximize, find_gpu(gpu))
@@ -180,6 +184,8 @@ def limit_of(gpu: str) -> int:
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     """Shrink the leanest method, where none fits as given: smaller micro-batches, then shorter completions."""
     row = min(rows, key=lambda r: r.device_peak_bytes)
+    if row.limit_bytes is not None and sum(row.categories.get(name, 0) for name in _STANDING) > row.limit_bytes:
+        return None
     settings = row.settings
     for _ in range(_ROUNDS):
         smaller = halved(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from memprof.reports.terminal.plan import render_plan as render_text
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
-from memprof.plan import cache, make_plan, planner, search
+from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import METHODS, methods_for
 from memprof.plan.planner import Plan
@@ -39,9 +40,26 @@ class _Known:
     def expect(self, simulations: int) -> None:
         self.expected = simulations
 
-    def run(self, wanted: list[Settings]) -> list[dict[str, Any]]:
+    def run(
+        self, wanted: list[Settings], refused: None = None, sizes: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
         self.asked += wanted
-        return [self._one(s) for s in wanted]
+        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
+        return [{**self._one(s), **self._largest(of_it)} for s, of_it in zip(wanted, asked, strict=True)]
+
+    def _largest(self, sizes: dict[str, Any] | None) -> dict[str, Any]:
+        """Choose as resizing the run would, which here is as exact as simulating it."""
+        if sizes is None:
+            return {}
+        of = Settings.from_dict(sizes["of"])
+        first = self._last(of, sizes["first"])
+        if first is None:
+            return {"largest": None}
+        return {"largest": self._last(of, [{**first, **more} for more in sizes["more"]]) or first}
+
+    def _last(self, of: Settings, changes: list[dict[str, Any]]) -> dict[str, Any] | None:
+        place = bisect_left(changes, True, key=lambda one: not self._one(of.with_(**one))["fits"])
+        return changes[place - 1] if place else None
 
     def _one(self, s: Settings) -> dict[str, Any]:
         from memprof.config.expected_error import MARGIN
@@ -57,6 +75,7 @@ class _Known:
             "host_bytes": 0,
             "largest_category": "activations",
             "peak_phase": "backward",
+            "verdict": {"limit_bytes": int(find_gpu(self.gpu).total_bytes / (1 + MARGIN))},
         }
 
 
@@ -70,7 +89,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
-    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 131_072})
+    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 131_072})
     return made
 
 
@@ -119,7 +138,7 @@ def test_a_search_ends_where_the_card_is_nearly_full(known: list[_Known]) -> Non
 def test_a_context_is_not_longer_than_the_model_was_made_for(
     known: list[_Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 4096})
+    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 4096})
     plan = make_plan(_base(), "80GB")
     assert plan.best is not None
     assert plan.best.settings.sequence_length == 4096
