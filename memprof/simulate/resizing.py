@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.allocator.replay import Program
+from memprof.config.catalogue import find_config
 from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu
+from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS
 from memprof.config.settings import Settings
+from memprof.grpo.techniques.apply import TILE_TOKENS
 from memprof.simulate.ensemble import BY_TOKENS, all_fit, margin_kept
 from memprof.vocabulary import Category, Phase
 
@@ -66,6 +69,8 @@ class Resizable:
         }
         self._order, self._sign = _order_of(self.program)
         config = analysis.snapshot.extra.get("config") or {}
+        open_tiles = settings.recipe == "lean" and settings.tiled_mlp is None and settings.checkpointing != "none"
+        self._inner = ModelShape.of(find_config(settings.model)).intermediate if open_tiles else 0
         self._trained = self._rows_of_a_piece(int(config.get("hidden_size") or 0))
 
     def _rows_of_a_piece(self, hidden: int) -> int:
@@ -112,6 +117,9 @@ class Resizable:
         length, longer = s.sequence_length, w.sequence_length
         if group == "train":
             own, other = self._trained, self._trained_then(w)
+            if self._inner and w.completion_length > TILE_TOKENS:  # the lean trainer then tiles the MLP
+                tiled = own * length if s.completion_length <= TILE_TOKENS else min(own * length, TILE_TOKENS)
+                yield tiled * self._inner, min(other * longer, TILE_TOKENS) * self._inner
             if self._in_full:
                 yield own * length * length, other * longer * longer
             pairs = [(length, longer), (length - 1, longer - 1)]
