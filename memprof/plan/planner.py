@@ -60,9 +60,7 @@ class Plan:
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
             "limit_bytes": limit_of(self.gpu),
-            "expected_error": expected_error(
-                *(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)
-            ),
+            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
 

@@ -15,6 +15,7 @@ from memprof.errors import UsageError
 from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
+from memprof.snapshot.unpickle import collector_paused
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
@@ -67,6 +68,13 @@ def judge(
 
     ``again``: as in :func:`evaluate`.
     """
+    with collector_paused():
+        return _judged(run, gpu, advisor, again)
+
+
+def _judged(
+    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
+) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:

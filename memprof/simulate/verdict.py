@@ -101,9 +101,7 @@ class Verdict:
             for least in [min(need.reserved_bytes, reserved_bytes)]
         )
         needed = reserved_bytes + self.non_torch_bytes
-        return replace(
-            self, needed_bytes=needed, reserved_bytes=reserved_bytes, fits=True, flushes=True, phases=phases
-        )
+        return replace(self, needed_bytes=needed, reserved_bytes=reserved_bytes, fits=True, flushes=True, phases=phases)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: ``fit`` of the report."""
@@ -154,9 +152,7 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
     return HostNeed(needed, total, None if total is None else needed <= total)
 
 
-def verdict_of(
-    analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None
-) -> Verdict:
+def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
     """Compare a run's device peak with what the GPU has.
 
     Args:
