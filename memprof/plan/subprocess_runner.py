@@ -85,7 +85,7 @@ class Runner:
         rows: dict[int, dict[str, Any]] = {}
         waiting: dict[Future[dict[str, Any]], int] = {}
         self._asked += len(wanted)
-        asked = sizes or [None] * len(wanted)
+        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
         for index, (settings, of_it) in enumerate(zip(wanted, asked, strict=True)):
             known = cache.load(self._key(settings, of_it)) if self._use_cache else None
             if known is not None:

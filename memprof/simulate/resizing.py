@@ -92,7 +92,7 @@ class Resizable:
         return int(np.cumsum(sizes[self._order] * self._sign).max(initial=0))
 
     def _sizes(self, wanted: Settings) -> I64:
-        sizes = self.program.requested.copy()
+        sizes: I64 = self.program.requested.copy()
         for name, rows in self._groups.items():
             mine = sizes[rows]
             waiting = np.ones(len(mine), bool)

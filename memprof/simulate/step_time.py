@@ -19,7 +19,9 @@ _LAUNCH_SECONDS = 21e-6
 _ENGINE_STEP_SECONDS = 2.6e-3
 
 
-def estimated_time(work: Mapping[str, Tally], gpu: Gpu | None, *, bfloat16: bool = True) -> dict[str, Any] | None:
+def estimated_time(
+    work: Mapping[str, Tally], gpu: Gpu | None, *, bfloat16: bool = True
+) -> dict[str, Any] | None:
     """Estimate the seconds of one optimizer step on one rank: ``estimated_time`` of the report.
 
     A kernel takes as long as its FLOPs or its bytes, whichever is more, at a share of the card's peaks. A phase takes

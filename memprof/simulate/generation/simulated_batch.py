@@ -55,7 +55,9 @@ class Estimate:
 def planned(prompts: Sequence[Sequence[int]], size: PoolSize, longest: int) -> Estimate:
     """List the decode steps and the forwards of a generation, from lengths alone."""
     known: dict[tuple[int, ...], Prompt] = {}
-    rows = [Progress(index, known.setdefault(tuple(ids), Prompt(len(ids)))) for index, ids in enumerate(prompts)]
+    rows = [
+        Progress(index, known.setdefault(tuple(ids), Prompt(len(ids)))) for index, ids in enumerate(prompts)
+    ]
     found = Estimate()
     for action in actions_at_full_length(rows, size, longest):
         if isinstance(action, Decode):
@@ -235,7 +237,9 @@ class SimulatedBatch(RollingBatch):
 
     def _add_chunk(self, total: Tally, chunk: range) -> None:
         """Count a forward as the executed one that is nearest in its tokens."""
-        tokens, end = min(self._chunk_tallies, key=lambda key: (abs(key[0] - len(chunk)), abs(key[1] - chunk.stop)))
+        tokens, end = min(
+            self._chunk_tallies, key=lambda key: (abs(key[0] - len(chunk)), abs(key[1] - chunk.stop))
+        )
         total.add_all(self._chunk_tallies[tokens, end], 1)
 
 

@@ -202,7 +202,9 @@ class FakeRecorder:
         watch = self._live.get(_key_of(storage))
         return watch.address if watch is not None and watch.address > 0 else 0
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None) -> None:
+    def see(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None
+    ) -> None:
         """Account for what an operation made, its kernel's own temporaries included.
 
         ``alike``: a number that only calls of this operation with arguments of the same shapes have.

@@ -14,7 +14,9 @@ __all__ = ["supervised_trainer"]
 _DPO_BETA = 0.1  # TRL's default, where the settings leave GRPO's
 
 
-def supervised_trainer(settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]) -> Any:
+def supervised_trainer(
+    settings: Settings, model: Any, tokenizer: Any, adapter: Any, unattended: dict[str, Any]
+) -> Any:
     """Make the trainer of these settings. Rows are not packed; DPO's reference is a second model or an adapter's base.
 
     Args:

@@ -97,3 +97,4 @@ def _from_config(kind: Any) -> Callable[..., Any]:
     auto, model = transformers_names.AUTO_FROM_CONFIG, transformers_names.MODEL_FROM_CONFIG
     make: Callable[..., Any] = auto.of(kind) or model.of(kind)
     return make
+
