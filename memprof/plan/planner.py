@@ -59,7 +59,7 @@ class Plan:
             "fastest": fastest.to_dict() if (fastest := self.fastest) is not None else None,
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
-            "limit_bytes": limit_of(self.gpu),
+            "limit_bytes": max((row.limit_bytes for row in self.rows if row.limit_bytes), default=limit_of(self.gpu)),
             "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
@@ -203,9 +203,12 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
             "of a generation the first and the last tokens were run; memprof simulate repeats each, and says how often "
             "the allocator has to give memory back"
         )
-    uncompared = any(margin_of(row.settings.to_dict(), card) > MARGIN for row in rows)
+    uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]
     if uncompared:
-        notes.append(f"{wide_margin():.0%} is kept, not {MARGIN:.0%}, where part of a run was never compared")
+        whose = "every row" if len(uncompared) == len(rows) else ", ".join(uncompared)
+        notes.append(
+            f"{wide_margin():.0%} of room is kept, not {MARGIN:.0%}, where part of a run was never compared: {whose}"
+        )
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
     if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):

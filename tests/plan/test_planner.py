@@ -348,3 +348,21 @@ def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypat
     assert plan.best is not None
     assert plan.best.settings.load_in_4bit
     assert plan.best == plan.fastest
+
+
+def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 16]))
+    shown = render_text(_document(plan), width=80)
+    assert "Varied: num_generations, and per_device_train_batch_size with it. All other" in shown
+    assert "settings are the same in every row." in shown
+    assert "never compared may use" not in shown
+    less = replace(plan.rows[1], limit_bytes=20 * 2**30)
+    told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))
+    assert told.limit_bytes == plan.rows[0].limit_bytes
+    assert told.room == "Rows with a part that was never compared may use less: 20.00 GiB by num_generations=4."
+    assert "may use less: 20.00 GiB" in render_text(told)
+    assert told.room in told.notes
+    validate(told.data)
+    every = _document(replace(plan, rows=[less]))
+    assert every.limit_bytes == 20 * 2**30
+    assert not every.room
