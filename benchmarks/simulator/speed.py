@@ -3,7 +3,8 @@
     python -m benchmarks.simulator speed [--beside CHECKOUT] [--only NAME]... [--times N]
 
 A process's own CPU time, the import of torch and TRL included, so that a busy machine disturbs it little. Of several
-runs the least is printed. A plan's is that of all its processes, with nothing in its cache; its simulations are counted.
+runs the least is printed. A plan's is that of all its processes, with nothing in its cache. A plan runs only where
+``--only`` names it: it takes minutes.
 """
 
 from __future__ import annotations
