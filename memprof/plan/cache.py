@@ -27,8 +27,16 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "memprof" / "plan"
 
 
-def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | dict[str, Any] | None) -> str:
-    """Name one simulation by a hash of its settings, the model's config, and the versions that execute it."""
+def key_of(
+    settings: dict[str, Any],
+    model_config: dict[str, Any],
+    gpu: str | dict[str, Any] | None,
+    sizes: dict[str, Any] | None = None,
+) -> str:
+    """Name one simulation by a hash of its settings, the model's config, and the versions that execute it.
+
+    ``sizes``: what its run is resized to (:func:`memprof.plan.sizes.choices`).
+    """
     parts = {
         "schema": _SCHEMA,
         "memprof": __version__,
@@ -36,6 +44,7 @@ def key_of(settings: dict[str, Any], model_config: dict[str, Any], gpu: str | di
         "settings": settings,
         "model": model_config,
         "gpu": gpu,
+        **({} if sizes is None else {"sizes": sizes}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -13,7 +13,8 @@ from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
-from memprof.plan.search import MAXIMIZE, ROUNDS, Row, fitted_each, halved, largest_of_each, most_of, row_of
+from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
+from memprof.plan.sizes import MAXIMIZE, choices, halved, most_of
 from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
@@ -21,6 +22,8 @@ __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
+# Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
+_STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,8 @@ class Plan:
             "fastest": fastest.to_dict() if (fastest := self.fastest) is not None else None,
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
-            "limit_bytes": limit_of(self.gpu),
-            "expected_error": expected_error(
-                *(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)
-            ),
+            "limit_bytes": max((row.limit_bytes for row in self.rows if row.limit_bytes), default=limit_of(self.gpu)),
+            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
 
@@ -104,15 +105,16 @@ def make_plan(
             raise UsageError("no method is left with these settings; leave some of them open.")
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
-        results = machine.run([settings for _, settings in wanted])
+        sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
+        results = machine.run([settings for _, settings in wanted], sizes=sizes)
         rows = [row_of(name, settings, result) for (name, settings), result in zip(wanted, results, strict=True)]
         best = _largest_fitting(rows)
-        if searched and maximize == "speed":
-            rows = fitted_each(machine, rows, limit_of(gpu))
-            best = fastest_of(_that_do_the_step(rows)) or _shrunk(machine, rows)
-        elif searched:
-            rows, best = largest_of_each(machine, rows, maximize, limit_of(gpu))
-            best = best or _shrunk(machine, rows)
+        if searched:
+            rows, best = largest_of_each(machine, rows, results, maximize)
+            if maximize == "speed":
+                best = fastest_of(_that_do_the_step(rows))
+            if best is None and maximize != "context":  # whose search shrinks too
+                best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
         notes = _notes(base, rows, best, maximize, find_gpu(gpu))
@@ -180,6 +182,8 @@ def limit_of(gpu: str) -> int:
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
     """Shrink the leanest method, where none fits as given: smaller micro-batches, then shorter completions."""
     row = min(rows, key=lambda r: r.device_peak_bytes)
+    if row.limit_bytes is not None and sum(row.categories.get(name, 0) for name in _STANDING) > row.limit_bytes:
+        return None
     settings = row.settings
     for _ in range(_ROUNDS):
         smaller = halved(settings)
@@ -199,9 +203,12 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
             "of a generation the first and the last tokens were run; memprof simulate repeats each, and says how often "
             "the allocator has to give memory back"
         )
-    uncompared = any(margin_of(row.settings.to_dict(), card) > MARGIN for row in rows)
+    uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]
     if uncompared:
-        notes.append(f"{wide_margin():.0%} is kept, not {MARGIN:.0%}, where part of a run was never compared")
+        whose = "every row" if len(uncompared) == len(rows) else ", ".join(uncompared)
+        notes.append(
+            f"{wide_margin():.0%} of room is kept, not {MARGIN:.0%}, where part of a run was never compared: {whose}"
+        )
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
     if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):

@@ -66,29 +66,35 @@ class Runner:
         self._asked = self._done = self._expected = 0
         self.executed = 0
 
-    def run(self, wanted: list[Settings], refused: dict[int, str] | None = None) -> list[dict[str, Any]]:
+    def run(
+        self,
+        wanted: list[Settings],
+        refused: dict[int, str] | None = None,
+        sizes: list[dict[str, Any]] | None = None,
+    ) -> list[dict[str, Any]]:
         """Return rows in the order of ``wanted``.
 
         Args:
             wanted: the settings to simulate.
             refused: receives, by index, the reason why settings could not be simulated; their row is then empty.
+            sizes: of each, what to resize its run to for the row's ``largest`` (:func:`memprof.plan.sizes.choices`).
 
         Raises:
             InputError, UsageError: some settings cannot be simulated, and ``refused`` was not given.
         """
         rows: dict[int, dict[str, Any]] = {}
-        waiting: dict[Future[dict[str, Any]], tuple[int, str]] = {}
+        waiting: dict[Future[dict[str, Any]], int] = {}
         self._asked += len(wanted)
-        for index, settings in enumerate(wanted):
-            key = cache.key_of(settings.to_dict(), find_config(settings.model), self.gpu)
-            known = cache.load(key) if self._use_cache else None
+        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
+        for index, (settings, of_it) in enumerate(zip(wanted, asked, strict=True)):
+            known = cache.load(self._key(settings, of_it)) if self._use_cache else None
             if known is not None:
                 rows[index] = known
                 self._step()
             else:
-                waiting[self._submit(settings)] = (index, key)
+                waiting[self._submit(settings, of_it)] = index
         for future in as_completed(waiting):
-            index, key = waiting[future]
+            index = waiting[future]
             try:
                 rows[index] = future.result()
             except MemprofError as error:
@@ -97,9 +103,18 @@ class Runner:
                 rows[index], refused[index] = {}, str(error)
             self.executed += 1
             if self._use_cache and rows[index]:
-                cache.store(key, rows[index])
+                self._keep(wanted[index], asked[index], rows[index])
             self._step()
         return [rows[i] for i in range(len(wanted))]
+
+    def _key(self, settings: Settings, sizes: dict[str, Any] | None) -> str:
+        return cache.key_of(settings.to_dict(), find_config(settings.model), self.gpu, sizes)
+
+    def _keep(self, settings: Settings, sizes: dict[str, Any] | None, row: dict[str, Any]) -> None:
+        """Keep a row, and where its run was resized the plain row too, for who asks for that alone."""
+        cache.store(self._key(settings, sizes), row)
+        if sizes is not None:
+            cache.store(self._key(settings, None), {name: value for name, value in row.items() if name != "largest"})
 
     def expect(self, simulations: int) -> None:
         """Tell how many simulations there will be at most, so that the progress knows how far it is."""
@@ -114,18 +129,19 @@ class Runner:
             worker.end()
         self._threads.shutdown(wait=True)
 
-    def _submit(self, settings: Settings) -> Future[dict[str, Any]]:
+    def _submit(self, settings: Settings, sizes: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
             self._all = [_Worker() for _ in range(self.workers)]
             for worker in self._all:
                 self._idle.put(worker)
-        return self._threads.submit(self._ask, settings.to_dict())
+        return self._threads.submit(self._ask, settings.to_dict(), sizes)
 
-    def _ask(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, settings: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
         worker = self._idle.get()
+        question = {"settings": settings, "gpu": self.gpu}
         try:
-            return worker.ask({"settings": settings, "gpu": self.gpu})
+            return worker.ask(question if sizes is None else {**question, "sizes": sizes})
         finally:
             self._idle.put(worker)
 

@@ -24,10 +24,20 @@ from memprof.vocabulary import Category
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["Ensemble", "Variant", "allocator_of", "ensemble_of", "fits_within", "margin_kept", "variants_of"]
+__all__ = [
+    "BY_TOKENS",
+    "Ensemble",
+    "Variant",
+    "all_fit",
+    "allocator_of",
+    "ensemble_of",
+    "fits_within",
+    "margin_kept",
+    "variants_of",
+]
 
-# What grows with the sequences.
-_BY_TOKENS = (
+#: What grows with the sequences.
+BY_TOKENS = (
     Category.ACTIVATIONS, Category.ACTIVATION_GRADIENTS, Category.LOSS_LOGITS, Category.KV_CACHE, Category.INPUTS,
 )  # fmt: skip
 
@@ -61,16 +71,32 @@ def ensemble_of(analysis: Analysis, gpu: Gpu) -> Ensemble:
     A run of the lengths that were asked for must leave the margin free, whatever its workspaces; one of other
     lengths need only live.
     """
-    settings, margin = allocator_of(analysis), margin_kept(analysis)
+    settings = allocator_of(analysis)
     reserved, failed, flushes = [], 0, False
     for variant in variants_of(analysis, gpu):
-        room = gpu.available_bytes if variant.more else room_bytes(gpu, margin)
+        room = _room_of(variant, analysis, gpu)
         reserved.append(reserved_within(variant.program, settings, None))
         if reserved[-1] > room:
             fits = fits_within(variant.program, settings, room)
             failed += not fits
             flushes |= fits
     return Ensemble(len(reserved), failed, flushes, min(reserved), max(reserved))
+
+
+def all_fit(analysis: Analysis, gpu: Gpu, program: Program, lengths: tuple[int, int]) -> bool:
+    """Tell whether every variant of a program that was made of a simulated run's fits a card.
+
+    ``lengths``: tokens of its prompts and of its completions.
+    """
+    settings = allocator_of(analysis)
+    return all(
+        fits_within(variant.program, settings, _room_of(variant, analysis, gpu))
+        for variant in variants_of(analysis, gpu, program, lengths)
+    )
+
+
+def _room_of(variant: Variant, analysis: Analysis, gpu: Gpu) -> int:
+    return gpu.available_bytes if variant.more else room_bytes(gpu, margin_kept(analysis))
 
 
 def margin_kept(analysis: Analysis) -> float:
@@ -94,15 +120,21 @@ def fits_within(program: Program, settings: AllocatorSettings, room: int) -> boo
     return True
 
 
-def variants_of(analysis: Analysis, gpu: Gpu) -> Iterator[Variant]:
-    """Yield the run as it was simulated, and then as it would be with other workspaces and other lengths."""
-    program, config = analysis.timeline.program(), _config(analysis)
+def variants_of(
+    analysis: Analysis, gpu: Gpu, program: Program | None = None, of_lengths: tuple[int, int] | None = None
+) -> Iterator[Variant]:
+    """Yield the run as it was simulated, and then as it would be with other workspaces and other lengths.
+
+    ``program``: the run's, or one of the same rows whose prompts and completions have ``of_lengths`` tokens.
+    """
+    config = _config(analysis)
+    program = program or analysis.timeline.program()
+    prompt, completion = of_lengths or (int(config.get(n) or 0) for n in ("prompt_length", "completion_length"))
     categories = list(Category)
     category = analysis.attribution.category
     own = workspace_bytes(gpu)
     is_workspace = (category == categories.index(Category.WORKSPACE)) & (program.requested == own)
-    by_tokens = np.isin(category, [categories.index(name) for name in _BY_TOKENS])
-    prompt, completion = int(config.get("prompt_length") or 0), int(config.get("completion_length") or 0)
+    by_tokens = np.isin(category, [categories.index(name) for name in BY_TOKENS])
     lengths: tuple[int, ...] = (completion, prompt + completion)
     if 4 * completion < prompt:  # so few tokens divide nearly every size, and one more of them is no small change
         lengths = lengths[1:]

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memprof.allocator.replay import reserved_within
 from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
-from memprof.simulate.ensemble import ensemble_of, margin_kept
+from memprof.simulate.ensemble import allocator_of, ensemble_of, margin_kept
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
 from memprof.snapshot.unpickle import collector_paused
@@ -38,6 +39,7 @@ def evaluate(
     stacks: bool = True,
     advisor: Advisor | None = None,
     growth: bool = True,
+    again: bool = True,
 ) -> Outcome:
     """Simulate a run and compare it with what the GPU has. ``advisor`` fills the report's ``advice``.
 
@@ -45,7 +47,8 @@ def evaluate(
 
     The verdict is the worst of the run's variants (:mod:`memprof.simulate.ensemble`). A run whose reserved memory is
     too high while its live memory is not is simulated again on a card of that size: the allocator then gives cached
-    segments back before it fails, as the real one does.
+    segments back before it fails, as the real one does. Without ``again`` its allocations are replayed there, which
+    gives the same verdict and leaves the snapshot as it was on a card with room for all.
 
     Raises:
         InputError, UsageError: as :func:`memprof.simulate.run.simulate_settings`.
@@ -53,17 +56,25 @@ def evaluate(
     if settings.host_memory is not None and gpu is None:
         raise UsageError("--host-memory is judged together with a card: say which one with --gpu.")
     return judge(
-        lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks, growth=growth), gpu, advisor
-    )
+        lambda room: simulate_settings(settings, gpu=gpu, capacity=room, stacks=stacks, growth=growth),
+        gpu, advisor, again=again,
+    )  # fmt: skip
 
 
-def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None) -> Outcome:
-    """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+def judge(
+    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None, *, again: bool = True
+) -> Outcome:
+    """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot.
+
+    ``again``: as in :func:`evaluate`.
+    """
     with collector_paused():
-        return _judged(run, gpu, advisor)
+        return _judged(run, gpu, advisor, again)
 
 
-def _judged(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None) -> Outcome:
+def _judged(
+    run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None, again: bool
+) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:
@@ -78,11 +89,14 @@ def _judged(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, adviso
     )
     if own or ensemble.failed:
         return _outcome(raw, analysis, verdict)
-    again = run(room)
-    if again["memprof"]["oom"] is not None:
+    if not again:
+        reserved = reserved_within(analysis.timeline.program(), allocator_of(analysis), room)
+        return _outcome(raw, analysis, verdict.squeezed(reserved))
+    squeezed_raw = run(room)
+    if squeezed_raw["memprof"]["oom"] is not None:
         return _outcome(raw, analysis, verdict)
-    squeezed = analyse(again, advisor)
-    return _outcome(again, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True, ensemble=ensemble))
+    squeezed = analyse(squeezed_raw, advisor)
+    return _outcome(squeezed_raw, squeezed, verdict_of(squeezed, gpu, fits=True, flushes=True, ensemble=ensemble))
 
 
 def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
@@ -108,15 +122,33 @@ def analyse(raw: dict[str, Any], advisor: Advisor | None = None) -> Analysis:
     return analyze(snapshot_from_raw(shallow), advisor=advisor)
 
 
-def run_row(settings: dict[str, Any], gpu: str | dict[str, Any] | None) -> dict[str, Any]:
+def run_row(
+    settings: dict[str, Any], gpu: str | dict[str, Any] | None, sizes: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Simulate settings given as plain data (so that a worker process can) and return a row of plain data.
 
-    ``gpu``: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote. Of a generation's steps the first
-    and the last are run: a search asks for many rows, and reserved memory that the growing cache leaves behind is given
-    back before a run fails.
+    Of a generation's steps the first and the last are run: a search asks for many rows, and reserved memory that the
+    growing cache leaves behind is given back before a run fails.
+
+    Args:
+        settings: as :meth:`Settings.to_dict` writes them.
+        gpu: a name, a size, or what :meth:`memprof.config.gpus.Gpu.to_dict` wrote.
+        sizes: asks for the row's ``largest``, which resizing this run finds
+            (:func:`memprof.simulate.resizing.largest_fitting`): ``of``, the settings that its ``first`` and ``more``
+            change. A row that fits and needs the share ``enough`` of what it may is not resized: it has no ``largest``.
     """
-    card = gpu_of(gpu) if gpu is not None else None
-    return summary_of(evaluate(Settings.from_dict(settings), card, growth=False))
+    card, asked = gpu_of(gpu) if gpu is not None else None, Settings.from_dict(settings)
+    outcome = evaluate(asked, card, growth=False, again=False)
+    row = summary_of(outcome)
+    verdict = outcome.verdict
+    if sizes is None or card is None or verdict is None:
+        return row
+    if verdict.fits and verdict.needed_bytes >= sizes["enough"] * verdict.limit_bytes:
+        return row
+    from memprof.simulate.resizing import largest_fitting
+
+    base = Settings.from_dict(sizes["of"])
+    return {**row, "largest": largest_fitting(outcome.analysis, asked, card, base, sizes)}
 
 
 def summary_of(outcome: Outcome) -> dict[str, Any]:

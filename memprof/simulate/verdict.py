@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.config.expected_error import room_bytes
@@ -96,6 +96,16 @@ class Verdict:
         """Return the bytes that are left; negative where it does not fit."""
         return self.total_bytes - self.needed_bytes
 
+    def squeezed(self, reserved_bytes: int) -> Verdict:
+        """Return the verdict of the same run where it fits because cached segments are given back."""
+        phases = tuple(
+            replace(need, reserved_bytes=least, needed_bytes=least + self.non_torch_bytes, fits=True)
+            for need in self.phases
+            for least in [min(need.reserved_bytes, reserved_bytes)]
+        )
+        needed = reserved_bytes + self.non_torch_bytes
+        return replace(self, needed_bytes=needed, reserved_bytes=reserved_bytes, fits=True, flushes=True, phases=phases)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: ``fit`` of the report."""
         plain = asdict(self)
@@ -145,9 +155,7 @@ def host_need(raw: dict[str, Any]) -> HostNeed:
     return HostNeed(needed, total, None if total is None else needed <= total)
 
 
-def verdict_of(
-    analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None
-) -> Verdict:
+def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensemble: Ensemble | None = None) -> Verdict:
     """Compare a run's device peak with what the GPU has.
 
     Args:

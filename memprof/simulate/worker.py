@@ -1,7 +1,8 @@
 """Serve simulations to another process: ``python -m memprof.simulate.worker``.
 
-Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|null}`` (``{...}``: ``Gpu.to_dict``). Each
-answer on standard output is one line: ``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or
+Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|null}`` (``{...}``: ``Gpu.to_dict``), and
+``"sizes": {...}`` where the largest that fits is asked for. Each answer on standard output is one line:
+``{"row": {...}}`` (see :func:`memprof.simulate.fit.run_row`), or
 ``{"error": SENTENCE, "exit_code": N}``.
 """
 
@@ -29,7 +30,7 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"row": run_row(question["settings"], question["gpu"])}
+        return {"row": run_row(question["settings"], question["gpu"], question.get("sizes"))}
     except MemprofError as error:
         return {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:

@@ -78,7 +78,8 @@ class PlanDocument:
 
     ``scale_bytes`` is the one scale of every bar. ``best`` names the best row and is empty where nothing fits; ``code``
     and ``yaml`` are its settings to paste, as they stand: they hold line breaks. ``fastest_code`` is the fastest's,
-    where that is another one. ``priced`` are the rows whose time is estimated.
+    where that is another one. ``priced`` are the rows whose time is estimated. ``room`` says which rows may use less
+    than ``limit_bytes``, and why; ``varied`` what differs between the values of ``--vary``.
     """
 
     title: str
@@ -100,6 +101,8 @@ class PlanDocument:
     fastest_code: str = ""
     priced: tuple[Priced, ...] = ()
     per_tokens: bool = False
+    room: str = ""
+    varied: str = ""
 
     def cells(self) -> list[tuple[str, ...]]:
         """Write the rows as a table of words, its head first."""
@@ -146,13 +149,15 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         error_band=_error_band(data["expected_error"]),
         largest_title=_LARGEST[data["maximized"]] if any("largest" in row for row in data["rows"]) else "",
         error=plain(data["expected_error"]["sentence"]),
-        notes=tuple(plain(note) for note in data["notes"]),
+        notes=tuple(plain(note) for note in [*filter(None, [_varied(data), _room(data)]), *data["notes"]]),
         data=data,
         fastest=plain(fastest.get("method", "")),
         fastest_sentence=_fastest(data),
         fastest_code="" if same else data.get("fastest_code") or "",
         priced=_priced(data),
         per_tokens=_per_tokens(data),
+        room=_room(data),
+        varied=_varied(data),
     )
 
 
@@ -168,6 +173,28 @@ _SETTING = {
     "batch": "per_device_train_batch_size",
     "speed": "per_device_train_batch_size",
 }
+
+
+def _varied(data: Mapping[str, Any]) -> str:
+    """Say what differs between the values of ``--vary``, and that nothing else does."""
+    names = {row["method"].partition("=")[0] for row in data["rows"]}
+    if any("=" not in row["method"] for row in data["rows"]) or len(names) != 1:
+        return ""
+    name = names.pop()
+    configs = [row["config"] for row in data["rows"]]
+    others = [n for n in configs[0] if n != name and len({repr(c[n]) for c in configs}) > 1]
+    also = f", and {sentence_list(others)} with it" if others else ""
+    return plain(f"Varied: {name}{also}. All other settings are the same in every row.")
+
+
+def _room(data: Mapping[str, Any]) -> str:
+    """Say what the rows may use of which more is kept, since parts of them were never compared."""
+    less: dict[int, list[str]] = {}
+    for row in data["rows"]:
+        if (limit := row.get("limit_bytes")) and limit < data["limit_bytes"]:
+            less.setdefault(limit, []).append(plain(row["method"]))
+    told = [f"{gib(limit)} GiB by {sentence_list(names)}" for limit, names in sorted(less.items(), reverse=True)]
+    return f"Rows with a part that was never compared may use less: {'; '.join(told)}." if told else ""
 
 
 def _error_band(error: Mapping[str, Any]) -> tuple[float, float]:

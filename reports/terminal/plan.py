@@ -20,7 +20,9 @@ __all__ = ["render_bars", "render_plan"]
 
 def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> str:
     """Render the table, the bars, the best configuration and how far off the figures may be."""
-    lines = [plan.title, "", *_table(plan, width), "", render_bars(plan, width, colour)]
+    varied = [*_wrapped(plan.varied, width), ""] if plan.varied else []
+    lines = [plan.title, "", *varied, *_table(plan, width), "", render_bars(plan, width, colour)]
+    lines += [*_wrapped(plan.room, width), ""] if plan.room else []
     lines += _wrapped(plan.best_sentence, width)
     lines += ["", plan.code] if plan.code else []
     lines += ["", *_wrapped(plan.fastest_sentence, width)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from memprof.reports.terminal.plan import render_plan as render_text
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
-from memprof.plan import cache, make_plan, planner, search
+from memprof.plan import cache, make_plan, planner, search, sizes
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import METHODS, methods_for
 from memprof.plan.planner import Plan
@@ -39,9 +40,26 @@ class _Known:
     def expect(self, simulations: int) -> None:
         self.expected = simulations
 
-    def run(self, wanted: list[Settings]) -> list[dict[str, Any]]:
+    def run(
+        self, wanted: list[Settings], refused: None = None, sizes: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
         self.asked += wanted
-        return [self._one(s) for s in wanted]
+        asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
+        return [{**self._one(s), **self._largest(of_it)} for s, of_it in zip(wanted, asked, strict=True)]
+
+    def _largest(self, sizes: dict[str, Any] | None) -> dict[str, Any]:
+        """Choose as resizing the run would, which here is as exact as simulating it."""
+        if sizes is None:
+            return {}
+        of = Settings.from_dict(sizes["of"])
+        first = self._last(of, sizes["first"])
+        if first is None:
+            return {"largest": None}
+        return {"largest": self._last(of, [{**first, **more} for more in sizes["more"]]) or first}
+
+    def _last(self, of: Settings, changes: list[dict[str, Any]]) -> dict[str, Any] | None:
+        place = bisect_left(changes, True, key=lambda one: not self._one(of.with_(**one))["fits"])
+        return changes[place - 1] if place else None
 
     def _one(self, s: Settings) -> dict[str, Any]:
         from memprof.config.expected_error import MARGIN
@@ -57,6 +75,7 @@ class _Known:
             "host_bytes": 0,
             "largest_category": "activations",
             "peak_phase": "backward",
+            "verdict": {"limit_bytes": int(find_gpu(self.gpu).total_bytes / (1 + MARGIN))},
         }
 
 
@@ -70,7 +89,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
-    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 131_072})
+    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 131_072})
     return made
 
 
@@ -119,7 +138,7 @@ def test_a_search_ends_where_the_card_is_nearly_full(known: list[_Known]) -> Non
 def test_a_context_is_not_longer_than_the_model_was_made_for(
     known: list[_Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "find_config", lambda _: {"max_position_embeddings": 4096})
+    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 4096})
     plan = make_plan(_base(), "80GB")
     assert plan.best is not None
     assert plan.best.settings.sequence_length == 4096
@@ -329,3 +348,21 @@ def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypat
     assert plan.best is not None
     assert plan.best.settings.load_in_4bit
     assert plan.best == plan.fastest
+
+
+def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "24GB", vary=("num_generations", [2, 4, 16]))
+    shown = render_text(_document(plan), width=80)
+    assert "Varied: num_generations, and per_device_train_batch_size with it. All other" in shown
+    assert "settings are the same in every row." in shown
+    assert "never compared may use" not in shown
+    less = replace(plan.rows[1], limit_bytes=20 * 2**30)
+    told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))
+    assert told.limit_bytes == plan.rows[0].limit_bytes
+    assert told.room == "Rows with a part that was never compared may use less: 20.00 GiB by num_generations=4."
+    assert "may use less: 20.00 GiB" in render_text(told)
+    assert told.room in told.notes
+    validate(told.data)
+    every = _document(replace(plan, rows=[less]))
+    assert every.limit_bytes == 20 * 2**30
+    assert not every.room

@@ -1,0 +1,122 @@
+"""List the sizes a search chooses from: completion lengths, micro-batches or generations, as changes of settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memprof.config.catalogue import find_config
+from memprof.config.settings import Settings
+
+__all__ = ["ENOUGH", "MAXIMIZE", "choices", "halved", "most_of", "place_of", "size_of", "step_back"]
+
+MAXIMIZE = ("context", "num_generations", "batch")
+#: A search ends when this share of what may be used is; the rest is not worth another simulation.
+ENOUGH = 0.97
+_LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
+_STEP = 64  # tokens
+
+Changes = dict[str, Any]
+
+
+def choices(base: Settings, what: str) -> dict[str, Any]:
+    """List what a search may change ``base`` to, as the question to a simulation that resizes itself.
+
+    Args:
+        base: a method's settings, as given.
+        what: one of :data:`MAXIMIZE`, or ``speed``.
+
+    Returns:
+        ``of``: ``base``; ``first``: changes of it, from those that need least to the most wanted; ``more``: what may be
+        changed further, in the same order; ``enough``: as :data:`ENOUGH`.
+    """
+    first, more = _lists(base, what)
+    return {"of": base.to_dict(), "first": first, "more": more, "enough": ENOUGH}
+
+
+def _lists(base: Settings, what: str) -> tuple[list[Changes], list[Changes]]:
+    if what == "num_generations":
+        sizes = range(2, _LIMITS[what] + 1)
+        return [{what: n, "per_device_train_batch_size": n} for n in sizes], []
+    if what == "batch":
+        step = max(base.num_generations, 1)
+        return [{"per_device_train_batch_size": n} for n in range(max(step, 2), _LIMITS[what] + 1, step)], []
+    batches = _same_work(base)
+    if what == "speed":
+        return batches, []
+    least, given, most = base.prompt_length + _STEP, base.sequence_length, most_of(base, what)
+    shorter = [{**batches[0], **_to(base, n)} for n in range(least, given, _STEP)]
+    longer = [_to(base, n) for n in range((given // _STEP + 1) * _STEP, most // _STEP * _STEP + 1, _STEP)]
+    return [*shorter, *batches], longer
+
+
+def _to(base: Settings, length: int) -> Changes:
+    return {"completion_length": length - base.prompt_length}
+
+
+def _same_work(base: Settings) -> list[Changes]:
+    """List the micro-batches that make the same step, the smallest first."""
+    found, settings = [base], base
+    while (smaller := halved(settings)) is not None and smaller.sequence_length == base.sequence_length:
+        found.append(smaller)
+        settings = smaller
+    return [
+        {
+            "per_device_train_batch_size": s.per_device_train_batch_size,
+            "gradient_accumulation_steps": s.gradient_accumulation_steps,
+            "steps_per_generation": s.steps_per_generation,
+        }
+        for s in reversed(found)
+    ]
+
+
+def most_of(settings: Settings, what: str) -> int:
+    """Return how much is worth trying: for a context, at most what the model was made for."""
+    if what != "context":
+        return _LIMITS[what]
+    positions = find_config(settings.model).get("max_position_embeddings")
+    return min(_LIMITS[what], positions) if isinstance(positions, int) and positions > 0 else _LIMITS[what]
+
+
+def size_of(settings: Settings, what: str) -> int:
+    """Return how much of ``what`` settings have."""
+    if what == "context":
+        return settings.sequence_length
+    return settings.num_generations if what == "num_generations" else settings.per_device_train_batch_size
+
+
+def place_of(settings: Settings, what: str) -> tuple[int, int]:
+    """Return what orders the choices of one search: the later is the more wanted, and needs more."""
+    if what == "context":
+        return settings.per_device_train_batch_size, settings.sequence_length
+    return size_of(settings, what), 0
+
+
+def step_back(settings: Settings, what: str) -> Settings | None:
+    """Return choices that need a little less; None where there are none."""
+    if what in ("context", "speed"):
+        shorter = int(settings.sequence_length * ENOUGH) // _STEP * _STEP
+        if what == "context" and shorter >= settings.prompt_length + _STEP:
+            return settings.with_(**_to(settings, shorter))
+        return halved(settings) if what == "speed" else None
+    step = max(settings.num_generations, 1) if what == "batch" else 1
+    size = size_of(settings, what)
+    less = min(size - step, int(size * ENOUGH) // step * step)
+    if less < max(step, 2):
+        return None
+    changes = {"per_device_train_batch_size": less, **({what: less} if what == "num_generations" else {})}
+    return settings.with_(**changes)
+
+
+def halved(settings: Settings) -> Settings | None:
+    """Return settings that need about half: smaller micro-batches first, then shorter completions."""
+    size = settings.per_device_train_batch_size
+    if size > 1 and size % 2 == 0:
+        # The same completions in more, smaller micro-batches make the same step mathematically.
+        return settings.with_(
+            per_device_train_batch_size=size // 2,
+            gradient_accumulation_steps=settings.gradient_accumulation_steps * 2,
+            steps_per_generation=settings.generation_steps * 2,
+        )
+    if settings.completion_length >= 128:
+        return settings.with_(completion_length=settings.completion_length // 2)
+    return None
