@@ -90,6 +90,8 @@ AFTER_FORWARD = Target(
     "torch.nn.modules.module", "register_module_forward_hook", "(hook, *, always_call)",
     needed_by=("record.trace", "run"),
 )  # fmt: skip
+BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_SIMULATED)
+AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_SIMULATED)
 BEFORE_STEP = Target(
     "torch.optim.optimizer", "register_optimizer_step_pre_hook", "(hook)", needed_by=(*_WATCHED, *_TRACED)
 )

@@ -19,7 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
 from memprof.simulate.world.fake_cache_keys import SIMPLE, facts_of, is_plain
 
-__all__ = ["KnownResults", "known_results"]
+__all__ = ["KnownResults", "Making", "known_results", "making"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
@@ -34,9 +34,16 @@ _Maker = Callable[[list[Any]], Any]
 
 def known_results() -> KnownResults | None:
     """Return an empty memory of results; None where torch's release lacks what it needs, which costs time."""
-    if fault_of(torch_names.FAKE_SYMBOLIC) or any(fault_of(target) for target in _NEEDED):
-        return None
-    return KnownResults()
+    return None if _lacking() else KnownResults()
+
+
+def making() -> Making | None:
+    """Return what makes fake tensors without dispatch; None where torch's release lacks what it needs."""
+    return None if _lacking() else Making()
+
+
+def _lacking() -> bool:
+    return bool(fault_of(torch_names.FAKE_SYMBOLIC)) or any(fault_of(target) for target in _NEEDED)
 
 
 class KnownResults:
@@ -45,7 +52,7 @@ class KnownResults:
     def __init__(self) -> None:
         self._makers: dict[tuple[Any, ...], tuple[_Maker | None, int]] = {}
         self._cacheable: dict[int, bool] = {}
-        self._make = _Making()
+        self._make = Making()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Return what ``func`` returns for these arguments, executed only where it is not known.
@@ -118,7 +125,7 @@ class _Shape(NamedTuple):
     device: torch.device
 
 
-class _Making:
+class Making:
     """Make results again."""
 
     def __init__(self) -> None:
@@ -136,6 +143,21 @@ class _Making:
         if None in makers or len(_storages(out, tensors)) < sum(_is_new(part, tensors) for part in out):
             return None  # two of them share what is new
         return lambda given: kind([maker(given) for maker in makers])  # type: ignore[misc]
+
+    def maker_in(self, out: Any, base: Any) -> _Maker | None:
+        """Return what makes a tensor like ``out`` in the storage of a tensor like ``base``; None where that is not
+        certain."""
+        return self._tensor(out, [base], 0) if _is_simple_result(out) else None
+
+    def room(self, nbytes: int) -> Any:
+        """Make a tensor, not a fake one, that has nothing but a storage of so many bytes."""
+        with self._no_dispatch():
+            return torch.empty(nbytes, dtype=torch.uint8, device=_META)
+
+    def hold(self, constant: Any, value: Any) -> None:
+        """Put a number into the real tensor of one number that a fake tensor of a known value has."""
+        with self._no_dispatch():
+            constant.fill_(value)
 
     def _one(self, out: Any, tensors: list[Any]) -> _Maker | None:
         if out is None or type(out) in (int, float, bool):
