@@ -125,6 +125,23 @@ class _Shape(NamedTuple):
     device: torch.device
 
 
+class _Arguments:
+    """Know an operation's tensors by themselves and by their storages: their first places, and all of a storage's."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+        self.places: dict[int, int] = {}
+        self.of_storage: dict[int, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            self.places.setdefault(id(tensor), place)
+            self.of_storage.setdefault(_storage(tensor), []).append(place)
+
+    def new_storage(self, part: Any) -> int | None:
+        """Return the storage of a result's part; None where it is an argument's, or the part has none."""
+        storage = _storage(part) if isinstance(part, torch.Tensor) else None
+        return None if storage in self.of_storage else storage
+
+
 class Making:
     """Make results again."""
 
@@ -136,11 +153,12 @@ class Making:
 
     def maker_of(self, out: Any, tensors: list[Any]) -> _Maker | None:
         """Return what makes a result like ``out`` again, of tensors like these; None where that is not certain."""
-        kind = type(out)
+        kind, arguments = type(out), _Arguments(tensors)
         if kind is not list and kind is not tuple:
-            return self._one(out, tensors)
-        makers = [self._one(part, tensors) for part in out]
-        if None in makers or len(_storages(out, tensors)) < sum(_is_new(part, tensors) for part in out):
+            return self._one(out, arguments)
+        makers = [self._one(part, arguments) for part in out]
+        new = [storage for part in out if (storage := arguments.new_storage(part)) is not None]
+        if None in makers or len(set(new)) < len(new):
             return None  # two of them share what is new
         return lambda given: kind([maker(given) for maker in makers])  # type: ignore[misc]
 
@@ -159,16 +177,16 @@ class Making:
         with self._no_dispatch():
             constant.fill_(value)
 
-    def _one(self, out: Any, tensors: list[Any]) -> _Maker | None:
+    def _one(self, out: Any, arguments: _Arguments) -> _Maker | None:
         if out is None or type(out) in (int, float, bool):
             return lambda given: out
-        place = next((i for i, tensor in enumerate(tensors) if tensor is out), None)
+        place = arguments.places.get(id(out))
         if place is not None:
             return lambda given: given[place]
         if type(out) is not _FakeTensor or not _is_simple_result(out):
             return None
-        of = [i for i, tensor in enumerate(tensors) if _storage(tensor) == _storage(out)]
-        return self._tensor(out, tensors, of[0] if of else None) if len(of) < 2 else None
+        of = arguments.of_storage.get(_storage(out), [])
+        return self._tensor(out, arguments.tensors, of[0] if of else None) if len(of) < 2 else None
 
     def _tensor(self, out: Any, tensors: list[Any], of: int | None) -> _Maker | None:
         """Return what makes a tensor, of its own or in the storage of the argument ``of``, once that was tried."""
@@ -199,14 +217,6 @@ class Making:
 def _is_simple_result(out: Any) -> bool:
     odd = out.requires_grad or out.is_conj() or out.is_neg() or out.is_inference() or out.constant is not None
     return is_plain(out) and not odd
-
-
-def _is_new(part: Any, tensors: list[Any]) -> bool:
-    return isinstance(part, torch.Tensor) and _storage(part) not in {_storage(tensor) for tensor in tensors}
-
-
-def _storages(out: Any, tensors: list[Any]) -> set[int]:
-    return {_storage(part) for part in out if _is_new(part, tensors)}
 
 
 def _storage(tensor: Any) -> int:
