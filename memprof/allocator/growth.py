@@ -8,6 +8,8 @@ step asks the same, is *parked*: its steps are counted and not run. That changes
   up to that very operation first.
 - The allocator decides by sizes and by the state of the pool. Where a step began with the state with which an earlier
   one began, and asks for the same, it ends as that one did.
+- Where the small pool has room enough, only what decides where its lasting blocks lie is taken
+  (:mod:`memprof.allocator.deciding`).
 - A small block is as large as asked for (rounded), wherever it lies; so is every block of expandable segments. What a
   parked pool holds at each operation is known without running it. A pool of large blocks, which keep unsplit rests, is
   never parked.
@@ -21,13 +23,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from memprof.allocator.deciding import GAP, Entry, Without
 from memprof.allocator.model import Block, CachingAllocator, Pool
 
 __all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
 
 #: Take a block as number ``place``; drop this step's block of that number; drop the step before's.
 TAKE, DROP, DROP_OLD = range(3)
-_GAP = 3  # what parked pools hold meanwhile: the highest and the last, in bytes
 _PERIODS = 4  # steps after which a pool may be back where it was
 _NOTHING = -1
 _FEWEST_ROUNDS = 5
@@ -128,14 +130,16 @@ class GrowthReplay:
         self._crossed: set[int] = set()  # pools that a size left or joined in the last step
         self._states: dict[int, list[object]] = {}
         self._parked: dict[int, _Parked] = {}
-        self._around: list[tuple[int, int, int, int]] | None = None
+        self._around: list[Entry] | None = None
         self._count = 0
         self._own: list[Block | None] = []
         self._at, self._running, self._aside, self._needed = 0, False, 0, False
         self._rounds: _Rounds | None = None
-        self._skips: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self._skips: dict[tuple[int, int], list[Entry]] = {}
         self._skipping: tuple[set[int], int] | None = None
         self._resting: set[int] = set()
+        self._without: Without | None = None
+        self._takes: list[int] = []  # of large blocks in a step, by size
 
     def run(self, step: Step) -> None:
         """Run one more step.
@@ -146,7 +150,11 @@ class GrowthReplay:
         changed = self._take_over(step)
         self._own = [None] * step.places
         self._at, self._running = 0, True
-        if self._parked:
+        if (order := self._order_of_deciding(step)) is not None:
+            self._aside = 0
+            self._run_order(order)
+            self._aside = 0
+        elif self._parked:
             self._run_around()
         else:
             self._run_in_rounds()
@@ -156,7 +164,9 @@ class GrowthReplay:
         self._blocks, self._kept, self._running = self._own, self._keeps, False
         self._before, self._done = self._done, step
         self._count += 1
-        if self._parks:
+        if order is not None:
+            self._states.clear()
+        elif self._parks:
             self._look_for_rest(changed)
 
     @property
@@ -216,6 +226,7 @@ class GrowthReplay:
             self._crossed = set()
             self._states.clear()
             self._resting = self._find_resting()
+            self._without = self._leave_out()
             return None
         changed, new = self._crossed, self._new_needs(step, before)
         self._crossed = set()
@@ -229,10 +240,13 @@ class GrowthReplay:
         for number, need in new:
             self._needs[number] = need
             self._homes[number] = self._allocator.pool_of(need, step.streams[number])
+        if self._without is not None:
+            self._without.resized([number for number, _ in new])
         if self._crossed:
             self._around = None
             self._skips.clear()
             self._resting = self._find_resting()
+            self._without = self._leave_out()
         return changed
 
     def _new_needs(self, step: Step, before: Step) -> list[tuple[int, int]]:
@@ -306,6 +320,32 @@ class GrowthReplay:
             if block is not None and id(block.pool) in pools:
                 own[self._step.operations[later].place] = block
 
+    def _leave_out(self) -> Without | None:
+        """Find what need not be taken of small pools; None where that is little."""
+        small = list({id(home): home for home in self._homes if home.small}.values())
+        if not self._parks or self._allocator.settings.expandable_segments or not small:
+            return None
+        self._takes = [0] * len(self._homes)
+        for size in self._size_of.values():
+            self._takes[size] += not self._homes[size].small
+        found = Without(self._step.operations, self._size_of, self._homes.__getitem__, small)
+        return found if 2 * found.left_out > len(self._size_of) else None
+
+    def _order_of_deciding(self, step: Step) -> list[Entry] | None:
+        """Return what to run of a step where the rest of the small pools' part need not be; None where it must be.
+
+        The first step of its kind is run whole, and so is one in which memory may have to be given back.
+        """
+        without, heap = self._without, self._allocator
+        if without is None or self._parked or self._done.operations is not step.operations:
+            return None
+        if heap.capacity is not None:
+            segment = heap.settings.segment_size
+            most = sum(n * segment(need) for n, need in zip(self._takes, self._needs, strict=True) if n)
+            if heap.reserved + most > heap.capacity:
+                return None
+        return without.order(self._needs) if without.has_room(self._needs) else None
+
     def _find_resting(self) -> set[int]:
         """Find the pools of which the rounds keep nothing and give back nothing that was there before."""
         rounds = self._rounds
@@ -330,7 +370,7 @@ class GrowthReplay:
         if at is not None:
             self._run(at)
 
-    def _run_order(self, order: list[tuple[int, int, int, int]]) -> int | None:
+    def _run_order(self, order: list[Entry]) -> int | None:
         """Run an order without some pools; return the operation to go on from where these were needed."""
         sizes, needs, homes = self._step.sizes, self._needs, self._homes
         acquire, drop = self._allocator.acquire, self._allocator.drop
@@ -342,7 +382,7 @@ class GrowthReplay:
                 own[place] = acquire(homes[size], needs[size], sizes[size])
                 if self._needed:
                     return at + 1
-            elif kind == _GAP:
+            elif kind == GAP:
                 self._hold_aside(place, size)
             else:
                 drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
@@ -357,9 +397,9 @@ class GrowthReplay:
         allocator.active += last
         self._aside += last
 
-    def _order_without(self, pools: set[int], begin: int, end: int) -> list[tuple[int, int, int, int]]:
+    def _order_without(self, pools: set[int], begin: int, end: int) -> list[Entry]:
         """List the operations of the other pools, and between them what these pools hold."""
-        order: list[tuple[int, int, int, int]] = []
+        order: list[Entry] = []
         level = highest = 0
         for at in range(begin, end):
             kind, place, size = self._step.operations[at]
@@ -369,10 +409,10 @@ class GrowthReplay:
                 highest = max(highest, level)
                 continue
             if level or highest:
-                order.append((_GAP, highest, level, at))
+                order.append((GAP, highest, level, at))
                 level = highest = 0
             order.append((kind, place, size, at))
-        return [*order, (_GAP, highest, level, end)]
+        return [*order, (GAP, highest, level, end)]
 
     def _home_of(self, kind: int, place: int, size: int) -> Pool:
         if kind == DROP_OLD:

@@ -97,7 +97,8 @@ class CachingAllocator:
     ``reserved``, ``active`` (blocks), ``allocated`` (blocks whose free was not requested) and ``requested``
     are running totals in bytes; each has a highest value ``max_...``. ``flushes`` counts how often all cached memory
     was given back because the device was full (``num_alloc_retries`` of torch's statistics). ``before_release`` is
-    called when the device is full, before any cached memory is given back.
+    called when the device is full, before any cached memory is given back. Without ``tells_blocks``, ``on_event`` hears
+    of segments only.
     """
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -115,6 +116,7 @@ class CachingAllocator:
     max_requested: int = field(default=0, init=False)
     flushes: int = field(default=0, init=False)
     before_release: Callable[[], None] | None = field(default=None, init=False)
+    tells_blocks: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self._split_limit, self._expands = self.settings.max_split_size, self.settings.expandable_segments
@@ -227,20 +229,21 @@ class CachingAllocator:
             self.max_allocated = self.allocated
         if self.requested > self.max_requested:
             self.max_requested = self.requested
-        if self.on_event is not None:
+        if self.on_event is not None and self.tells_blocks:
             self.on_event("alloc", block.address, size, home.stream, home.pool)
         return block
 
     def drop(self, block: Block) -> None:
         """Free a block in use, at once."""
-        address, requested = block.address, block.requested
-        self.allocated -= block.size
-        if self.on_event is not None:
+        address, requested, size = block.address, block.requested, block.size
+        told = self.on_event is not None and self.tells_blocks
+        self.allocated -= size
+        if told:
             self._emit("free_requested", address, requested, block.pool)
         del self._live[address]
-        self.active -= block.size
+        self.active -= size
         self.requested -= requested
-        if self.on_event is not None:
+        if told:
             self._emit("free_completed", address, requested, block.pool)
         block.requested = 0
         self._release_to_pool(block)

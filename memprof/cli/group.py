@@ -13,8 +13,10 @@ import click
 from memprof._version import __version__
 from memprof.errors import MemprofError
 
-__all__ = ["main"]
+__all__ = ["OWN_PROCESS", "main"]
 
+#: What a command finds as its context's ``obj`` where the process was started for it alone.
+OWN_PROCESS = "own process"
 # name -> one line of help. The line is here so that listing the commands loads none of them.
 _COMMANDS = {
     "report": "Show where a snapshot's memory went: table, JSON or HTML page.",
@@ -61,6 +63,7 @@ class _LazyGroup(click.Group):
         code: Any = 0
         try:
             # Without standalone mode click returns the code of --help and --version instead of exiting with it.
+            extra.setdefault("obj", OWN_PROCESS if args is None else None)
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
             if not callable(code):

@@ -14,6 +14,7 @@ from memprof.errors import UsageError
 from memprof.simulate.ensemble import ensemble_of, margin_kept
 from memprof.simulate.run import simulate_settings
 from memprof.simulate.verdict import Verdict, host_need, verdict_of
+from memprof.snapshot.unpickle import collector_paused
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Advisor, Analysis
@@ -58,6 +59,11 @@ def evaluate(
 
 def judge(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None = None) -> Outcome:
     """Judge anything that can be simulated: ``run(capacity)`` returns a raw snapshot."""
+    with collector_paused():
+        return _judged(run, gpu, advisor)
+
+
+def _judged(run: Callable[[int | None], dict[str, Any]], gpu: Gpu | None, advisor: Advisor | None) -> Outcome:
     raw = run(None)
     analysis = analyse(raw, advisor)
     if gpu is None or analysis.device_peak is None:

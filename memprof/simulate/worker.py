@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from memprof.errors import InputError, MemprofError
 from memprof.simulate.fit import run_row
+from memprof.simulate.own_process import take_process
 
 __all__ = ["serve"]
 
@@ -37,6 +38,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
+    take_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the asking process, which ends this one
     # What libraries print must not come between answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:

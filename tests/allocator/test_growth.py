@@ -15,8 +15,10 @@ class _Loop:
     """Build steps like a decoding loop's: ids that grow, a cache that grows in every layer, temporaries within a layer
     and from one to the next, and beside them what a kernel asks for, which changes every 32 steps."""
 
-    def __init__(self, chance: random.Random, layers: int, token: int, width: int, *, alike: bool = True) -> None:
-        self.alike = alike
+    def __init__(
+        self, chance: random.Random, layers: int, token: int, width: int, *, alike: bool = True, scores: int = 0
+    ) -> None:
+        self.alike, self.scores = alike, scores
         self.operations: list[Operation] = []
         self.sizes: list[tuple[int, int]] = []
         self.kept: list[int] = []
@@ -31,6 +33,7 @@ class _Loop:
         for layer in range(layers):
             work = [self._take(width * w * (1 + (not self.alike and layer)), 0) for w in widths]
             self._drop(work.pop(1))
+            self._drop(self._take(width, self.scores))
             self._keep(0, token)
             self._keep(more, token)
             after = self._take(width, 0)
@@ -64,8 +67,10 @@ class _Loop:
         return Step(self._variants[buffers], sizes, [0] * len(sizes), self.places + 1)
 
 
-def begun(heap: CachingAllocator, loop: _Loop, first: int) -> dict[int, int]:
-    """Take what the step before the first one leaves."""
+def begun(heap: CachingAllocator, loop: _Loop, first: int, spare: int = 0) -> dict[int, int]:
+    """Take what the step before the first one leaves; ``spare`` small segments are free beside it."""
+    for address in [heap.malloc(MIB)[0] for _ in range(2 * spare)]:
+        heap.free(address)
     size_of = {o.place: o.size for o in loop.operations if o.kind == TAKE}
     sizes = loop.step(first - 1).sizes
     return {place: heap.malloc(sizes[size_of[place]])[0] for place in loop.kept}
@@ -103,21 +108,21 @@ _CONFS = ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power
 
 @pytest.mark.parametrize("conf", [*_CONFS, "garbage_collection_threshold:0.6"])
 @pytest.mark.parametrize("token", [300, 8192, 70_000, 300_000])
-@pytest.mark.parametrize("alike", [True, False])
-def test_replayed_as_one_by_one(conf: str, token: int, alike: bool) -> None:
+@pytest.mark.parametrize(("alike", "spare"), [(True, 0), (False, 0), (True, 20)])
+def test_replayed_as_one_by_one(conf: str, token: int, alike: bool, spare: int) -> None:
     """On a device with room for all, and on ever smaller ones, down to where it is out of memory."""
-    loop = _Loop(random.Random(token), 9, token, 4096, alike=alike)
+    loop = _Loop(random.Random(token), 9, token, 4096, alike=alike, scores=40 * (spare > 0))
     steps = [loop.step(number) for number in range(20, 110)]
     whole = CachingAllocator(parse_settings(conf))
-    one_by_one(whole, begun(whole, loop, 20), steps)
-    spare = whole.max_reserved - whole.max_allocated
+    one_by_one(whole, begun(whole, loop, 20, spare), steps)
+    rest = whole.max_reserved - whole.max_allocated
     flushed = 0
-    for capacity in (None, *(whole.max_allocated + int(spare * share) for share in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0))):
+    for capacity in (None, *(whole.max_allocated + int(rest * share) for share in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0))):
         ends = []
         heaps = [CachingAllocator(parse_settings(conf), capacity) for _ in range(2)]
         for heap, run in zip(heaps, (one_by_one, replayed), strict=True):
             try:
-                run(heap, begun(heap, loop, 20), steps)
+                run(heap, begun(heap, loop, 20, spare), steps)
                 ends.append(None)
             except OutOfMemory as error:
                 ends.append((error.requested, error.free))
@@ -127,6 +132,20 @@ def test_replayed_as_one_by_one(conf: str, token: int, alike: bool) -> None:
             assert state(heaps[0]) == state(heaps[1])
             flushed += heaps[0].flushes
     assert flushed or token < 300_000 or conf.startswith(("expandable", "garbage"))
+
+
+def test_what_decides_nothing_is_not_taken() -> None:
+    """Temporaries grow at every step, so that no pool can be parked, and a small pool with room is still left alone."""
+    loop = _Loop(random.Random(0), 30, 700_000, 4096, scores=600)
+    steps = [loop.step(number) for number in range(32, 64)]
+    whole, lean = CachingAllocator(), CachingAllocator()
+    one_by_one(whole, begun(whole, loop, 32, 20), steps)
+    replay = replayed(lean, begun(lean, loop, 32, 20), steps)
+    assert state(whole) == state(lean)
+    order = replay._order_of_deciding(steps[-1])
+    assert order is not None
+    small = [n for kind, _, n, _ in order if kind == TAKE and steps[-1].sizes[n] <= MIB]
+    assert len(small) < 5 < sum(steps[-1].sizes[o.size] <= MIB for o in steps[-1].operations if o.kind == TAKE) / 20
 
 
 def test_what_does_not_change_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ import click
 
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
+from memprof.cli.group import OWN_PROCESS
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import budget_option, given_settings, run_options, settings_of
 from memprof.errors import UsageError
+from memprof.simulate.own_process import take_process
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
@@ -75,6 +77,8 @@ def command(
 
     Exit code 4: the run does not fit the GPU named by --gpu.
     """
+    if click.get_current_context().obj == OWN_PROCESS:
+        take_process()
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
     if memory_budget is not None and (like is not None or script is not None):

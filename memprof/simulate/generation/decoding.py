@@ -22,6 +22,7 @@ from memprof.simulate.recorder.work import Tally
 __all__ = ["Decoding", "NotAlike", "Run", "learn"]
 
 _OWN, _BEFORE = 0, 1  # whose block is given back: this step's, the step before's; else -1 - the step's number
+_Asked = tuple[tuple[int, ...], ...]
 _TOLD = 24  # how often the trace is told where the blocks of steps that are not told of lie
 
 
@@ -188,12 +189,17 @@ class _Steps:
         self._recorder = recorder
         self._sizes: dict[tuple[int, int, int], int] = {}  # bytes before, bytes after, stream -> number
         self._kernels: dict[Any, tuple[Kernel, Kernel]] = {}
-        self._variants: dict[tuple[Any, ...], tuple[list[Operation], list[int]]] = {}
+        self._variants: dict[tuple[Any, ...], tuple[list[Operation], list[int], int]] = {}
         self.taken: list[tuple[Taken, Taken]] = []
         self._order: list[Operation | Any] = []
         for one, other in zip(span.before, span.after, strict=True):
             self._add(one, other)
-        self._pairs = [(one, other) for one, other, _ in self._sizes]
+        first = self._between.before
+        self._at_first = [one for one, _, _ in self._sizes]
+        self._growth = [self._between.at(first + 1, one, other) - one for one, other, _ in self._sizes]
+        self._streams = [stream for _, _, stream in self._sizes]
+        # What kernels ask for whose arguments do not grow.
+        self._asked = {k: self._hidden(one) for k, (one, other) in self._kernels.items() if _alike(one, other)}
 
     def _add(self, one: Any, other: Any) -> None:
         if isinstance(one, Taken):
@@ -217,23 +223,25 @@ class _Steps:
 
     def at(self, step: int) -> Step:
         """Return one step."""
-        between, processors = self._between, self._recorder.processors
-        asked = []
-        for one, other in self._kernels.values():
-            kernel = between.at(step, one, other)
-            groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, processors)
-            asked.append(tuple(tuple(size for size in group if size) for group in groups))
-        variant = tuple(asked)
+        known, between, done = self._asked, self._between, step - self._between.before
+        variant = tuple(
+            known[name] if name in known else self._hidden(between.at(step, one, other))
+            for name, (one, other) in self._kernels.items()
+        )
         if variant not in self._variants:
             self._variants[variant] = self._operations(dict(zip(self._kernels, variant, strict=True)))
-        operations, more = self._variants[variant]
-        sizes = [between.at(step, one, other) for one, other in self._pairs]
-        streams = [stream for _, _, stream in self._sizes] + [0] * len(more)
-        places = self.places + sum(o.kind == TAKE for o in operations) - len(self.taken)
-        return Step(operations, [*sizes, *more], streams, places)
+        operations, more, places = self._variants[variant]
+        sizes = [one + grown * done for one, grown in zip(self._at_first, self._growth, strict=True)]
+        return Step(operations, sizes + more, self._streams + [0] * len(more), places)
 
-    def _operations(self, asked: dict[Any, Any]) -> tuple[list[Operation], list[int]]:
-        """Put what the kernels take in its places; return the operations and the sizes that come after the others."""
+    def _hidden(self, kernel: Kernel) -> _Asked:
+        """Return the sizes of what a kernel takes beside its results, group after group."""
+        groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, self._recorder.processors)
+        return tuple(tuple(size for size in group if size) for group in groups)
+
+    def _operations(self, asked: dict[Any, _Asked]) -> tuple[list[Operation], list[int], int]:
+        """Put what the kernels take in its places; return the operations, the sizes that come after the others, and
+        how many blocks there are."""
         found: list[Operation] = []
         more: list[int] = []
         next_place = self.places
@@ -250,7 +258,11 @@ class _Steps:
                     for place, size in zip(places, group, strict=True)
                 ]
                 found += [Operation(DROP, place) for place in places]
-        return found, more
+        return found, more, next_place
+
+
+def _alike(one: Kernel, other: Kernel) -> bool:
+    return _plain((one.args, one.made)) == _plain((other.args, other.made))  # type: ignore[no-any-return]
 
 
 def _shared(one: Any, other: Any) -> Any:

@@ -7,6 +7,7 @@ executed. ``tests/simulate/device_operations.json`` holds what torch's CUDA buil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,17 +42,17 @@ def _flash_forward(args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any],
     batch, heads, tokens, width = query.shape
     if tokens == 1 and heads > key.shape[1]:  # a group's queries count as tokens of one head
         tokens, heads = heads // key.shape[1], key.shape[1]
-    splits = _flash_splits(batch * heads * -(-tokens // 64), key.shape[2], width, card)
+    parts = -(-key.shape[2] // (256 if width <= 64 else 128 if width <= 128 else 64))
+    splits = _flash_splits(batch * heads * -(-tokens // 64), parts, 2 * card.number)
     if splits == 1:
         return []
     rows = splits * batch * heads * tokens * 4
     return [[rows, rows * _up(width, 32 if width <= 128 else 64)]]
 
 
-def _flash_splits(blocks: int, keys: int, width: int, card: Processors) -> int:
+@lru_cache(maxsize=1024)
+def _flash_splits(blocks: int, parts: int, slots: int) -> int:
     """Follow ``num_splits_heuristic``: the fewest splits that use 85 % of what the best number of them uses."""
-    slots = 2 * card.number
-    parts = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
     if blocks >= 0.8 * slots:
         return 1
     used: dict[int, float] = {}

@@ -45,7 +45,6 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "cli") + os.sep)
 # In place of an address: host memory, which is counted and has no events; memory that is held in another way.
 _HOST, _ELSEWHERE = -1, -2
-_OF_BLOCKS = {"alloc", "free_requested", "free_completed"}
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
@@ -488,16 +487,17 @@ class FakeRecorder:
     def untold(self, cause: Callable[[], tuple[Any, str]]) -> Iterator[None]:
         """Leave allocations and frees out of the trace while open; ``cause``: stack and tag of the others' events."""
 
-        def only_others(action: str, address: int, size: int, stream: int, pool: int) -> None:
-            if action not in _OF_BLOCKS:
-                self._captured, self._tag = cause()
-                self._event(action, address, size, stream, pool)
+        def of_segments(action: str, address: int, size: int, stream: int, pool: int) -> None:
+            self._captured, self._tag = cause()
+            self._event(action, address, size, stream, pool)
 
-        self.allocator.on_event = only_others
+        heap = self.allocator
+        assert isinstance(heap, CachingAllocator)
+        heap.on_event, heap.tells_blocks = of_segments, False
         try:
             yield
         finally:
-            self.allocator.on_event = self._event
+            heap.on_event, heap.tells_blocks = self._event, True
 
     def retell(self, before: Iterable[tuple[int, int, int]], now: Iterable[tuple[int, int, int, Any, str]]) -> None:
         """Tell where blocks lie now that were elsewhere: (address, bytes, stream), and now with stack and tag."""
