@@ -6,8 +6,9 @@ The rules are those of torch's ``AllocatorConfig``. All sizes are bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from memprof.errors import UsageError
@@ -20,6 +21,7 @@ __all__ = [
     "SMALL_SEGMENT",
     "UNLIMITED",
     "AllocatorSettings",
+    "not_modelled",
     "parse_settings",
     "settings_of",
 ]
@@ -74,50 +76,102 @@ def _round_to_division(size: int, divisions: int) -> int:
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Parse a ``PYTORCH_CUDA_ALLOC_CONF`` string; options that do not affect sizes are ignored.
+    """Parse a ``PYTORCH_CUDA_ALLOC_CONF`` string as torch does; options that do not affect sizes are only checked.
 
     Raises:
-        UsageError: the string is malformed or a value is out of range.
+        UsageError: the string is malformed, torch has no such option, or a value is out of range.
     """
     values: dict[str, Any] = {}
     for key, value in _pairs(text):
-        try:
-            _apply(values, key, value)
-        except ValueError:
-            raise UsageError(f"allocator setting {key}:{value} cannot be used; see PyTorch's notes on it.") from None
-    return AllocatorSettings(**values)
+        found = _read(key, value)
+        if (name := _FIELDS.get(key)) is not None:
+            values[name] = found
+    settings = AllocatorSettings(**values)
+    for name in ("max_split_size", "max_non_split_rounding"):
+        if values.get(name, UNLIMITED) < settings.large_segment_size:
+            raise _unusable(f"{name}_mb", str(values[name] // MIB))
+    return settings
+
+
+def not_modelled(text: str) -> list[str]:
+    """Say in sentences which options of a valid string change memory, and are not simulated."""
+    notes = []
+    for key, value in _pairs(text):
+        why = _NOT_MODELLED.get(key)
+        if why is not None and _read(key, value) not in _NO_CHANGE.get(key, ()):
+            notes.append(f"The allocator setting {key}:{value} is not simulated: {why}.")
+    return notes
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    rest = text.replace(" ", "")
+    rest = "".join(text.split())
     while rest:
-        match = re.match(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
+        match = re.match(r"([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
         if match is None:
             raise UsageError(f"allocator settings {text!r} are not of the form name:value,name:value.")
         yield match.group(1), match.group(2)
         rest = rest[match.end() :]
 
 
-def _apply(values: dict[str, Any], key: str, value: str) -> None:
-    if key == "max_split_size_mb":
-        # torch refuses a limit at or below its large segment
-        if int(value) <= 20:
-            raise ValueError(value)
-        values["max_split_size"] = int(value) * MIB
-    elif key == "max_non_split_rounding_mb":
-        values["max_non_split_rounding"] = int(value) * MIB
-    elif key == "large_segment_size_mb":
-        values["large_segment_size"] = int(value) * MIB
-    elif key == "garbage_collection_threshold":
-        values["garbage_collection_threshold"] = float(value)
-        if not 0 < float(value) < 1:
-            raise ValueError(value)
-    elif key == "expandable_segments":
-        if value not in ("True", "False", "true", "false"):
-            raise ValueError(value)
-        values["expandable_segments"] = value in ("True", "true")
-    elif key == "roundup_power2_divisions":
-        values["roundup_divisions"] = _divisions(value)
+def _read(key: str, value: str) -> Any:
+    if key not in _READERS:
+        near = get_close_matches(key, _READERS, 1)
+        hint = f" (near it: {near[0]})" if near else ""
+        raise UsageError(f"torch has no allocator setting {key}{hint}, and refuses it.")
+    try:
+        return _READERS[key](value)
+    except ValueError:
+        raise _unusable(key, value) from None
+
+
+def _unusable(key: str, value: str) -> UsageError:
+    return UsageError(f"allocator setting {key}:{value} cannot be used; see PyTorch's notes on it.")
+
+
+def _whole(text: str, lowest: int = 0) -> int:
+    """Read digits and pass over what follows them, as C++'s ``stoull`` does: ``128MB`` is 128."""
+    digits = re.match(r"\+?\d+", text)
+    number = int(digits[0]) if digits else -1
+    if not lowest <= number < 1 << 64:
+        raise ValueError(text)
+    return number
+
+
+def _mib(lowest: int) -> Callable[[str], int]:
+    return lambda text: min(_whole(text, lowest) * MIB, UNLIMITED)
+
+
+def _share(text: str) -> float:
+    number = re.match(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text)
+    share = float(number[0]) if number else -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(text)
+    return share
+
+
+def _open_share(text: str) -> float:
+    if _share(text) in (0, 1):
+        raise ValueError(text)
+    return _share(text)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(text)
+    return text == "True"
+
+
+def _backend(text: str) -> str:
+    if text not in ("native", "cudaMallocAsync", "hipMallocAsync"):
+        raise ValueError(text)
+    return text
+
+
+def _threads(text: str) -> int:
+    number = _power_of_two(text)
+    if number > 128:
+        raise ValueError(text)
+    return number
 
 
 def _divisions(value: str) -> tuple[int, ...]:
@@ -125,26 +179,69 @@ def _divisions(value: str) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_power_of_two(value),) * 16
     table = [0] * 16
-    previous = -1
+    previous: int | None = None
     for item in filter(None, value[1:-1].split(",")):
         size, _, count = item.partition(":")
-        divisions = _power_of_two(count)
-        if size == ">":
-            table[previous + 1 :] = [divisions] * (15 - previous)
-            break
+        divisions = 0 if count == "0" else _power_of_two(count)
+        if size == ">":  # torch leaves the smallest sizes out where this stands alone
+            above = (previous or 0) + 1
+            table[above:] = [divisions] * (16 - above)
+            continue
         index = min(_power_of_two(size).bit_length() - 1, 15)
         # Sizes below the first one listed share its setting, as in torch.
-        first = 0 if previous < 0 else index
+        first = 0 if previous is None else index
         table[first : index + 1] = [divisions] * (index + 1 - first)
         previous = index
     return tuple(table)
 
 
 def _power_of_two(text: str) -> int:
-    number = int(text)
-    if number < 1 or number & (number - 1):
+    number = _whole(text, 1)
+    if number & (number - 1):
         raise ValueError(text)
     return number
+
+
+# What torch 2.2 to 2.13 know, and how each reads its value: c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "max_split_size_mb": _mib(20),
+    "max_non_split_rounding_mb": _mib(20),
+    "large_segment_size_mb": _mib(11),
+    "garbage_collection_threshold": _open_share,
+    "expandable_segments": _flag,
+    "roundup_power2_divisions": _divisions,
+    "per_process_memory_fraction": _share,
+    "backend": _backend,
+    "pinned_reserve_segment_size_mb": _mib(1),
+    "pinned_max_round_threshold_mb": _mib(0),
+    "pinned_max_cached_size_mb": _mib(0),
+    "pinned_num_register_threads": _threads,
+    "pinned_use_background_threads": _flag,
+    "pinned_use_cuda_host_register": _flag,
+    "pinned_use_hip_host_register": _flag,
+    "pinned_free_catch_all": _flag,
+    "release_lock_on_cudamalloc": _flag,
+    "release_lock_on_hipmalloc": _flag,
+    "graph_capture_record_stream_reuse": _flag,
+    "throw_on_cudamalloc_oom": _flag,
+}
+_FIELDS = {
+    "max_split_size_mb": "max_split_size",
+    "max_non_split_rounding_mb": "max_non_split_rounding",
+    "large_segment_size_mb": "large_segment_size",
+    "garbage_collection_threshold": "garbage_collection_threshold",
+    "expandable_segments": "expandable_segments",
+    "roundup_power2_divisions": "roundup_divisions",
+}
+_NO_CHANGE: dict[str, tuple[Any, ...]] = {"backend": ("native",), "per_process_memory_fraction": (1.0,)}
+_PINNED = "the host's pinned buffers are counted as torch keeps them by default"
+_NOT_MODELLED = {
+    "backend": "what is reserved is that of torch's native allocator, and the driver's pool keeps other amounts",
+    "per_process_memory_fraction": "the process is given all of the card",
+    "pinned_reserve_segment_size_mb": _PINNED,
+    "pinned_max_round_threshold_mb": _PINNED,
+    "pinned_max_cached_size_mb": _PINNED,
+}
 
 
 def settings_of(recorded: dict[str, Any]) -> AllocatorSettings:

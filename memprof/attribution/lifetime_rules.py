@@ -141,13 +141,25 @@ def apply_kv_cache(facts: Facts, draft: Draft) -> None:
 
 
 def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
-    """Count for each row the rows of its stack that are born while it lives."""
+    """Count for each row the rows of its stack that are born while it lives.
+
+    What its own call makes in a row counts once: attention in full makes several copies of a layer's keys and values.
+    """
     t = facts.timeline
+    in_time = rows[np.argsort(t.alloc_event[rows], kind="stable")]
+    call = np.zeros(len(t.stack), np.int64)
+    call[in_time[1:]] = np.cumsum(t.stack[in_time[1:]] != t.stack[in_time[:-1]])
     key = t.stack[rows].astype(np.int64) * (t.n_events + 2)
-    births = np.sort(key + t.alloc_event[rows] + 1)
-    first = np.searchsorted(births, key + t.alloc_event[rows] + 1, side="right")
-    last = np.searchsorted(births, key + np.minimum(t.free_event[rows], t.n_events) + 1, side="right")
-    return last - first
+    births = key + t.alloc_event[rows] + 1
+    by_stack = np.argsort(births, kind="stable")
+    changes = np.flatnonzero(np.diff(call[rows][by_stack])) + 1
+    place = np.empty(len(rows), np.int64)
+    place[by_stack] = np.arange(len(rows))
+    end_of_call = np.append(changes, len(rows))[np.searchsorted(changes, place, side="right")]
+    last = np.searchsorted(births[by_stack], key + np.minimum(t.free_event[rows], t.n_events) + 1, side="right")
+    own = np.minimum(end_of_call, last) - place - 1
+    births_after: Ints = np.minimum(own, 1) + np.maximum(0, last - end_of_call)
+    return births_after
 
 
 def _preallocated(facts: Facts, draft: Draft, span: tuple[int, int]) -> None:

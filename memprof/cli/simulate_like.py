@@ -12,7 +12,8 @@ from memprof.cli.emit import Output
 from memprof.cli.inputs import GivenRun, read_run
 from memprof.cli.progress import working
 from memprof.cli.simulating import emit_simulated
-from memprof.cli.simulation_options import check_sharding, names_of, value_of
+from memprof.cli.simulation_options import names_of, value_of
+from memprof.cli.unused_options import refuse_unused
 from memprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
         changed = settings.with_(**changes)
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
-    check_sharding(changed, changes)
+    refuse_unused(changed, changes)
     return changed
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memprof.cli.unused_options import refuse_unused
+from memprof.errors import UsageError
+
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["budget_option", "check_sharding", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
+__all__ = ["budget_option", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -136,15 +139,16 @@ def given_settings(config_file: Path | None, given: Mapping[str, Any]) -> dict[s
     return {**values, **{name: value for name, value in given.items() if value is not None}}
 
 
-def settings_of(config_file: Path | None, given: Mapping[str, Any], *, device: str = "cuda") -> Settings:
-    """Make settings of a file and of options.
+def settings_of(
+    config_file: Path | None, given: Mapping[str, Any], *, device: str = "cuda", open_names: Collection[str] = ()
+) -> Settings:
+    """Make settings of a file and of options. ``open_names``: settings that the command varies itself.
 
     Raises:
         InputError: the file cannot be used.
-        UsageError: no model, or settings that contradict each other.
+        UsageError: no model, settings that contradict each other, or an option that changes nothing.
     """
     from memprof.config.settings import TRAINERS_OWN, Settings
-    from memprof.errors import UsageError
 
     values = given_settings(config_file, given)
     values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values}
@@ -157,7 +161,7 @@ def settings_of(config_file: Path | None, given: Mapping[str, Any], *, device: s
         settings = Settings(**values)
     except TypeError as error:
         raise UsageError(f"a setting has a value of the wrong kind ({error}).") from None
-    check_sharding(settings, given)
+    refuse_unused(settings, given, open_names)
     return settings
 
 
@@ -176,15 +180,3 @@ def value_of(text: str) -> bool | int | float | str:
         except ValueError:
             continue
     return text
-
-
-def check_sharding(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse ``--sharding ddp`` where there is one GPU; among settings it is the default and says nothing.
-
-    Raises:
-        UsageError: it was asked for, and there is nothing to divide.
-    """
-    from memprof.errors import UsageError
-
-    if given.get("sharding") is not None and settings.gpus == 1:
-        raise UsageError(f"--sharding {settings.sharding} is of several GPUs: add --gpus 2, or more.")

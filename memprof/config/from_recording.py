@@ -26,6 +26,7 @@ from memprof.config.from_trainer import (
     sharding_of,
 )
 from memprof.config.gpus import find_gpu, known_gpus
+from memprof.config.left_out import left_out_of
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
@@ -111,22 +112,26 @@ def _as_simulated(config: Mapping[str, Any]) -> Settings:
 
 
 # Settings that a recording holds under the same name and in the same form.
+_SAME_SUPERVISED = ("per_device_train_batch_size", "gradient_accumulation_steps", "beta", "max_grad_norm")
 _SAME = (*(ours for ours, theirs in GRPO_NAMES.items() if ours == theirs and ours != "optim"), "cache_implementation")
 
 
 def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> Likeness:
-    if "num_generations" not in config:
+    kind = _kind(config)
+    supervised = kind in ("sft", "dpo")
+    if not supervised and "num_generations" not in config:
         what = config.get("trainer") or "hand-written loop"
-        raise UsageError(f"a {what} is neither GRPO nor RLOO, and what is simulated is the step of those")
+        raise UsageError(f"a {what} is none of GRPO, RLOO, SFT and DPO, whose steps are simulated")
     setup = source.get("setup") or {}
-    values: dict[str, Any] = {n: config[n] for n in _SAME if config.get(n) is not None}
+    same = _SAME_SUPERVISED if supervised else _SAME
+    values: dict[str, Any] = {n: config[n] for n in same if config.get(n) is not None}
     assumed: list[str] = []
     if values.get("cache_implementation") not in CHOICES["cache_implementation"]:
         values.pop("cache_implementation", None)
     if config.get("reward_bytes"):
         assumed.append("reward models are left out")
     values["model"] = str(config.get("model_name") or "model")
-    values["trainer"] = _kind(config)
+    values["trainer"] = kind
     values["device"] = "cuda" if source.get("kind") == "cuda" else "cpu"
     values["dtype"] = _dtype(config, setup)
     values["mixed_precision"] = "bf16" if config.get("mixed_precision") == "bf16" or config.get("bf16") else "no"
@@ -134,10 +139,13 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
     values["optim"], note = optimizer_of(str(config.get("optim") or "adamw_torch_fused"))
     assumed += note
     values["attn"] = attention_of(config.get("attn_implementation"))
-    values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
     values |= _adapter(config, setup)
-    values |= _lengths(config, setup, assumed)
     values |= _ranks(source, config, assumed)
+    if supervised:
+        values |= _rows(config, setup, kind, assumed)
+    else:
+        values["generation"] = generation_of(config.get("use_vllm"), config.get("vllm_mode"))
+        values |= _lengths(config, setup, assumed)
     if _is_lean(config):
         values |= lean_values(config, assumed)
         if "recipe" not in config:
@@ -150,9 +158,11 @@ def _as_recorded(source: Mapping[str, Any], config: Mapping[str, Any], model: Ma
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """Tell RLOO's runs from GRPO's, subclasses included; old recordings have the trainer's name alone."""
-    told = config.get("trainer_kind") or ("rloo" if "RLOO" in str(config.get("trainer")) else "grpo")
-    return "rloo" if told == "rloo" else "grpo"
+    """Tell trainers apart, subclasses included; old recordings have the trainer's name alone."""
+    name = str(config.get("trainer"))
+    told = config.get("trainer_kind") or {"SFTTrainer": "sft", "DPOTrainer": "dpo"}.get(name)
+    told = told or ("rloo" if "RLOO" in name else "grpo")
+    return told if told in CHOICES["trainer"] else "grpo"
 
 
 def _is_lean(config: Mapping[str, Any]) -> bool:
@@ -200,6 +210,30 @@ def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[
         assumed.append("the recording does not say how long prompts are; 512 tokens are assumed")
     assumed.append("completions are taken to have their full length")
     return {"prompt_length": prompt or 512, "completion_length": config.get("max_completion_length") or 256}
+
+
+def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assumed: list[str]) -> dict[str, Any]:
+    """Return rows and their length, of the largest micro-batch seen; without one, the configuration's limit."""
+    batches = [row for row in setup.get("batches") or [] if len(row) == 4]
+    values: dict[str, Any] = {"left_out": left_out_of(config), "generation": "none"}
+    if batches:
+        _, rows, prompt, completion = max(batches, key=lambda row: row[1] * (row[2] + row[3]))
+        length = prompt + completion
+        values["per_device_train_batch_size"] = max(1, rows // 2) if kind == "dpo" else rows
+        values["padding"] = "worst" if rows > 1 and len({row[2] + row[3] for row in batches}) > 1 else "none"
+    elif config.get("max_length"):
+        length = int(config["max_length"])
+        assumed.append(f"the recording does not say how long rows were; all are taken to have max_length, {length:,}")
+    else:
+        raise UsageError("the recording says neither how long rows were nor how long they may be")
+    if kind == "dpo":
+        share = setup.get("completion_share")
+        if share is None:
+            assumed.append("the recording does not say how long completions were; half of each row is taken for one")
+        values["prompt_length"] = min(max(1, round(length * (1 - (share or 0.5)))), length - 1)
+        if config.get("precompute_ref_log_probs"):
+            assumed.append("the reference is simulated in every step; this run computed its log-probabilities before")
+    return {**values, "max_length": length}
 
 
 def _ranks(source: Mapping[str, Any], config: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ __all__ = [
     "optimizer_of",
     "prompt_tokens",
     "sharding_of",
+    "supervised_kind",
     "trainer_kind",
 ]
 
@@ -54,6 +55,7 @@ CHANGEABLE = (*ARGUMENTS, "prompt_length", "attn", "padding", "generation", "all
 #: What :func:`lean_values` reads.
 LEAN_ARGUMENTS = (*LEAN_NAMES, "checkpointing", "gradient_checkpointing", "cache_implementation", "generation_cache")
 
+_SUPERVISED = {"SFTTrainer": "sft", "DPOTrainer": "dpo"}
 _PROMPT_LENGTH = 512  # tokens, where it is not known
 _MAX_ROWS = 1000  # of a dataset, looked at for the longest prompt
 _LONGEST = 64  # prompts with the most characters, whose tokens are counted
@@ -110,6 +112,19 @@ def from_trainer(trainer: Any, model: Any, notes: list[str], *, name: str, atten
 def trainer_kind(trainer: Any) -> str:
     """Return ``rloo`` for TRL's ``RLOOTrainer`` and its subclasses, whatever their names, else ``grpo``."""
     return "rloo" if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__) else "grpo"
+
+
+def supervised_kind(trainer: Any) -> str | None:
+    """Return ``sft`` or ``dpo`` for TRL's ``SFTTrainer`` and ``DPOTrainer`` and subclasses that users make of them.
+
+    None for TRL's own subclasses, which have a teacher or generate.
+    """
+    for kind in type(trainer).__mro__:
+        if kind.__name__ in _SUPERVISED:
+            return _SUPERVISED[kind.__name__]
+        if kind.__module__.partition(".")[0] == "trl":
+            return None
+    return None
 
 
 def from_arguments(

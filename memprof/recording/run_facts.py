@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.compat.transformers import ATTENTION_KIND, IN_4BIT, MODEL_NAME
 from memprof.compat.trl import REFERENCE
-from memprof.config.from_trainer import trainer_kind
+from memprof.config.from_trainer import supervised_kind, trainer_kind
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.recording.storages import storage_key, storages_of
 
@@ -22,8 +22,10 @@ _ARGS = (
     "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "use_liger_kernel", "torch_compile",
     "cache_implementation", "pad_to_multiple_of", "cast_lm_head_to_fp32", "sync_ref_model", "auto_find_batch_size",
     "torch_empty_cache_steps", "average_tokens_across_devices", "dataloader_pin_memory", "ds3_gather_for_generation",
-    "normalize_advantages",
+    "normalize_advantages", "max_length", "packing", "padding_free", "activation_offloading",
+    "precompute_ref_log_probs",
 )  # fmt: skip
+_PAIRS = 256  # of a dataset, whose lengths are looked at
 _MODEL = {
     "model_type": "model_type", **SIZE_NAMES, "attn_implementation": ATTENTION_KIND.name, "experts": "num_experts",
 }  # fmt: skip
@@ -32,8 +34,9 @@ _MODEL = {
 def collect_facts(trainer: Any, redact: bool = False) -> dict[str, Any]:
     """Collect what a reader needs to check the figures: the trainer's settings, the models' extents and bytes."""
     facts: dict[str, Any] = {"trainer": type(trainer).__name__}
-    if trainer_kind(trainer) == "rloo":  # whose subclass may have any name
-        facts["trainer_kind"] = "rloo"
+    kind = "rloo" if trainer_kind(trainer) == "rloo" else supervised_kind(trainer)
+    if kind is not None:  # whose subclass may have any name
+        facts["trainer_kind"] = kind
     args = trainer.args
     for name in _ARGS:
         value = getattr(args, name, None)
@@ -78,6 +81,8 @@ def collect_setup(trainer: Any) -> dict[str, Any]:
     setup["load_in_4bit"] = bool(IN_4BIT.of(model, False))
     if setup["load_in_4bit"]:
         setup["four_bit"] = _four_bit(getattr(model, "config", None))
+    if supervised_kind(trainer) == "dpo" and (share := _completion_share(trainer)) is not None:
+        setup["completion_share"] = share
     return setup
 
 
@@ -98,6 +103,21 @@ def _dtypes(model: Any) -> dict[str, int]:
         name = str(parameter.dtype).removeprefix("torch.")
         found[name] = found.get(name, 0) + parameter.numel()
     return found
+
+
+def _completion_share(trainer: Any) -> float | None:
+    """Return which share of the rows' tokens is completions, by the first pairs of a DPO dataset; None if unknown.
+
+    Read from the data: the masks lie on the device, which is not to be waited for.
+    """
+    try:
+        rows = trainer.train_dataset[:_PAIRS]
+        prompts, *completions = (sum(map(len, rows[name])) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
+    except Exception as error:  # data of any shape
+        del error
+        return None
+    whole = 2 * prompts + sum(completions)
+    return sum(completions) / whole if whole else None
 
 
 def _four_bit(config: Any) -> dict[str, Any]:

@@ -185,9 +185,15 @@ def _tokens_in(batch: Any) -> int:
 
 
 def _shape_of(batch: Any) -> tuple[int, int, int] | None:
-    """Return sequences, prompt and completion tokens of a micro-batch of GRPO, padding included."""
+    """Return sequences, prompt and completion tokens of a micro-batch of GRPO, padding included.
+
+    Rows that are given, as SFT's and DPO's are, are in one piece: they count as prompts.
+    """
     if not isinstance(batch, Mapping):
         return None
+    rows: Any = getattr(batch.get("input_ids"), "shape", ())
+    if len(rows) == 2:
+        return int(rows[0]), int(rows[1]), 0
     shapes: list[Any] = [getattr(batch.get(name), "shape", ()) for name in ("prompt_ids", "completion_ids")]
     if any(len(shape) != 2 for shape in shapes):
         return None

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.settings import parse_settings
+from memprof.allocator.settings import not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.config.expected_error import expected_error
@@ -81,7 +81,7 @@ def simulate(
             recorder.work.wanted = speed_of(gpu.name) is not None
     session = FakeSession(recorder, config or {}, world_size=world_size)
     recorder.owners = session.book
-    session.notes += missing("simulate.world")
+    session.notes += [*missing("simulate.world"), *not_modelled(alloc_conf)]
     if gpu is not None and cuda and (note := note_of(gpu)) is not None:
         session.notes.append(note)
     session.non_torch = gpu.context_bytes if gpu is not None else None

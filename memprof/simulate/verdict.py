@@ -65,8 +65,8 @@ class Verdict:
     """State the bytes of one run on one GPU. ``needed_bytes`` is reserved plus what is held outside torch.
 
     ``flushes`` says that it fits only because the allocator gives cached segments back when the card is full, which
-    costs time at every step. The run fits where every variant of it in ``ensemble`` does; None: none was asked, since
-    what the run holds at once is more than the card has.
+    costs time at every step; of a run that does not fit it is False. The run fits where every variant of it in
+    ``ensemble`` does; None: none was asked, since what the run holds at once is more than the card has.
     """
 
     gpu: str
@@ -82,6 +82,9 @@ class Verdict:
     host: HostNeed | None = None
     ensemble: Ensemble | None = None
     generation: GenerationNeed | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flushes", self.flushes and self.fits)
 
     @property
     def limit_bytes(self) -> int:

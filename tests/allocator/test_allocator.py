@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
+from memprof.allocator.settings import AllocatorSettings, not_modelled, parse_settings, settings_of
 from memprof.errors import UsageError
 from memprof.snapshot import Action, load_snapshot
 from memprof.timeline.timeline import history_of
@@ -171,9 +171,36 @@ def test_settings_strings() -> None:
         "roundup_power2_divisions:3",
         "a:b:c",
         "max_split_size_mb:5",
+        "max_split_size_mb:-5",
+        "max_split_size_mb:32,large_segment_size_mb:64",
+        "max_non_split_rounding_mb:32,large_segment_size_mb:64",
+        "large_segment_size_mb:10",
+        "garbage_collection_threshold:1",
+        "expandable_segments:true",
+        "backend:other",
+        "pinned_num_register_threads:256",
+        "per_process_memory_fraction:1.5",
     ):
         with pytest.raises(UsageError):
             parse_settings(bad)
+
+
+def test_a_setting_that_torch_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"torch has no allocator setting banana, and refuses it\."):
+        parse_settings("banana:1")
+    with pytest.raises(UsageError, match="near it: max_split_size_mb"):
+        parse_settings("max_split_size:128")
+
+
+def test_a_setting_that_changes_memory_and_is_not_modelled_is_said() -> None:
+    quiet = "backend:native,pinned_use_background_threads:True,per_process_memory_fraction:1.0,max_split_size_mb:32"
+    assert not_modelled(quiet) == []
+    notes = not_modelled("backend:cudaMallocAsync,per_process_memory_fraction:0.5,pinned_max_cached_size_mb:64")
+    assert [note.partition(" is not simulated: ")[0] for note in notes] == [
+        "The allocator setting backend:cudaMallocAsync",
+        "The allocator setting per_process_memory_fraction:0.5",
+        "The allocator setting pinned_max_cached_size_mb:64",
+    ]
 
 
 @settings(max_examples=150, deadline=None)

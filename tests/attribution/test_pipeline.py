@@ -189,6 +189,32 @@ def test_preallocated_cache() -> None:
     assert result.category(ids) is Category.INPUTS
 
 
+def test_copies_that_attention_in_full_makes_are_no_cache() -> None:
+    """One call makes keys and values in single precision, repeats them for grouped heads, and scales the keys."""
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    generate, cache = ["train.py:10 generate", *MAIN], list[int]()
+    cat = ["transformers/cache_utils.py:136 update", *LAYER, *generate]
+    copies: list[int] = []
+    for step in range(1, 6):
+        for layer in range(4):
+            new = run.alloc(step << 12, cat, Category.KV_CACHE)
+            if step > 1:
+                run.free(cache.pop(0), MAIN)
+            cache.append(new)
+            made = [run.alloc(step << 15, ["sdpa_attention.py:193 forward", *LAYER, *generate]) for _ in range(6)]
+            copies += made
+            for address in made:
+                run.free(address, MAIN)
+            run.free(run.alloc(HIDDEN_STATES + layer, [*LAYER, *generate]), MAIN)
+    for address in cache:
+        run.free(address, MAIN)
+    run.alloc(4, [*LAYER, *LOSS, *MAIN])
+    result = run.attribute()
+    assert {result.category(address) for address in copies} == {Category.ACTIVATIONS}
+    assert {result.category(address) for address in cache} == {Category.KV_CACHE}
+
+
 def test_autocast_copies_are_weight_casts_and_inputs_are_not() -> None:
     run = Run()
     run.load(5, Category.WEIGHTS)

@@ -29,6 +29,40 @@ def _source(**changes: Any) -> dict[str, Any]:
     return source
 
 
+def _supervised(trainer: str, **changes: Any) -> dict[str, Any]:
+    config = {
+        "trainer": trainer, "model_name": "mine", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "optim": "adamw_torch_fused", "gradient_checkpointing": False, "mixed_precision": "bf16", "dtype": "bfloat16",
+    }  # fmt: skip
+    source: dict[str, Any] = {"kind": "cuda", "world_size": 1, "config": config, "setup": {"model_config": MODEL}}
+    for name, value in changes.items():
+        (source["setup"] if name in ("batches", "completion_share") else source if name in source else config)[name] = (
+            value
+        )
+    return source
+
+
+def test_rows_that_were_seen_are_simulated() -> None:
+    seen = {"batches": [[1, 4, 30, 0], [2, 4, 50, 0], [3, 2, 60, 0]]}
+    sft = settings_like(_supervised("SFTTrainer", max_length=1024, packing=True, **seen))
+    s = sft.settings
+    assert (s.trainer, s.per_device_train_batch_size, s.sequence_length, s.padding) == ("sft", 4, 50, "worst")
+    assert (s.left_out, sft.assumed) == (("packing",), ())
+    dpo = settings_like(_supervised("Mine", trainer_kind="dpo", beta=0.2, completion_share=0.2, **seen))
+    s = dpo.settings
+    assert (s.trainer, s.per_device_train_batch_size, s.beta) == ("dpo", 2, 0.2)
+    assert (s.prompt_length, s.completion_length) == (40, 10)
+    assert dpo.assumed == ()
+    assert settings_like(_supervised("SFTTrainer", batches=[[1, 1, 30, 0], [2, 1, 50, 0]])).settings.padding == "none"
+
+
+def test_rows_that_were_not_seen_have_the_limit_and_a_note() -> None:
+    found = settings_like(_supervised("DPOTrainer", max_length=64, precompute_ref_log_probs=True))
+    assert (found.settings.prompt_length, found.settings.completion_length) == (32, 32)
+    assert len(found.assumed) == 3
+    assert "max_length, 64" in found.assumed[0]
+
+
 def test_what_was_configured_is_what_is_simulated() -> None:
     likeness = settings_like(_source(alloc_conf="max_split_size_mb:64"))
     s = likeness.settings
@@ -126,7 +160,9 @@ def test_what_cannot_be_simulated_is_said() -> None:
     for source, words in (
         ({"kind": "cuda", "config": None}, "nothing is known of this run's configuration"),
         (_source(setup={}), "does not hold its model's config"),
-        ({"kind": "cuda", "config": {"trainer": "SFTTrainer"}, "setup": {"model_config": MODEL}}, "neither GRPO nor"),
+        ({"kind": "cuda", "config": {"trainer": "KTOTrainer"}, "setup": {"model_config": MODEL}}, "none of GRPO, RLOO"),
+        (_supervised("SFTTrainer"), "neither how long rows were"),
+        (_supervised("SFTTrainer", max_length=64, distributed_type="DEEPSPEED", world_size=2), "with ddp and with"),
         (_source(num_generations=3), "cannot be simulated: the generation batch"),
         (_source(num_generations="many"), "cannot be simulated"),
     ):

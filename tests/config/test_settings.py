@@ -167,7 +167,7 @@ def test_sharding_on_one_gpu_is_refused_wherever_it_is_written(tmp_path: Path) -
     assert settings_of(file, {"gpus": 4}).sharding == "zero2"
     with pytest.raises(UsageError, match="add --gpus 2"):
         Settings(model="m", gpus=4, sharding="zero2").with_(gpus=1)
-    with pytest.raises(UsageError, match="--sharding ddp is of several GPUs: add --gpus 2"):
+    with pytest.raises(UsageError, match="--sharding ddp changes nothing here: there is one GPU; add --gpus 2"):
         settings_of(None, {"model": "m", "sharding": "ddp"})
     file.write_text(json.dumps(Settings(model="m").to_dict()))  # as it was kept, default and all
     assert settings_of(file, {}) == Settings(model="m")

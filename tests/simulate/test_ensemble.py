@@ -118,3 +118,20 @@ def test_a_run_fits_where_its_worst_variant_does(settings_for: Callable[..., Any
         "members": 6, "failed": 3, "flushes": told.flushes, "lowest_bytes": reserved[0], "highest_bytes": reserved[-1],
     }  # fmt: skip
     assert any("6 variants need" in fact.note for fact in prediction_facts(report))
+
+
+def test_a_run_that_does_not_fit_is_not_said_to_fit_by_giving_memory_back(settings_for: Callable[..., Any]) -> None:
+    from dataclasses import replace
+
+    from memprof.config.gpus import find_gpu
+    from memprof.simulate.fit import evaluate
+
+    settings = settings_for(generation="none", prompt_length=80, completion_length=160, per_device_train_batch_size=8)
+    card = replace(find_gpu("A100"), total_bytes=729 * MIB)
+    squeezed = evaluate(settings, card, stacks=False).verdict
+    assert (squeezed.fits, squeezed.flushes) == (True, True)
+    assert "only fits because cached memory is given back" in squeezed.sentence()
+    hostless = evaluate(settings.with_(host_memory="1GB"), card, stacks=False)
+    assert (hostless.verdict.fits, hostless.verdict.flushes) == (False, False)
+    assert hostless.analysis.to_dict()["fit"]["flushes"] is False
+    assert "given back" not in hostless.verdict.sentence()

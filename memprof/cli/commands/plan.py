@@ -80,7 +80,10 @@ def command(
         _serve(settings_of(config_file, given), gpu, serve_beside, max_model_len, max_num_seqs, output)
         return
     varied = _vary(vary)
-    base = settings_of(config_file, {**given, **_most_gpus(varied)})
+    # What adapters have is of the methods with one, whatever is given.
+    base = settings_of(
+        config_file, {**given, **_most_gpus(varied)}, open_names=("lora_r", *(varied[:1] if varied is not None else ()))
+    )
     if base.supervised:
         raise UsageError(f"memprof plan is for GRPO; for --trainer {base.trainer} ask memprof simulate.")
     fixed = set(given_settings(config_file, given))

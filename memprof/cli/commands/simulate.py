@@ -14,6 +14,7 @@ from memprof.cli.group import OWN_PROCESS
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import budget_option, given_settings, run_options, settings_of
+from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
 from memprof.simulate.own_process import take_process
 
@@ -96,7 +97,9 @@ def command(
         raise UsageError(f"{script_arguments[0]!r}: arguments of a script need --script FILE.")
     run: SettingsRun
     if script is not None:
-        run = ScriptRun(script, script_arguments, _changes_of(given_settings(config_file, given)), device, gpu)
+        changes = _changes_of(given_settings(config_file, given))
+        _refuse_unused_of_script(changes, device)
+        run = ScriptRun(script, script_arguments, changes, device, gpu)
     else:
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:
@@ -124,6 +127,14 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
         if name not in CHANGEABLE:
             raise UsageError(f"--{name.replace('_', '-')} is the script's own to say; leave it out with --script.")
     return values
+
+
+def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
+    """Refuse what is of CUDA alone on a CPU; the rest hangs on the script's own settings, which are not known yet."""
+    from memprof.config.settings import Settings
+
+    asked = {name: changes.get(name) for name in ("alloc_conf", "attn")}
+    refuse_unused(Settings(model="of a script", device=device), asked)
 
 
 def _within(

@@ -61,6 +61,12 @@ class DecodeWork:
         decoded = [tally for parts, at in ((first, _BEFORE), (last, -2)) for tally in [parts[at]] if len(parts) > 3]
         self._count(decoded, self._share())
 
+    def of_jumps(self, executed: Sequence[tuple[Tally, Tally]], times: int) -> None:
+        """Count what ``times`` steps do more than others: of some of them, what they and the step before them do."""
+        for jump, before in executed:
+            self._count([jump], times / len(executed))
+            self._count([before], -times / len(executed))
+
     @contextlib.contextmanager
     def _parts(self) -> Iterator[list[Tally]]:
         told = _next_part.set(self._work.next_part)

@@ -17,11 +17,12 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import as_built, from_arguments, prompt_tokens, trainer_kind
 from memprof.config.settings import Settings
-from memprof.errors import InputError
+from memprof.errors import InputError, UsageError
 from memprof.recording.run_facts import collect_setup, plain_config
 from memprof.simulate.run import model_facts
 from memprof.simulate.trainer.build import MEASURED, WARM_UP, dataset_of, set_optimizer
 from memprof.simulate.trainer.lean import is_lean, lean_arguments, lean_world
+from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.rewards import reward_named
 from memprof.simulate.trainer.rollout import fake_rollout
 from memprof.simulate.trainer.training import watched
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
 
 __all__ = ["ScriptTrainer", "Trained"]
+
+
+# Changes that the simulated device takes, whatever the trainer.
+_OF_EVERY_TRAINER = ("attn", "padding", "alloc_conf")
 
 
 class Trained(BaseException):
@@ -132,6 +137,8 @@ class ScriptTrainer:
         if lean:
             given["args"] = self._leanly(given["args"], kind)
         assumed: list[str] = []
+        if not grpo:
+            self._refuse_changes(type(trainer).__name__)
         if grpo:
             changes = {**self._changes, "device": self._device}
             name = str(transformers_names.MODEL_NAME.of(getattr(model, "config", None), ""))
@@ -154,6 +161,14 @@ class ScriptTrainer:
             assert self.settings is not None
             self._notes += assumed
             given["train_dataset"] = dataset_of(self.settings)
+
+    def _refuse_changes(self, name: str) -> None:
+        """Refuse settings that are put into the arguments of GRPO and RLOO only."""
+        unused = [f"--{change.replace('_', '-')}" for change in self._changes if change not in _OF_EVERY_TRAINER]
+        if unused:
+            raise UsageError(
+                f"{', '.join(unused)} changes nothing here: the script trains with {name}, whose arguments are its own."
+            )
 
     def _leanly(self, given: Any, kind: str) -> Any:
         """Make the lean trainer's arguments; from here on it is told that it is on the simulated device."""
@@ -203,6 +218,7 @@ class ScriptTrainer:
             if "prompt_length" not in self._changes:
                 self._measure_prompts(trainer)
             self.settings = as_built(self.settings, collect_setup(trainer))
+            self._notes += notes_on_length(trainer.model, self.settings.sequence_length)
             session.config.update(self.settings.to_dict())
             fake_rollout(trainer, self.settings, session)
             set_optimizer(trainer, self.settings, session)

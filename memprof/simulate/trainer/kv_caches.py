@@ -15,10 +15,8 @@ import torch
 
 from memprof.compat import patching
 from memprof.compat import transformers as transformers_names
-from memprof.config.settings import Settings
-from memprof.config.to_grpo import cache_arguments
 
-__all__ = ["LayerShape", "filled_cache", "modelled_quanto", "shapes_of"]
+__all__ = ["LayerShape", "filled_cache", "modelled_quanto", "quantised_every", "shapes_of"]
 
 _GROUP = 64
 _QUANTISED = transformers_names.QUANTIZED_KEYS.name
@@ -60,17 +58,21 @@ def _shape(quantised: Any) -> tuple[int, ...]:
     return tuple(quantised.shape if isinstance(quantised, _Packed) else quantised[0].shape)
 
 
-def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Settings) -> Any:
-    """Make a cache that holds ``held`` tokens in every layer, as the model's own layers would have left it."""
-    config = model.config.get_text_config(decoder=True)
-    if settings.cache_implementation == "quantized":
-        from transformers import QuantizedCache
+def filled_cache(model: Any, shapes: list[LayerShape], held: int, generation: Any, plain: int | None = None) -> Any:
+    """Make a cache that holds ``held`` tokens in every layer, as the model's own layers would have left it.
 
-        told = cache_arguments(settings.cache_implementation, settings.cache_dtype)
-        arguments = dict(told["generation_kwargs"]["cache_config"])
-        cache = QuantizedCache(backend=arguments.pop("backend"), config=config, **arguments)
+    Args:
+        model: whose cache.
+        shapes: of its layers' keys and values.
+        held: tokens.
+        generation: the generation's config.
+        plain: how many tokens a quantised cache holds unquantised; None: as many as it can.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if generation.cache_implementation == "quantized":
+        cache = _quantised_cache(config, generation)
         for index, shape in enumerate(shapes):
-            _fill_quantised(cache, index, shape, held)
+            _fill_quantised(cache, index, shape, held, plain)
         return cache
     from transformers import DynamicCache
 
@@ -91,10 +93,28 @@ def filled_cache(model: Any, shapes: list[LayerShape], held: int, settings: Sett
     return cache
 
 
-def _fill_quantised(cache: Any, index: int, shape: LayerShape, held: int) -> None:
+def quantised_every(model: Any, generation: Any) -> int | None:
+    """Return after how many tokens a quantised cache quantises all of itself; None where there is no such cache."""
+    if generation.cache_implementation != "quantized":
+        return None
+    layers = _quantised_cache(model.config.get_text_config(decoder=True), generation).layers
+    every: int | None = transformers_names.CACHE_RESIDUAL.of(layers[0])
+    return every
+
+
+def _quantised_cache(config: Any, generation: Any) -> Any:
+    """Make an empty quantised cache, as ``generate`` does."""
+    from transformers import QuantizedCache
+
+    arguments = dict(generation.cache_config or {})
+    return QuantizedCache(backend=arguments.pop("backend", "quanto"), config=config, **arguments)
+
+
+def _fill_quantised(cache: Any, index: int, shape: LayerShape, held: int, plain: int | None) -> None:
     """Quantise all but the last few tokens: as many as can be held unquantised before the last token quantises all."""
     layer = cache.layers[index]
-    plain = min(max(0, transformers_names.CACHE_RESIDUAL.of(layer, 0) - 2), held - 1)
+    if plain is None:
+        plain = min(max(0, transformers_names.CACHE_RESIDUAL.of(layer, 0) - 2), held - 1)
     _update(cache, index, shape, held - plain)
     if plain:
         layer.keys, layer.values = _empty(shape, plain)

@@ -16,11 +16,11 @@ from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.generation.decoding import Decoding, NotAlike, Player, Run, learn
+from memprof.simulate.generation.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
 from memprof.simulate.recorder.decode_work import DecodeWork, token_made
-from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
+from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = ["counted", "cutting", "fake_rollout", "learned", "pieces_to_execute"]
 _DECODED = 2
 # Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
 _FIRST_TOKENS, _LAST_TOKENS = 3, 4
+_SHORTEST_PERIOD = 16
 _MANY_TOKENS = 2048  # from so many on, the warm-up step's generation is not repeated token by token
 _NOT_REPLAYED = "generation was executed at its first and last tokens only"
 _wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
@@ -83,6 +84,7 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
         decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
         if session is not None and work is not None and decoding is not None:
             work.of_runs([run.work for run in decoding.runs])
+            work.of_jumps(decoding.jump_work(), decoding.jumps.times if decoding.jumps is not None else 0)
             warm = vars(trainer).get("_memprof_generated", False)
             trainer._memprof_generated = True
             whole = session.growth and (warm or decoding.repeated < _MANY_TOKENS)
@@ -109,21 +111,49 @@ def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session:
 def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
     if settings.gpus > 1 and settings.sharding != "ddp":
         raise NotAlike(f"the model is divided by {settings.sharding}")
-    runs = []
-    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings)):
+    jumps = _jumps(model, trainer, settings)
+    shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
+    runs: list[Run] = []
+    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
         with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
+            cache = None
+            if jumps is not None and runs:
+                plain = (prompt - 1 - settings.prompt_length) % jumps.length
+                cache = filled_cache(model, shapes, prompt - 1, trainer.generation_config, plain)
             longest = settings.sequence_length - prompt
-            _some_tokens(trainer, model, batch, prompt, longest, count=tokens, whole=True)
+            _some_tokens(trainer, model, batch, prompt, longest, cache, count=tokens, whole=True)
+            del cache
         runs.append(Run(prompt, rehearsal, work))
-    return learn(runs, settings.completion_length)
+    return learn(runs, settings.completion_length, jumps)
 
 
-def pieces_to_execute(settings: Settings, windows: Sequence[int]) -> list[tuple[int, int]]:
+def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
+    """Number the tokens after which a quantised cache quantises all of itself; None where it never does."""
+    every = quantised_every(model, trainer.generation_config)
+    if every is None:
+        return None
+    if every < _SHORTEST_PERIOD:
+        raise NotAlike(f"the cache is quantised anew every {every} tokens")
+    return Jumps(every + 1, every, (settings.completion_length - 1) // every)
+
+
+def _layer_shapes(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> list[LayerShape]:
+    """Return what a prompt's forward puts into the cache."""
+    with recorder.rehearsing(), recorder.work.apart():
+        cache = _some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
+        return shapes_of(cache)
+
+
+def pieces_to_execute(
+    settings: Settings, windows: Sequence[int], jumps: Jumps | None = None
+) -> list[tuple[int, int]]:
     """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
-    length at which a window is full, the last ones."""
+    length at which a window is full and around the first and the last jump, the last ones."""
     first, last = settings.prompt_length, settings.sequence_length
     wanted = [(first, first + _FIRST_TOKENS)]
     wanted += [(window - 4, window + 3) for window in windows if first < window + 3 and window - 4 < last]
+    around = (first + AROUND[0] - 3, first + AROUND[-1])
+    wanted += [(jump + around[0], jump + around[1]) for jump in _jumps_to_execute(jumps, last - first)]
     wanted.append((last - _LAST_TOKENS, last))
     found: list[tuple[int, int]] = []
     for begin, end in wanted:
@@ -133,6 +163,13 @@ def pieces_to_execute(settings: Settings, windows: Sequence[int]) -> list[tuple[
         else:
             found.append((begin, end))
     return [(begin, end - begin) for begin, end in found]
+
+
+def _jumps_to_execute(jumps: Jumps | None, tokens: int) -> list[int]:
+    """Choose the first jump and the last one after which enough tokens come, and those after it."""
+    numbers = list(jumps.numbers) if jumps is not None else []
+    whole = [number for number in numbers if number + AROUND[-1] <= tokens]
+    return sorted({*whole[:1], *whole[-1:], *numbers[len(whole) :]})
 
 
 def _windows(model: Any, settings: Settings) -> list[int]:
@@ -156,7 +193,7 @@ def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work
     shapes = shapes_of(cache)
     del cache
     held = settings.sequence_length - 1 - _DECODED
-    cache = filled_cache(model, shapes, held, settings)
+    cache = filled_cache(model, shapes, held, trainer.generation_config)
     with work.last() if work is not None else nullcontext():
         _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 

@@ -20,6 +20,7 @@ from memprof.simulate.sharding.zero import gathering_for_zero
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
+from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.trl_on_fakes import own_accelerate_state, quiet, trl_on_fakes
 from memprof.vocabulary import Phase
 
@@ -69,6 +70,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
             if settings.sharding == "fsdp2":
                 stack.enter_context(gathered_owned(session))
         trainer = build_trainer(settings, config, folder, session, mesh, by_name=by_name)
+        session.notes += notes_on_length(trainer.model, settings.sequence_length)
         stack.enter_context(gathering_for_zero(getattr(trainer, "_memprof_zero", None)))
         if settings.gpus > 1 and settings.sharding == "ddp":
             hold_buckets(trainer.model, session)

@@ -33,12 +33,12 @@ Mine(
 """
 
 
-def _simulated(text: str, folder: Path, model: str) -> dict[str, Any]:
+def _simulated(text: str, folder: Path, model: str, **changes: Any) -> dict[str, Any]:
     from memprof.simulate.script.script import simulate_script
 
     script = folder / "train.py"
     script.write_text(text)
-    return simulate_script(script, [model], {}, stacks=False)
+    return simulate_script(script, [model], changes, stacks=False)
 
 
 def _figures(raw: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +147,14 @@ def test_a_subclass_of_sfts_trainer_in_4_bits(tiny: str, settings_for: Any, tmp_
     for name in ("weights", "adapters", "optimizer_state", "gradients"):
         assert mine["own_peaks"][name] == theirs["own_peaks"][name], name
     assert mine["own_peaks"]["activations"] == theirs["own_peaks"]["activations"] > 0
+
+
+def test_what_cannot_change_a_scripts_trainer_is_refused(tiny: str, tmp_path: Path) -> None:
+    from memprof.errors import UsageError
+
+    words = "--num-generations changes nothing here: the script trains with Trainer, whose arguments are its own"
+    with pytest.raises(UsageError, match=words):
+        _simulated(PLAIN, tmp_path, tiny, num_generations=4, padding="worst")
 
 
 def test_transformers_own_trainer(tiny: str, tmp_path: Path) -> None:

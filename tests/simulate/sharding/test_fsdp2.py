@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from memprof.errors import UsageError
 from memprof.vocabulary import Category
 from tests.launched_ranks import found_by_two_ranks
+from tests.simulate.conftest import TINY
 from tests.simulate.sharding.test_zero import _sizes_of
 from tests.simulate.test_closed_forms import LAYER, PARAMETERS, ROPE, H, L, V, _analysis, _requested, _sizes
 
@@ -111,6 +113,21 @@ def test_tensor_parallel_ranks_divide_every_matrix(settings_for: Callable[..., A
     share = (PARAMETERS - norms) // 2 + norms
     assert _requested(found, "weights") == _requested(found, "reference_model") == 4 * share + ROPE
     assert _requested(found, "optimizer_state") == 8 * share + 4 * len(_sizes())
+
+
+def test_tensor_parallel_ranks_share_a_tied_head(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "tie_word_embeddings": True}))
+    run = {"generation": "none", "sharding": "tp", "gpus": 2, "optim": "adamw_torch_fused"}
+    tied, apart = (_analysis(settings_for(**run, **more)) for more in ({"model": str(tmp_path)}, {}))
+    head = TINY["vocab_size"] * H // 2  # type: ignore[operator]
+    assert _requested(apart, "weights") - _requested(tied, "weights") == 4 * head
+    assert _requested(apart, "optimizer_state") - _requested(tied, "optimizer_state") == 8 * head + 4
+
+
+def test_heads_that_ranks_cannot_share_are_refused_in_one_sentence(settings_for: Callable[..., Any]) -> None:
+    words = "6 query heads and 2 key and value heads cannot be divided by 4; use --gpus 2."
+    with pytest.raises(UsageError, match=words):
+        _analysis(settings_for(generation="none", sharding="tp", gpus=4, optim="adamw_torch_fused"))
 
 
 def test_the_whole_model_is_never_on_one_rank(settings_for: Callable[..., Any]) -> None:

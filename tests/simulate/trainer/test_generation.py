@@ -32,6 +32,8 @@ _CACHES = {
          + ["full_attention"] + ["sliding_attention"], "query_pre_attn_scalar": 64},
         "static",
     ),
+    "fp8": ({"model_type": "llama"}, "quantized", "fp8"),
+    "quantised": ({"model_type": "llama"}, "quantized", "int4"),
     "linear attention": (
         {"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 3 + ["full_attention"] * 3,
          "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -44,18 +46,24 @@ _CACHES = {
 def settings_for(folder: Path, name: str) -> Any:
     from memprof.config.settings import Settings
 
-    more, cache = _CACHES[name]
+    more, cache, *dtype = _CACHES[name]
     (folder / "config.json").write_text(json.dumps({**_SHAPE, **more}))
     return Settings(
         model=str(folder), device="cpu", dtype="bfloat16", per_device_train_batch_size=_BATCH, num_generations=_BATCH,
         prompt_length=_PROMPT, completion_length=_TOKENS, cache_implementation=cache,
+        cache_dtype=dtype[0] if dtype else "auto",
     )  # fmt: skip
 
 
 def generation_config(settings: Any) -> Any:
     from transformers import GenerationConfig
 
-    asked = {} if settings.cache_implementation == "dynamic" else {"cache_implementation": "static"}
+    from memprof.config.to_grpo import cache_arguments
+
+    asked = cache_arguments(settings.cache_implementation, settings.cache_dtype)
+    asked |= asked.pop("generation_kwargs", {})
+    if settings.cache_dtype == "int4":  # several times within the tokens
+        asked["cache_config"]["residual_length"] = 16
     return GenerationConfig(
         do_sample=True, max_new_tokens=settings.completion_length, pad_token_id=1, temperature=0.9, top_k=0,
         disable_compile=True, **asked,
@@ -68,12 +76,13 @@ def recorded(settings: Any) -> list[tuple[str, int, int]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from memprof.recording.trace.tensor_trace import TensorTrace
+    from memprof.simulate.trainer.kv_caches import modelled_quanto
 
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.model), dtype=torch.bfloat16)
     trace = TensorTrace(torch.device("cpu"), stacks=None)
     trace.start()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), modelled_quanto():
             ids = torch.zeros(_BATCH, _PROMPT, dtype=torch.long)
             out = model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation_config(settings)
@@ -105,6 +114,7 @@ def simulated(settings: Any, heap: CachingAllocator) -> Any:
     from memprof.recording.recorder import DeviceInfo
     from memprof.simulate.generation.decoding import Player
     from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.trainer.kv_caches import modelled_quanto
     from memprof.simulate.trainer.models import build_model, load_config
     from memprof.simulate.trainer.rollout import counted, cutting, learned
     from memprof.simulate.world.fakes import fake_world
@@ -114,6 +124,7 @@ def simulated(settings: Any, heap: CachingAllocator) -> Any:
     with (
         fake_world(cuda=False),
         Tracking(recorder, True, lambda shape: 0),
+        modelled_quanto(),
         patching((names.SAMPLE, counted(names.SAMPLE.get())), (names.UNFINISHED, cutting(recorder))),
         torch.no_grad(),
     ):

@@ -1,0 +1,280 @@
+"""Read off decoding steps that nobody executed: between two that were logged, or within periods that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from memprof.allocator.growth import DROP, DROP_OLD, TAKE, Operation, Step
+from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
+from memprof.simulate.recorder.reductions import Processors
+from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Taken
+
+__all__ = ["BEFORE", "DROP_KEPT", "KEPT", "OWN", "Between", "Jumps", "NotAlike", "Periods", "Span", "Steps", "kind"]
+
+#: Whose block is given back: this step's, the step before's, one that the last jump kept (by its number among those);
+#: else -1 - the step's number.
+OWN, BEFORE, KEPT = 0, 1, 2
+#: An operation of a jump: drop the block of that number that the jump before kept.
+DROP_KEPT = 4
+
+
+class NotAlike(Exception):
+    """Steps do not repeat one another; the message says what does not."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Hold steps ``first`` to ``last``, none of them logged, between two that are."""
+
+    first: int
+    last: int
+    before: list[Logged]
+    after: list[Logged]
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first + 2
+
+    @property
+    def rows(self) -> list[tuple[Logged, ...]]:
+        """Return what the two logged steps do, operation by operation."""
+        return list(zip(self.before, self.after, strict=True))
+
+    def read(self, step: int, row: Any) -> Any:
+        """Read off what one of :attr:`rows`, or anything made of such, is in a step."""
+        return Between(self.first - 1, self.last + 1).at(step, *row)
+
+
+class Jumps(NamedTuple):
+    """Number the steps that leave something behind for all steps up to the next of them: a quantised cache quantises
+    everything. The first one, how many steps lie between two, how many there are."""
+
+    first: int
+    length: int
+    times: int
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + self.length * self.times, self.length)
+
+
+class Periods:
+    """Hold the steps between the first and the last of some jumps.
+
+    Args:
+        jumps: of which the first and the last one are logged.
+        first: the logs of the steps around the first jump, by how many steps they come after it.
+        last: those of the last one.
+    """
+
+    def __init__(self, jumps: Jumps, first: dict[int, list[Logged]], last: dict[int, list[Logged]]) -> None:
+        self.jumps = jumps
+        self.offsets = range(min(first), max(first) + 1)
+        self._over = Between(0, jumps.times - 1)
+        self._around = {o: list(zip(first[o], last[o], strict=True)) for o in self.offsets}
+        after, before = self.offsets[-1], self.offsets[0]
+        self.inner_rows = list(zip(first[after], first[before], last[after], last[before], strict=True))
+        self._known: dict[Any, Any] = {}
+        self._period = -1
+
+    @property
+    def first(self) -> int:
+        """Return the first step that is not logged."""
+        return self.jumps.first + self.offsets[-1] + 1
+
+    @property
+    def last(self) -> int:
+        """Return the last step that is not logged."""
+        return self.jumps.numbers[-1] + self.offsets[0] - 1
+
+    def inner(self, period: int) -> range:
+        """Number the steps after a jump (0: the first) that do not belong to a jump."""
+        begin = self.jumps.numbers[period]
+        return range(begin + self.offsets[-1] + 1, begin + self.jumps.length + self.offsets[0])
+
+    def rows(self, offset: int) -> list[tuple[Logged, ...]]:
+        """Return what the steps so far from a jump do, operation by operation: around the first and the last jump."""
+        return list(self._around[offset])
+
+    def read(self, step: int, row: Any) -> Any:
+        """Read off what one of a jump's :meth:`rows` is in a step around any jump."""
+        jump = (step - self.jumps.first - self.offsets[0]) // self.jumps.length
+        return self._over.at(jump, *row)
+
+    def read_inner(self, step: int, row: Any) -> Any:
+        """Read off what one of :attr:`inner_rows` is in a step between two jumps."""
+        period, into = divmod(step - self.jumps.first, self.jumps.length)
+        if period != self._period:
+            self._known, self._period = {}, period
+        if id(row) not in self._known:
+            one, other, far_one, far_other = row
+            # The second corner lies before the first jump: one period earlier than the first.
+            ends = self._over.at(period, one, far_one), self._over.at(period + 1, other, far_other)
+            self._known[id(row)] = row, ends  # the row, so that no other one gets its id
+        within = Between(self.offsets[-1], self.jumps.length + self.offsets[0])
+        return within.at(into, *self._known[id(row)][1])
+
+
+def kind(entry: Logged) -> tuple[Any, ...]:
+    """Return what must be the same in all steps that repeat one another."""
+    if isinstance(entry, Taken):
+        born = entry.born
+        running = born.running and born.running[1:]  # not which module: some are made anew at every call
+        return (Taken, entry.stream, born.dtype, born.func, born.region, running, len(born.shape))
+    if isinstance(entry, Kernel):
+        return (Kernel, entry.func)
+    return tuple(entry)
+
+
+class Between(NamedTuple):
+    """Read off what lies between (or next to) two steps."""
+
+    before: int
+    after: int
+
+    def at(self, step: int, one: Any, other: Any) -> Any:
+        """Read off a number, or anything made of numbers."""
+        if one is other:
+            return one
+        if type(one) is int:
+            grown, odd = divmod(other - one, self.after - self.before)
+            if odd:
+                raise NotAlike(f"a size goes from {one} to {other} in {self.after - self.before} tokens")
+            return one + grown * (step - self.before)
+        if isinstance(one, Taken):
+            born = one.born
+            shape = self.at(step, born.shape, other.born.shape)
+            return one._replace(born=born._replace(nbytes=self.at(step, born.nbytes, other.born.nbytes), shape=shape))
+        if isinstance(one, Kernel):
+            args, made = self.at(step, one.args, other.args), self.at(step, one.made, other.made)
+            return one._replace(args=args, made=made)
+        if isinstance(one, Meta):
+            return Meta(self.at(step, one.shape, other.shape), self.at(step, one.strides, other.strides), one.dtype)
+        if type(one) is tuple:
+            if len(one) != len(other):
+                raise NotAlike("a kernel has other arguments")
+            return tuple(self.at(step, a, b) for a, b in zip(one, other, strict=True))
+        return one
+
+
+class Steps:
+    """Make the allocator's steps of logged ones.
+
+    Args:
+        rows: what the logged steps do, operation by operation.
+        read: reads off what a row is in a step.
+        processors: of the card; kernels' own memory depends on them.
+    """
+
+    def __init__(
+        self, rows: Iterable[Sequence[Logged]], read: Callable[[int, Any], Any], processors: Processors
+    ) -> None:
+        self.read = read
+        self._processors = processors
+        self._numbers: dict[tuple[tuple[int, ...], int], int] = {}  # bytes in each logged step, stream -> number
+        self._kernels: dict[Any, tuple[Kernel, ...]] = {}
+        self._operations: dict[tuple[Any, ...], tuple[list[Operation], int]] = {}  # by how many sizes kernels ask for
+        self._last: tuple[Any, list[int]] = ((), [])
+        self.taken: list[tuple[Taken, ...]] = []
+        self.claims: dict[int, Claim] = {}
+        self._order: list[Operation | Any] = []
+        for row in rows:
+            self._add(row)
+        # What is the same in all logged steps is not read off at every step.
+        self._sizes = [sizes[0] for sizes, _ in self._numbers]
+        self._growing = [(n, sizes) for n, (sizes, _) in enumerate(self._numbers) if len(set(sizes)) > 1]
+        self._streams = [stream for _, stream in self._numbers]
+        self._asked = {name: self._hidden(row[0]) for name, row in self._kernels.items() if _alike(row)}
+
+    def _add(self, row: Sequence[Any]) -> None:
+        one = row[0]
+        if isinstance(one, Taken):
+            key = (tuple(entry.born.nbytes for entry in row), one.stream)
+            number = self._numbers.setdefault(key, len(self._numbers))
+            self._order.append(Operation(TAKE, len(self.taken), number))
+            self.taken.append(tuple(row))
+        elif isinstance(one, Given):
+            if one.part not in _DROPS:
+                raise NotAlike("a step gives back what the first ones made")
+            self._order.append(Operation(_DROPS[one.part], one.place))
+        elif isinstance(one, Kernel):
+            kernel = (one.func, *(_plain(entry.args) for entry in row), _plain(one.made))
+            alike = (e._replace(args=_shared(one.args, e.args), made=_shared(one.made, e.made)) for e in row[1:])
+            self._kernels.setdefault(kernel, (one, *alike))
+            self._order.append(kernel)
+        elif isinstance(one, Claim) and one.part == OWN:
+            self.claims[one.place] = one
+
+    @property
+    def places(self) -> int:
+        return len(self.taken)
+
+    def at(self, step: int) -> Step:
+        """Return one step."""
+        known = self._asked
+        asked = [known[k] if k in known else self._hidden(self.read(step, row)) for k, row in self._kernels.items()]
+        counts = tuple(tuple(len(group) for group in groups) for groups in asked)
+        more = [size for groups in asked for group in groups for size in group]
+        if counts not in self._operations:
+            self._operations[counts] = self._in_order(dict(zip(self._kernels, counts, strict=True)))
+        elif counts == self._last[0] and any(now < before for now, before in zip(more, self._last[1], strict=True)):
+            operations, places = self._operations[counts]
+            self._operations[counts] = list(operations), places  # steps that share a list only grow
+        self._last = counts, more
+        sizes = [*self._sizes, *more]
+        for number, row in self._growing:
+            sizes[number] = self.read(step, row)
+        operations, places = self._operations[counts]
+        return Step(operations, sizes, self._streams + [0] * len(more), places)
+
+    def _hidden(self, kernel: Kernel) -> list[list[int]]:
+        """Return the sizes of what a kernel takes beside its results, group after group."""
+        groups = hidden_bytes(kernel.func, kernel.args, kernel.kwargs, kernel.made, self._processors)
+        return [[size for size in group if size] for group in groups]
+
+    def _in_order(self, counts: dict[Any, tuple[int, ...]]) -> tuple[list[Operation], int]:
+        """Put what the kernels take in its places: so many sizes in each of a kernel's groups, after all others.
+
+        Returns the operations, and how many blocks they take.
+        """
+        first, at = {}, len(self._numbers)
+        for kernel, groups in counts.items():
+            first[kernel] = at
+            at += sum(groups)
+        found: list[Operation] = []
+        next_place = self.places
+        for entry in self._order:
+            if isinstance(entry, Operation):
+                found.append(entry)
+                continue
+            size = first[entry]
+            for count in counts[entry]:
+                places = range(next_place, next_place + count)
+                found += [Operation(TAKE, place, size + index) for index, place in enumerate(places)]
+                found += [Operation(DROP, place) for place in places]
+                next_place, size = next_place + count, size + count
+        return found, next_place
+
+
+def _alike(row: Sequence[Kernel]) -> bool:
+    return all(_plain((entry.args, entry.made)) == _plain((row[0].args, row[0].made)) for entry in row)
+
+
+_DROPS = {OWN: DROP, BEFORE: DROP_OLD, KEPT: DROP_KEPT}
+
+
+def _shared(one: Any, other: Any) -> Any:
+    """Return ``other`` with what is equal in ``one`` taken from there: it need not be read off at every step."""
+    if type(one) is tuple:
+        if len(one) != len(other):
+            raise NotAlike("a kernel has other arguments")
+        return tuple(_shared(a, b) for a, b in zip(one, other, strict=True))
+    return one if _plain(one) == _plain(other) else other
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Meta):
+        return (value.shape, value.strides, value.dtype)
+    return tuple(_plain(v) for v in value) if isinstance(value, tuple) else value
