@@ -90,6 +90,13 @@ AFTER_FORWARD = Target(
     "torch.nn.modules.module", "register_module_forward_hook", "(hook, *, always_call)",
     needed_by=("record.trace", "run"),
 )  # fmt: skip
+BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_SIMULATED)
+AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_SIMULATED)
+PROFILED = Target("torch.autograd.profiler", "record_function.__enter__", "(self)", how=REPLACED, needed_by=_SIMULATED)
+PROFILED_END = Target(
+    "torch.autograd.profiler", "record_function.__exit__", "(self, exc_type, exc_value, traceback)", how=REPLACED,
+    needed_by=_SIMULATED,
+)  # fmt: skip
 BEFORE_STEP = Target(
     "torch.optim.optimizer", "register_optimizer_step_pre_hook", "(hook)", needed_by=(*_WATCHED, *_TRACED)
 )

@@ -32,9 +32,10 @@ from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.rehearsal import REHEARSED, Rehearsal
-from memprof.simulate.recorder.round_log import RoundLog
+from memprof.simulate.recorder.round_log import Born as Taken
+from memprof.simulate.recorder.round_log import CallLog, Claimed, Rehearsed, RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
-from memprof.simulate.recorder.work import Work
+from memprof.simulate.recorder.work import Tally, Work
 from memprof.vocabulary import Category, History, Kind
 
 __all__ = ["FakeRecorder"]
@@ -119,6 +120,7 @@ class FakeRecorder:
         self.work = Work()
         self._on_host = 0
         self._noted: RoundLog | None = None
+        self._call: CallLog | None = None
         self._rehearsal: Rehearsal | None = None
         self._claims = 0
 
@@ -202,9 +204,7 @@ class FakeRecorder:
         watch = self._live.get(_key_of(storage))
         return watch.address if watch is not None and watch.address > 0 else 0
 
-    def see(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None
-    ) -> None:
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, alike: int | None = None) -> None:
         """Account for what an operation made, its kernel's own temporaries included.
 
         ``alike``: a number that only calls of this operation with arguments of the same shapes have.
@@ -230,6 +230,7 @@ class FakeRecorder:
         if self.cuda and not self.paused and asks_for_more(func):
             if self._rehearsal is not None:
                 self._rehearsal.kernel(func, args, kwargs, made)
+                self._log_last()
             else:
                 self.run_kernel(func, args, kwargs, made)
         for address in early:
@@ -261,6 +262,7 @@ class FakeRecorder:
         """Take cuBLAS's workspace for this thread, where it has none."""
         if self._rehearsal is not None:
             self._rehearsal.workspace()
+            self._log_last()
             return
         in_engine = _graph_task() != -1
         if in_engine not in self._workspaces:
@@ -317,6 +319,8 @@ class FakeRecorder:
 
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` or :meth:`take` took."""
+        if self._call is not None:
+            self._call.steps.append(address)
         if address >= REHEARSED:
             if self._rehearsal is not None:
                 self._rehearsal.give(address)
@@ -334,18 +338,54 @@ class FakeRecorder:
         if self._noted is not None or self._rehearsal is not None:
             return None
         self._noted = RoundLog()
-        self.work.also = self._noted.work
+        self.work.also.append(self._noted.work)
         self._claims = self.owners.claims if self.owners is not None else 0
         return self._noted
 
     def end_note(self, noted: RoundLog) -> None:
         """Stop logging allocations."""
-        self._noted = self.work.also = None
+        self._noted = None
+        self._count_no_more(noted.work)
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False
 
-    def repeat_work(self, noted: RoundLog) -> None:
-        """Count what a round computed and moved once more."""
+    @contextlib.contextmanager
+    def logging_call(self) -> Iterator[CallLog]:
+        """Log what is taken, claimed and given back inside, in a rehearsal too; one log at a time."""
+        assert self._call is None
+        self._call = log = CallLog()
+        self.work.also.append(log.work)
+        try:
+            yield log
+        finally:
+            self._call = None
+            self._count_no_more(log.work)
+
+    def _count_no_more(self, tally: Tally) -> None:
+        self.work.also = [other for other in self.work.also if other is not tally]
+
+    def circumstances(self) -> tuple[Any, ...]:
+        """List what decides, beside an operation's arguments, how memory is taken for it and under which tag."""
+        stream = self.stream_of() if self.stream_of is not None else 0
+        return self._tags, self._rehearsal is not None, self._on_host, stream
+
+    @property
+    def logs_call(self) -> bool:
+        """Tell whether a call is logged now."""
+        return self._call is not None
+
+    def claimed(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
+        """Log what a block was said to be, where a call is logged."""
+        if self._call is not None:
+            self._call.steps.append(Claimed(address, category, detail, name))
+
+    def _log_last(self) -> None:
+        """Log what the rehearsal was told last, where a call is logged."""
+        if self._call is not None and self._rehearsal is not None:
+            self._call.steps.append(self._rehearsal.parts[-1][-1])  # type: ignore[arg-type]
+
+    def repeat_work(self, noted: RoundLog | CallLog) -> None:
+        """Count what a round or a call computed and moved once more."""
         self.work.add(noted.work, 1, *self.phase_and_step())
 
     def watch_at(self, address: int) -> Any:
@@ -357,16 +397,22 @@ class FakeRecorder:
         if not nbytes or self.paused:
             return
         if self._on_host:
-            if self._noted is not None:
-                self._noted.only_device = False
-            if self._rehearsal is not None:
-                self._rehearsal.usable = False
+            self._beyond_device()
             self.host.malloc(nbytes)
             self.work.to_host(2 * nbytes, *self.phase_and_step())  # there, and back
             self._remember(storage, _HOST, nbytes, 0)
             return
         address, stream = self._malloc(nbytes, shape, dtype, func)
         self._remember(storage, address, nbytes, stream)
+
+    def _beyond_device(self) -> None:
+        """Say in all logs that host memory was taken or given back, which none of them repeats."""
+        if self._noted is not None:
+            self._noted.only_device = False
+        if self._call is not None:
+            self._call.only_device = False
+        if self._rehearsal is not None:
+            self._rehearsal.usable = False
 
     def _malloc(self, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> tuple[int, int]:
         captured = self._capture() if self._capture is not None else None
@@ -375,7 +421,10 @@ class FakeRecorder:
         born = Born(0, 0, nbytes, None, self._tags, region, running, shape, dtype, func)
         stream = self.stream_of() if self.stream_of is not None else 0
         if self._rehearsal is not None:
-            return self._rehearsal.take(born, stream, captured), stream
+            address = self._rehearsal.take(born, stream, captured)
+            if self._call is not None:
+                self._call.steps.append(Rehearsed(address, born, stream, captured))
+            return address, stream
         return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
 
     def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
@@ -395,6 +444,8 @@ class FakeRecorder:
         self.widen_window(heap.allocated, heap.reserved, heap.active, heap.requested)
         if self._noted is not None:
             self._noted.born(address, nbytes, stream, captured, tag)
+        if self._call is not None:
+            self._call.steps.append(Taken(address, nbytes, stream, captured, tag))
         return address
 
     def tell_oom(self, error: OutOfMemory, captured: Any) -> None:
@@ -460,6 +511,19 @@ class FakeRecorder:
             self._origin[address] = (captured, tag)
             self._event("alloc", address, size, stream, 0)
 
+    def let_stand(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
+        """Let a storage stand for the block taken at ``address``, which is given back when the storage goes."""
+        self._remember(storage, address, nbytes, stream)
+
+    def let_go(self, storage: Any) -> int:
+        """Return the address a storage stood for, and let it stand for nothing; 0 if it did not."""
+        watch = self._live.pop(_key_of(storage), None)
+        return watch.address if watch is not None else 0
+
+    def stream_at(self, storage: Any) -> int:
+        """Return the stream whose block a storage stands for."""
+        return self._live[_key_of(storage)].stream
+
     def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
         watch = _Watch(storage, self._died)
         watch.key, watch.address, watch.nbytes, watch.stream = _key_of(storage), address, nbytes, stream
@@ -475,10 +539,7 @@ class FakeRecorder:
 
     def _give_back(self, watch: _Watch) -> None:
         if watch.address == _HOST:
-            if self._noted is not None:
-                self._noted.only_device = False
-            if self._rehearsal is not None:
-                self._rehearsal.usable = False
+            self._beyond_device()
             self.host.free(watch.nbytes)
         elif watch.address != _ELSEWHERE:
             self.release(watch.address)

@@ -63,7 +63,7 @@ class Work:
         self.wanted = False
         self.phases: dict[tuple[int | None, str], Tally] = {}
         self.pieces = 1.0
-        self.also: Tally | None = None  # is told of everything too
+        self.also: list[Tally] = []  # are told of everything too
         self._parts: list[Tally] | None = None
         self._kernels: dict[int, _Kernel | None] = {}
         self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
@@ -92,8 +92,8 @@ class Work:
         if kernel is None:
             return
         self._here(phase, step).add(kernel, self._times(phase))
-        if self.also is not None:
-            self.also.add(kernel, 1.0)
+        for tally in self.also:
+            tally.add(kernel, 1.0)
 
     def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> _Kernel | None:
         """Return what an operation's kernel computes and moves; None where there is no kernel."""
@@ -115,6 +115,8 @@ class Work:
     def to_host(self, nbytes: int, phase: str, step: Any) -> None:
         """Count bytes that cross to pinned host memory."""
         self._here(phase, step).host_bytes += nbytes * self._times(phase)
+        for tally in self.also:
+            tally.host_bytes += nbytes
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[list[Tally]]:
@@ -134,6 +136,8 @@ class Work:
     def add(self, tally: Tally, times: float, phase: str, step: Any) -> None:
         """Count a tally that was kept apart, or repeats itself, so many times, in a phase."""
         self._here(phase, step).add_all(tally, times * self._times(phase))
+        for told in self.also:
+            told.add_all(tally, times)
 
     def last_step(self) -> int | None:
         """Return the last step whose work was counted; None where there are no steps."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.compat import patching
 from memprof.compat import torch_sharding as sharding_names
+from memprof.compat.check import fault_of
+from memprof.compat.targets import Target
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.recorder import FakeRecorder
@@ -27,8 +29,28 @@ def shards_planned_unseen(recorder: FakeRecorder) -> Iterator[None]:
         finally:
             recorder.paused -= 1
 
-    with patching((sharding_names.PLANNING, unseen)):
+    with patching((sharding_names.PLANNING, unseen), *_arguments_looked_through_once()):
         yield
+
+
+def _arguments_looked_through_once() -> list[tuple[Target, Any]]:
+    """List what is replaced so that torch looks through an operation's arguments once for strided shards.
+
+    It does so for each tensor of each list: an optimizer's step on hundreds of parameters takes seconds.
+    """
+    if fault_of(sharding_names.STRIDED_FLAG) or fault_of(sharding_names.STRIDED_SHARD):
+        return []
+    original, kind = sharding_names.STRIDED_FLAG.get(), sharding_names.STRIDED_SHARD.get()
+    asked: tuple[Any, bool] = (None, False)
+
+    def propagate(strategy: Any, schema: Any) -> None:
+        nonlocal asked
+        if asked[0] is not schema:
+            asked = (schema, any(isinstance(part, kind) for spec in schema.args_spec for part in spec.placements))
+        if asked[1]:
+            original(strategy, schema)
+
+    return [(sharding_names.STRIDED_FLAG, propagate)]
 
 
 def count_shards(model: Any, recorder: FakeRecorder) -> None:

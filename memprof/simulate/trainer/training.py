@@ -12,6 +12,7 @@ from memprof.config.left_out import LEFT_OUT
 from memprof.config.settings import Settings
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
+from memprof.simulate.layers.repeating import layers_repeated
 from memprof.simulate.sharding.ddp_buckets import hold_buckets
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
@@ -78,7 +79,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
             hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
-        with watched(trainer, session):
+        models = [trainer.model, getattr(trainer, "ref_model", None), *getattr(trainer, "reward_funcs", ())]
+        with watched(trainer, session), layers_repeated(models, session.fake_recorder):
             trainer.train()
             session.look_again()
 

@@ -19,7 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
 from memprof.simulate.world.fake_cache_keys import SIMPLE, facts_of, is_plain
 
-__all__ = ["KnownResults", "known_results"]
+__all__ = ["KnownResults", "Making", "known_results", "making"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
@@ -34,9 +34,16 @@ _Maker = Callable[[list[Any]], Any]
 
 def known_results() -> KnownResults | None:
     """Return an empty memory of results; None where torch's release lacks what it needs, which costs time."""
-    if fault_of(torch_names.FAKE_SYMBOLIC) or any(fault_of(target) for target in _NEEDED):
-        return None
-    return KnownResults()
+    return None if _lacking() else KnownResults()
+
+
+def making() -> Making | None:
+    """Return what makes fake tensors without dispatch; None where torch's release lacks what it needs."""
+    return None if _lacking() else Making()
+
+
+def _lacking() -> bool:
+    return bool(fault_of(torch_names.FAKE_SYMBOLIC)) or any(fault_of(target) for target in _NEEDED)
 
 
 class KnownResults:
@@ -45,7 +52,7 @@ class KnownResults:
     def __init__(self) -> None:
         self._makers: dict[tuple[Any, ...], tuple[_Maker | None, int]] = {}
         self._cacheable: dict[int, bool] = {}
-        self._make = _Making()
+        self._make = Making()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Return what ``func`` returns for these arguments, executed only where it is not known.
@@ -118,7 +125,24 @@ class _Shape(NamedTuple):
     device: torch.device
 
 
-class _Making:
+class _Arguments:
+    """Know an operation's tensors by themselves and by their storages: their first places, and all of a storage's."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+        self.places: dict[int, int] = {}
+        self.of_storage: dict[int, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            self.places.setdefault(id(tensor), place)
+            self.of_storage.setdefault(_storage(tensor), []).append(place)
+
+    def new_storage(self, part: Any) -> int | None:
+        """Return the storage of a result's part; None where it is an argument's, or the part has none."""
+        storage = _storage(part) if isinstance(part, torch.Tensor) else None
+        return None if storage in self.of_storage else storage
+
+
+class Making:
     """Make results again."""
 
     def __init__(self) -> None:
@@ -129,24 +153,40 @@ class _Making:
 
     def maker_of(self, out: Any, tensors: list[Any]) -> _Maker | None:
         """Return what makes a result like ``out`` again, of tensors like these; None where that is not certain."""
-        kind = type(out)
+        kind, arguments = type(out), _Arguments(tensors)
         if kind is not list and kind is not tuple:
-            return self._one(out, tensors)
-        makers = [self._one(part, tensors) for part in out]
-        if None in makers or len(_storages(out, tensors)) < sum(_is_new(part, tensors) for part in out):
+            return self._one(out, arguments)
+        makers = [self._one(part, arguments) for part in out]
+        new = [storage for part in out if (storage := arguments.new_storage(part)) is not None]
+        if None in makers or len(set(new)) < len(new):
             return None  # two of them share what is new
         return lambda given: kind([maker(given) for maker in makers])  # type: ignore[misc]
 
-    def _one(self, out: Any, tensors: list[Any]) -> _Maker | None:
+    def maker_in(self, out: Any, base: Any) -> _Maker | None:
+        """Return what makes a tensor like ``out`` in the storage of a tensor like ``base``; None where that is not
+        certain."""
+        return self._tensor(out, [base], 0) if _is_simple_result(out) else None
+
+    def room(self, nbytes: int) -> Any:
+        """Make a tensor, not a fake one, that has nothing but a storage of so many bytes."""
+        with self._no_dispatch():
+            return torch.empty(nbytes, dtype=torch.uint8, device=_META)
+
+    def hold(self, constant: Any, value: Any) -> None:
+        """Put a number into the real tensor of one number that a fake tensor of a known value has."""
+        with self._no_dispatch():
+            constant.fill_(value)
+
+    def _one(self, out: Any, arguments: _Arguments) -> _Maker | None:
         if out is None or type(out) in (int, float, bool):
             return lambda given: out
-        place = next((i for i, tensor in enumerate(tensors) if tensor is out), None)
+        place = arguments.places.get(id(out))
         if place is not None:
             return lambda given: given[place]
         if type(out) is not _FakeTensor or not _is_simple_result(out):
             return None
-        of = [i for i, tensor in enumerate(tensors) if _storage(tensor) == _storage(out)]
-        return self._tensor(out, tensors, of[0] if of else None) if len(of) < 2 else None
+        of = arguments.of_storage.get(_storage(out), [])
+        return self._tensor(out, arguments.tensors, of[0] if of else None) if len(of) < 2 else None
 
     def _tensor(self, out: Any, tensors: list[Any], of: int | None) -> _Maker | None:
         """Return what makes a tensor, of its own or in the storage of the argument ``of``, once that was tried."""
@@ -177,14 +217,6 @@ class _Making:
 def _is_simple_result(out: Any) -> bool:
     odd = out.requires_grad or out.is_conj() or out.is_neg() or out.is_inference() or out.constant is not None
     return is_plain(out) and not odd
-
-
-def _is_new(part: Any, tensors: list[Any]) -> bool:
-    return isinstance(part, torch.Tensor) and _storage(part) not in {_storage(tensor) for tensor in tensors}
-
-
-def _storages(out: Any, tensors: list[Any]) -> set[int]:
-    return {_storage(part) for part in out if _is_new(part, tensors)}
 
 
 def _storage(tensor: Any) -> int:

@@ -1,0 +1,1 @@
+"""Repeat the layers of a model that are alike, where nothing is differentiated."""
