@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memprof.allocator.model import OutOfMemory
 from memprof.simulate.layers.values import Many, NotAlike, Plain, Stand, Values, constant_of, rebuilt, storage_key
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.recorder.rehearsal import Kernel, Meta
@@ -179,16 +178,11 @@ class Pattern:
             What the call returns, and the layer's part of the cache.
 
         Raises:
-            OutOfMemory: the simulated device is full; what was taken is given back, as when frames are left.
+            OutOfMemory: the simulated device is full, with which the simulation ends.
         """
         recorder, own = self._recorder, dict[int, int]()
         recorder.repeat_work(self._log)
-        try:
-            self._repeat_steps(place, given, own)
-        except OutOfMemory:
-            for address in own.values():
-                recorder.release(address)
-            raise
+        self._repeat_steps(place, given, own)
         rooms = {}
         for number, (nbytes, stream, claimed) in self._rooms.items():
             rooms[number] = room = self._make.room(nbytes)
