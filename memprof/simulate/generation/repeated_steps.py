@@ -224,7 +224,7 @@ class _PeriodsRun:
         homes = [allocator.pool_of(need, stream) for need, stream in zip(needs, step.streams, strict=True)]
         self._own: dict[int, Block] = {}
         self._old, self._old_kept = dict(self.blocks), dict(enumerate(self.kept))
-        self._step = (steps, number)
+        self._around_now = (steps, number)
         for kind, place, size in step.operations:
             if kind == TAKE:
                 self._now = (steps, place, number)
@@ -241,7 +241,7 @@ class _PeriodsRun:
 
     def _in_use(self) -> list[_Held]:
         """List the blocks in use in the middle of a step around a jump; what the step before took counts as its."""
-        steps, number = self._step
+        steps, number = self._around_now
         old = (_Held(self._inner, place, number - 1, block) for place, block in self._old.items())
         own = (_Held(steps, place, number, block) for place, block in self._own.items())
         return [*old, *own, *self._old_kept.values()]

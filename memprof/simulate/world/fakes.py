@@ -84,11 +84,11 @@ def _changes() -> list[tuple[Target, Any]]:
     ]
 
 
-def _itself(mark: Any) -> Any:
-    return mark
+def _itself(self: Any) -> Any:
+    return self
 
 
-def _nothing(mark: Any, *error: Any) -> None: ...
+def _nothing(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> None: ...
 
 
 def _cuda_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
