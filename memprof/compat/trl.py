@@ -80,7 +80,7 @@ BUFFERED = Target(
     consequence="tensors kept between generation and training cannot be known as inputs",
 )  # fmt: skip
 MICRO_STEP = Target(
-    _GRPO, "GRPOTrainer._step", how=ASSIGNED, optional_for=("callback",),
+    _GRPO, "GRPOTrainer._step", how=ASSIGNED, needed_by=_SIMULATED, optional_for=("callback",),
     consequence="generation cycles cannot be told apart, and one step is recorded",
 )  # fmt: skip
 ITERATIONS = Target(

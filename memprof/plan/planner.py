@@ -22,6 +22,7 @@ __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
+_MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.short_steps)
 # Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
 _STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
 
@@ -203,6 +204,9 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
             "of a generation the first and the last tokens were run; memprof simulate repeats each, and says how often "
             "the allocator has to give memory back"
         )
+    found = [row.settings for row in (*rows, *(row.largest for row in rows if row.largest is not None))]
+    if any(settings.gradient_accumulation_steps > _MOST_RUN for settings in found):
+        notes.append(f"of a step's micro-batches the first {_MOST_RUN - 1} and the last were run, and all were counted")
     uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]
     if uncompared:
         whose = "every row" if len(uncompared) == len(rows) else ", ".join(uncompared)

@@ -127,8 +127,8 @@ def run_row(
 ) -> dict[str, Any]:
     """Simulate settings given as plain data (so that a worker process can) and return a row of plain data.
 
-    Of a generation's steps the first and the last are run: a search asks for many rows, and reserved memory that the
-    growing cache leaves behind is given back before a run fails.
+    Of a generation's steps the first and the last are run, of micro-batches the first three and the last: a search asks
+    for many rows, and reserved memory that the growing cache leaves behind is given back before a run fails.
 
     Args:
         settings: as :meth:`Settings.to_dict` writes them.

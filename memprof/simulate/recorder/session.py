@@ -19,7 +19,8 @@ __all__ = ["FakeSession"]
 class FakeSession(Session):
     """Work as :class:`memprof.recording.session.Session`, but raise mistakes: there is no run to protect.
 
-    ``growth``: repeat every decoding step of a generation, not only the first ones and the last.
+    ``growth``: repeat every decoding step of a generation and run every micro-batch, not only the first ones and the
+    last.
 
     ``generation`` is what :meth:`generating` noted. ``non_torch``, ``managed_bytes`` (paged state) and ``host_bytes``
     (weights kept in ordinary host memory) are set by what is simulated.

@@ -51,6 +51,17 @@ class Tally:
             self.fused[key] = self.fused.get(key, 0.0) + count * times
         self.host_bytes += other.host_bytes * times
 
+    def copy(self) -> Tally:
+        """Return these sums as they are now."""
+        return Tally(dict(self.kernels), dict(self.fused), self.host_bytes)
+
+    def since(self, before: Tally | None) -> Tally:
+        """Return what was added to these sums as they were before."""
+        more = self.copy()
+        if before is not None:
+            more.add_all(before, -1.0)
+        return more
+
 
 class Work:
     """Count the work of the phases of each step.
@@ -138,6 +149,10 @@ class Work:
         self._here(phase, step).add_all(tally, times * self._times(phase))
         for told in self.also:
             told.add_all(tally, times)
+
+    def add_counted(self, tally: Tally, phase: str, step: Any) -> None:
+        """Count once more what was counted in a phase."""
+        self._here(phase, step).add_all(tally, 1.0)
 
     def last_step(self) -> int | None:
         """Return the last step whose work was counted; None where there are no steps."""

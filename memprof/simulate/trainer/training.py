@@ -17,6 +17,7 @@ from memprof.simulate.sharding.ddp_buckets import hold_buckets
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
+from memprof.simulate.short_steps import middle_left_out
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
@@ -79,6 +80,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
             hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
+        if not session.growth:
+            stack.enter_context(middle_left_out(session.fake_recorder))
         models = [trainer.model, getattr(trainer, "ref_model", None), *getattr(trainer, "reward_funcs", ())]
         with watched(trainer, session), layers_repeated(models, session.fake_recorder):
             trainer.train()
