@@ -212,8 +212,8 @@ def simulate_settings(
         gpu: whose workspaces and context are assumed.
         stacks: keep Python stacks.
         by_name: the trainer is given the model's name and loads it onto one GPU; else a model that was moved there.
-        growth: repeat every step of generation, whose growing cache decides what is reserved, and run every micro-batch;
-            else the first ones and the last, which are enough for what is held.
+        growth: repeat every step of generation, whose growing cache decides what is reserved, and run every
+            micro-batch; else the first ones and the last, which are enough for what is held.
 
     Raises:
         InputError: the model cannot be found, or its code needs real values.
