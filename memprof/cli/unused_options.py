@@ -47,8 +47,6 @@ _RULES = (
         ("reduce_bucket_size",), "sharding", lambda s, _: s.sharded_by_zero,
         "the buckets are ZeRO's; add --gpus 8 --sharding zero2",
     ),
-    _Rule(("gpus_per_node",), "gpus", lambda s, _: s.gpus > 1, "there is one GPU; add --gpus 2, or more"),
-    _Rule(("sharding",), "gpus", lambda s, _: s.gpus > 1, "there is one GPU; add --gpus 2, or more"),
     _Rule(("alloc_conf",), "device", lambda s, _: s.device == "cuda", "--device cpu has no CUDA allocator"),
     _Rule(("attn",), "device", lambda s, _: s.device == "cuda", "the kernels are CUDA's, and --device cpu has none"),
 )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.errors import UsageError
+
 __all__ = ["attention_of", "generation_of", "said_by_trl"]
 
 # The rank of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
@@ -29,6 +31,9 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     generates, how attention is computed and in which precision.
 
     What is there by its own name wins, except where it is an adapter that TRL would not make.
+
+    Raises:
+        UsageError: the file asks for both halves at once.
     """
     more: dict[str, Any] = {}
     if "use_vllm" in given:
@@ -37,6 +42,8 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     told = [place.get("attn_implementation") for place in (given, inside) if isinstance(place, Mapping)]
     if any(told):
         more["attn"] = attention_of(next(name for name in told if name))
+    if given.get("fp16") and given.get("bf16"):
+        raise UsageError("fp16: true and bf16: true exclude each other; transformers refuses both at once.")
     if given.get("fp16"):
         more["mixed_precision"] = "fp16"
     elif given.get("bf16") is False:

@@ -164,8 +164,12 @@ def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Sett
 
 
 def _together(base: Settings, name: str, value: Any) -> dict[str, Any]:
-    """Return one changed setting, with the micro-batch changed too where TRL would otherwise refuse the batch."""
-    if name == "num_generations" and (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
+    """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU."""
+    if name == "gpus" and value == 1:
+        return {"sharding": "ddp"}
+    if name != "num_generations" or not isinstance(value, int) or value < 1:  # refused elsewhere
+        return {}
+    if (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
         return {"per_device_train_batch_size": value}
     return {}
 

@@ -72,6 +72,12 @@ def test_a_config_in_trls_words_means_what_trl_makes_of_it(
     assert read_settings(tmp_path / "grpo.json") == read
 
 
+def test_both_halves_at_once_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "grpo.json").write_text(json.dumps({"fp16": True, "bf16": True}))
+    with pytest.raises(UsageError, match="exclude each other"):
+        read_settings(tmp_path / "grpo.json")
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.json", "[1]"), ("a.json", "{"), ("a.yaml", "- 1"), ("a.yaml", "a: [")])
 def test_files_that_are_none_are_refused(tmp_path: Path, name: str, text: str) -> None:
     pytest.importorskip("yaml")
@@ -167,8 +173,9 @@ def test_sharding_on_one_gpu_is_refused_wherever_it_is_written(tmp_path: Path) -
     assert settings_of(file, {"gpus": 4}).sharding == "zero2"
     with pytest.raises(UsageError, match="add --gpus 2"):
         Settings(model="m", gpus=4, sharding="zero2").with_(gpus=1)
-    with pytest.raises(UsageError, match="--sharding ddp changes nothing here: there is one GPU; add --gpus 2"):
-        settings_of(None, {"model": "m", "sharding": "ddp"})
+    # What one GPU does anyway, and the way back from a run of several.
+    assert settings_of(None, {"model": "m", "sharding": "ddp"}) == Settings(model="m")
+    assert settings_of(file, {"gpus": 1, "sharding": "ddp"}) == Settings(model="m")
     file.write_text(json.dumps(Settings(model="m").to_dict()))  # as it was kept, default and all
     assert settings_of(file, {}) == Settings(model="m")
 

@@ -208,6 +208,15 @@ def test_values_are_varied(known: list[_Known]) -> None:
     assert [row.settings.num_generations for row in plan.rows] == [2, 4, 16]
     with pytest.raises(UsageError, match="no such setting"):
         make_plan(_base(), "24GB", vary=("colour", [1]))
+    for wrong, why in ((0, "at least 1"), ("a", "whole number")):
+        with pytest.raises(UsageError, match=why):
+            make_plan(_base(), "24GB", vary=("num_generations", [wrong]))
+
+
+def test_one_of_several_numbers_of_gpus_may_be_one(known: list[_Known]) -> None:
+    """One GPU has nothing to divide."""
+    plan = make_plan(_base(gpus=4, sharding="fsdp2"), "24GB", vary=("gpus", [1, 4]))
+    assert [(row.settings.gpus, row.settings.sharding) for row in plan.rows] == [(1, "ddp"), (4, "fsdp2")]
 
 
 def test_a_configuration_can_be_pasted(known: list[_Known]) -> None:
