@@ -13,6 +13,7 @@ from memprof.units import parse_size
 __all__ = [
     "CONTEXT_BYTES",
     "Gpu",
+    "bfloat16_note",
     "capacity_bytes",
     "find_gpu",
     "gpu_of",
@@ -205,6 +206,25 @@ def note_of(gpu: Gpu) -> str | None:
         f"{gpu.name}: its memory, and torch's allocator, whose rules are CUDA's there too; what its kernels and "
         f"libraries ask for was never compared, and {known}."
     )
+
+
+_EMULATED = (
+    "This card has no bfloat16 units: torch emulates them at float32's rate. Half precision is fp16 (fp16: true and "
+    "bf16: false, or --dtype float16)."
+)
+# Seen on an emulated T4 with TRL 1.16 and torch 2.13.
+_REFUSED = (
+    " TRL accepts bf16 there, and its loss then fails: \"gemm input type at::BFloat16 and output type float is only "
+    'supported for CUDA devices with compute capability 8.0 or higher".'
+)
+
+
+def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
+    """Say what becomes of a run in bfloat16 on a card that has no units for it; None for other runs and cards."""
+    half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
+    if not half or not (0, 0) < gpu.capability < (8, 0):
+        return None
+    return _EMULATED + (_REFUSED if config.get("recipe") == "trl" else "")
 
 
 def workspaces_of(gpu: Gpu) -> tuple[int, ...]:

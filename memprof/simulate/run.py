@@ -12,7 +12,7 @@ from memprof.allocator.settings import not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
 from memprof.config.expected_error import expected_error
-from memprof.config.gpus import Gpu, note_of, workspace_bytes
+from memprof.config.gpus import Gpu, bfloat16_note, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
@@ -84,8 +84,8 @@ def simulate(
     session.notes += [*missing("simulate.world"), *not_modelled(alloc_conf)]
     if gpu is not None and cuda and (note := note_of(gpu)) is not None:
         session.notes.append(note)
-    if gpu is not None and cuda and _in_emulated_bfloat16(gpu, config or {}):
-        session.notes.append(_EMULATED + (_REFUSED if (config or {}).get("recipe") == "trl" else ""))
+    if gpu is not None and cuda and (note := bfloat16_note(gpu, config or {})) is not None:
+        session.notes.append(note)
     session.non_torch = gpu.context_bytes if gpu is not None else None
     capability = gpu.capability if gpu else DEFAULT_CAPABILITY
     with (
@@ -105,23 +105,6 @@ def _in_full(notes: list[str], why: str) -> None:
     note = f"Attention is computed in full, with weights of tokens x tokens a head: {why}."
     if note not in notes:
         notes.append(note)
-
-
-def _in_emulated_bfloat16(gpu: Gpu, config: Mapping[str, Any]) -> bool:
-    """Tell whether a run computes in bfloat16 on a card that has no units for it."""
-    half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
-    return half and (0, 0) < gpu.capability < (8, 0)
-
-
-_EMULATED = (
-    "This card has no bfloat16 units: torch emulates them at float32's rate. Half precision is fp16 (fp16: true and "
-    "bf16: false, or --dtype float16)."
-)
-# Seen on an emulated T4 with TRL 1.16 and torch 2.13.
-_REFUSED = (
-    " TRL accepts bf16 there, and its loss then fails: \"gemm input type at::BFloat16 and output type float is only "
-    'supported for CUDA devices with compute capability 8.0 or higher".'
-)
 
 
 def _time_of(session: FakeSession, gpu: Gpu | None, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -213,6 +213,11 @@ def test_values_are_varied(known: list[_Known]) -> None:
             make_plan(_base(), "24GB", vary=("num_generations", [wrong]))
 
 
+def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> None:
+    assert any("gemm input type" in note for note in make_plan(_base(), "T4").notes)
+    assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
+
+
 def test_one_of_several_numbers_of_gpus_may_be_one(known: list[_Known]) -> None:
     """One GPU has nothing to divide."""
     plan = make_plan(_base(gpus=4, sharding="fsdp2"), "24GB", vary=("gpus", [1, 4]))
