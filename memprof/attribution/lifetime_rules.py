@@ -144,11 +144,13 @@ def _same_stack_births(facts: Facts, rows: Ints) -> Ints:
     """Count for each row the rows of its stack that are born while it lives.
 
     What its own call makes in a row counts once: attention in full makes several copies of a layer's keys and values.
+    Without stacks no call is known.
     """
     t = facts.timeline
     in_time = rows[np.argsort(t.alloc_event[rows], kind="stable")]
+    stack = t.stack[in_time]
     call = np.zeros(len(t.stack), np.int64)
-    call[in_time[1:]] = np.cumsum(t.stack[in_time[1:]] != t.stack[in_time[:-1]])
+    call[in_time[1:]] = np.cumsum((stack[1:] != stack[:-1]) | (stack[1:] == 0))
     key = t.stack[rows].astype(np.int64) * (t.n_events + 2)
     births = key + t.alloc_event[rows] + 1
     by_stack = np.argsort(births, kind="stable")
