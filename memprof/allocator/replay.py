@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from memprof.allocator.model import CachingAllocator
 from memprof.allocator.settings import AllocatorSettings
 
-__all__ = ["Program", "reserved_peak", "reserved_within"]
+__all__ = ["ALLOC", "FLUSH", "FREE", "Program", "in_order", "reserved_peak", "reserved_within"]
 
 I64 = NDArray[np.int64]
 
-_FREE, _FLUSH, _ALLOC = range(3)
+FREE, FLUSH, ALLOC = range(3)
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,26 @@ def reserved_within(program: Program, settings: AllocatorSettings, capacity: int
     allocator = CachingAllocator(settings, capacity)
     requested, stream, pool = program.requested.tolist(), program.stream.tolist(), program.pool.tolist()
     blocks: dict[int, int] = {}
-    for what, row in _events(program):
-        if what == _FREE:
+    whats, rows = in_order(program)
+    for what, row in zip(whats.tolist(), rows.tolist(), strict=True):
+        if what == FREE:
             allocator.free(blocks.pop(row))
-        elif what == _FLUSH:
+        elif what == FLUSH:
             allocator.empty_cache()
         else:
             blocks[row], _ = allocator.malloc(requested[row], stream[row], pool[row])
     return allocator.max_reserved
 
 
-def _events(program: Program) -> list[tuple[int, int]]:
-    """Return what happens, and the row it happens to, in order."""
+def in_order(program: Program) -> tuple[I64, I64]:
+    """Return what happens (:data:`FREE`, :data:`FLUSH` or :data:`ALLOC`), and the row it happens to, in order."""
     some = program.requested > 0
     born = np.flatnonzero(some)
     died = np.flatnonzero(some & (program.died < program.end))
     flushed = program.flushed
     when = np.concatenate([program.died[died], flushed, program.born[born]])
-    what = np.repeat([_FREE, _FLUSH, _ALLOC], [len(died), len(flushed), len(born)])
+    what = np.repeat([FREE, FLUSH, ALLOC], [len(died), len(flushed), len(born)])
     row = np.concatenate([died, np.zeros(len(flushed), np.int64), born])
     address = np.concatenate([np.zeros(len(died) + len(flushed), np.int64), program.address[born]])
     order = np.lexsort((address, what, when))
-    return list(zip(what[order].tolist(), row[order].tolist(), strict=True))
+    return what[order], row[order]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator.replay import Program
+from memprof.allocator.replay import ALLOC, FLUSH, Program, in_order
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import room_bytes
 from memprof.config.gpus import Gpu
@@ -67,7 +67,8 @@ class Resizable:
             "cache": np.flatnonzero(grows & generating & caches),
             "generate": np.flatnonzero(grows & generating & ~caches),
         }
-        self._order, self._sign = _order_of(self.program)
+        what, rows = in_order(self.program)
+        self._order, self._sign = rows[what != FLUSH], np.where(what[what != FLUSH] == ALLOC, 1, -1)
         config = analysis.snapshot.extra.get("config") or {}
         open_tiles = settings.recipe == "lean" and settings.tiled_mlp is None and settings.checkpointing != "none"
         self._inner = ModelShape.of(find_config(settings.model)).intermediate if open_tiles else 0
@@ -131,16 +132,6 @@ class Resizable:
         if group == "cache":
             yield from ((own * (length - k), other * (longer - k)) for k in _BEFORE_THE_END if length > k)
         yield own, other
-
-
-def _order_of(program: Program) -> tuple[I64, I64]:
-    """Return the rows in the order in which they are given back and taken, and -1 or 1 for each."""
-    gone = np.flatnonzero(program.died < program.end)
-    when = np.concatenate([program.died[gone], program.born])
-    rows = np.concatenate([gone, np.arange(len(program.born))])
-    sign = np.repeat(np.array([-1, 1], np.int64), [len(gone), len(program.born)])
-    order = np.lexsort((sign, when))
-    return rows[order], sign[order]
 
 
 def _generated_together(settings: Settings) -> int:

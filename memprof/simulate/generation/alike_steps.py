@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from memprof.allocator.growth import DROP, DROP_OLD, TAKE, Operation, Step
 from memprof.simulate.recorder.kernel_workspaces import hidden_bytes
 from memprof.simulate.recorder.reductions import Processors
-from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Taken
+from memprof.simulate.recorder.rehearsal import Claim, Given, Kernel, Logged, Meta, Taken, plain
 
 __all__ = ["BEFORE", "DROP_KEPT", "KEPT", "OWN", "Between", "Jumps", "NotAlike", "Periods", "Span", "Steps", "kind"]
 
@@ -214,7 +214,7 @@ class Steps:
                 raise NotAlike("a step gives back what the first ones made")
             self._order.append(Operation(_DROPS[one.part], one.place))
         elif isinstance(one, Kernel):
-            kernel = (one.func, *(_plain(entry.args) for entry in row), _plain(one.made))
+            kernel = (one.func, *(plain(entry.args) for entry in row), plain(one.made))
             alike = (e._replace(args=_shared(one.args, e.args), made=_shared(one.made, e.made)) for e in row[1:])
             self._kernels.setdefault(kernel, (one, *alike))
             self._order.append(kernel)
@@ -284,7 +284,7 @@ _DROPS = {OWN: DROP, BEFORE: DROP_OLD, KEPT: DROP_KEPT}
 
 
 def _alike(row: Sequence[Kernel]) -> bool:
-    return len({_plain((kernel.args, kernel.made)) for kernel in row}) == 1
+    return len({plain((kernel.args, kernel.made)) for kernel in row}) == 1
 
 
 def _shared(one: Any, other: Any) -> Any:
@@ -293,10 +293,4 @@ def _shared(one: Any, other: Any) -> Any:
         if len(one) != len(other):
             raise NotAlike("a kernel has other arguments")
         return tuple(_shared(a, b) for a, b in zip(one, other, strict=True))
-    return one if _plain(one) == _plain(other) else other
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Meta):
-        return (value.shape, value.strides, value.dtype)
-    return tuple(_plain(v) for v in value) if isinstance(value, tuple) else value
+    return one if plain(one) == plain(other) else other

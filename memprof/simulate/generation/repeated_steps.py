@@ -153,7 +153,9 @@ def repeat_periods(
     Raises:
         OutOfMemory: the simulated device is full.
     """
-    run = _PeriodsRun(recorder, allocator, periods, addresses, kept, keeps)
+    blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
+    before = {place: allocator.block_at(kept[number]) for number, place in enumerate(keeps)}
+    run = _PeriodsRun(recorder, allocator, periods, blocks, before)
     with _untold(recorder, allocator, run):
         run.run()
     addresses.clear()
@@ -162,26 +164,24 @@ def repeat_periods(
 
 
 class _PeriodsRun:
-    """Run the steps between the first and the last jump; see :func:`repeat_periods`."""
+    """Run the steps between the first and the last jump; see :func:`repeat_periods`.
+
+    ``blocks`` are those of the step before, ``kept`` those that the first jump kept; both by place.
+    """
 
     def __init__(
         self,
         recorder: FakeRecorder,
         allocator: CachingAllocator,
         periods: Periods,
-        addresses: dict[int, int],
-        kept: dict[int, int],
-        keeps: list[int],
+        blocks: dict[int, Block],
+        kept: dict[int, Block],
     ) -> None:
-        self._allocator, self._periods, self._keeps = allocator, periods, keeps
+        self._allocator, self._periods, self.blocks = allocator, periods, blocks
         processors = recorder.processors
         self._inner = Steps(periods.inner_rows, periods.read_inner, periods.inner_base, processors)
         self._around = {o: Steps(periods.rows(o), periods.read, int, processors) for o in periods.offsets}
-        self.blocks = {place: allocator.block_at(address) for place, address in addresses.items()}
-        first = periods.jumps.first
-        self.kept = [
-            _Held(self._around[0], place, first, allocator.block_at(kept[number])) for number, place in enumerate(keeps)
-        ]
+        self.kept = [_Held(self._around[0], place, periods.jumps.first, block) for place, block in kept.items()]
         self._trace = _Trace(recorder, [*self.blocks.values(), *(held.block for held in self.kept)])
         self._alike: _Alike | None = None
         self._held: list[_Held] = []
@@ -236,7 +236,7 @@ class _PeriodsRun:
             else:
                 allocator.drop(self._old_kept.pop(place).block)
         if offset == 0:
-            self.kept = [_Held(steps, place, number, self._own.pop(place)) for place in self._keeps]
+            self.kept = [held._replace(step=number, block=self._own.pop(held.place)) for held in self.kept]
         self.blocks = self._own
 
     def _in_use(self) -> list[_Held]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from memprof.simulate.layers.values import Many, NotAlike, Plain, Stand, Values, constant_of, rebuilt, storage_key
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.recorder.rehearsal import Kernel, Meta
+from memprof.simulate.recorder.rehearsal import Kernel, plain
 from memprof.simulate.recorder.round_log import Born, CallLog, Claimed, Rehearsed
 from memprof.simulate.world.known_results import Making
 
@@ -232,7 +232,7 @@ def _shown(left: Any) -> Any:
 def _plain(step: Any) -> Any:
     """Return what two layers' steps must have in common."""
     if isinstance(step, Kernel):
-        return (step.func, _plain_arguments((step.args, tuple(step.kwargs.items()), step.made)))
+        return (step.func, plain((step.args, tuple(step.kwargs.items()), step.made)))
     if isinstance(step, _Take):
         return step._replace(captured=None)
     if isinstance(step, _TakeInRehearsal):
@@ -240,11 +240,3 @@ def _plain(step: Any) -> Any:
         born = step.born._replace(running=running and running._replace(key=0))
         return step._replace(born=born, captured=None)
     return step
-
-
-def _plain_arguments(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_plain_arguments, value))
-    if isinstance(value, Meta):
-        return (value.shape, value.strides, value.dtype)
-    return value

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memprof.recording.trace.snapshot_form import Born
 from memprof.vocabulary import Category
 
-__all__ = ["REHEARSED", "Claim", "Given", "Kernel", "Logged", "Meta", "Rehearsal", "Taken", "Workspace"]
+__all__ = ["REHEARSED", "Claim", "Given", "Kernel", "Logged", "Meta", "Rehearsal", "Taken", "Workspace", "plain"]
 
 #: Addresses from here on are a rehearsal's; no device has them.
 REHEARSED = 1 << 60
@@ -134,3 +134,10 @@ def shapes_only(values: Any) -> Any:
     if hasattr(values, "untyped_storage"):
         return Meta(tuple(values.shape), tuple(values.stride()), values.dtype)
     return values
+
+
+def plain(value: Any) -> Any:
+    """Replace what stands for tensors in nested tuples by what can be compared."""
+    if isinstance(value, Meta):
+        return (value.shape, value.strides, value.dtype)
+    return tuple(plain(part) for part in value) if isinstance(value, tuple) else value
