@@ -19,7 +19,7 @@ import numpy as np
 
 from memprof.allocator.model import Pool
 
-__all__ = ["GAP", "Entry", "Without", "deciding_blocks"]
+__all__ = ["GAP", "Entry", "Order", "Without", "deciding_blocks"]
 
 #: An entry of an order that stands for what was left out: what that holds at its highest, and in the end, in bytes.
 GAP = 3
@@ -64,6 +64,58 @@ class _Room(NamedTuple):
     sizes: list[int]
 
 
+class Order:
+    """List operations without some of them, and what the blocks of these hold in between.
+
+    Args:
+        operations: kind (0 takes), number of the block, number of the size.
+        size_of: the number of each block's size.
+        gone: the places of the operations to leave out.
+        within: the places to list; None: all.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[tuple[int, int, int]],
+        size_of: dict[int, int],
+        gone: set[int],
+        within: range | None = None,
+    ) -> None:
+        places = range(len(operations)) if within is None else within
+        self._entries: list[Entry] = []
+        self._gaps: list[int] = []  # places in ``_entries``
+        self._ends: list[int] = []  # of each gap, in what is left out
+        left_out = []
+        for at in places:
+            if at in gone:
+                left_out.append(at)
+            else:
+                self._close_gap(len(left_out), at)
+                self._entries.append((*operations[at], at))
+        self._close_gap(len(left_out), places.stop)
+        self._signs = np.array([1 if operations[at][0] == 0 else -1 for at in left_out], dtype=np.int64)
+        self._sizes = np.array([size_of[operations[at][1]] for at in left_out], dtype=np.int64)
+
+    def _close_gap(self, seen: int, at: int) -> None:
+        if seen > (self._ends[-1] if self._ends else 0):
+            self._gaps.append(len(self._entries))
+            self._ends.append(seen)
+            self._entries.append((GAP, 0, 0, at))
+
+    def of(self, needs: Sequence[int]) -> list[Entry]:
+        """Return the operations and gaps; ``needs`` are the bytes (rounded) of each size."""
+        found = list(self._entries)
+        if self._gaps:
+            levels = np.cumsum(self._signs * np.array(needs, dtype=np.int64)[self._sizes])
+            begins = np.array([0, *self._ends[:-1]])
+            before = np.where(begins > 0, levels[begins - 1], 0)
+            highest = np.maximum(np.maximum.reduceat(levels, begins) - before, 0).tolist()
+            last = (levels[np.array(self._ends) - 1] - before).tolist()
+            for entry, most, left in zip(self._gaps, highest, last, strict=True):
+                found[entry] = (GAP, most, left, found[entry][3])
+        return found
+
+
 class Without:
     """List a step's operations without the blocks that decide nothing, and what those hold in between.
 
@@ -91,30 +143,9 @@ class Without:
             self._rooms.append(_Room(pool, most, sorted({size_of[place] for place in mine})))
         self.left_out = len(left_out)
         self._sizes = frozenset(size_of[place] for place in left_out)
-        gone = [at for at, (kind, place, _) in enumerate(operations) if kind < 2 and place in left_out]
-        self._signs = np.array([1 if operations[at][0] == 0 else -1 for at in gone], dtype=np.int64)
-        self._gone = np.array([size_of[operations[at][1]] for at in gone], dtype=np.int64)
-        self._entries: list[Entry] = []
-        self._gaps: list[int] = []  # places in ``_entries``
-        self._ends: list[int] = []  # of each gap, in ``gone``
-        self._lay_out(operations, set(gone))
+        gone = {at for at, (kind, place, _) in enumerate(operations) if kind < 2 and place in left_out}
+        self._without = Order(operations, size_of, gone)
         self._order: list[Entry] | None = None
-
-    def _lay_out(self, operations: Sequence[tuple[int, int, int]], gone: set[int]) -> None:
-        seen = 0
-        for at, (kind, place, size) in enumerate(operations):
-            if at in gone:
-                seen += 1
-                continue
-            self._close_gap(seen, at)
-            self._entries.append((kind, place, size, at))
-        self._close_gap(seen, len(operations))
-
-    def _close_gap(self, seen: int, at: int) -> None:
-        if seen > (self._ends[-1] if self._ends else 0):
-            self._gaps.append(len(self._entries))
-            self._ends.append(seen)
-            self._entries.append((GAP, 0, 0, at))
 
     def resized(self, numbers: Iterable[int]) -> None:
         """Hear that sizes, by number, are other ones now."""
@@ -124,15 +155,7 @@ class Without:
     def order(self, needs: Sequence[int]) -> list[Entry]:
         """Return the operations to run; ``needs`` are the bytes (rounded) of each size."""
         if self._order is None:
-            self._order = list(self._entries)
-            if self._gaps:
-                levels = np.cumsum(self._signs * np.array(needs, dtype=np.int64)[self._gone])
-                begins = np.array([0, *self._ends[:-1]])
-                before = np.where(begins > 0, levels[begins - 1], 0)
-                highest = np.maximum(np.maximum.reduceat(levels, begins) - before, 0).tolist()
-                last = (levels[np.array(self._ends) - 1] - before).tolist()
-                for entry, most, left in zip(self._gaps, highest, last, strict=True):
-                    self._order[entry] = (GAP, most, left, self._order[entry][3])
+            self._order = self._without.of(needs)
         return self._order
 
     def has_room(self, needs: Sequence[int]) -> bool:

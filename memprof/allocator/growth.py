@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from memprof.allocator.deciding import GAP, Entry, Without
+from memprof.allocator.deciding import GAP, Entry, Order, Without
 from memprof.allocator.model import Block, CachingAllocator, Pool
 
 __all__ = ["DROP", "DROP_OLD", "TAKE", "GrowthReplay", "Operation", "Step"]
@@ -151,9 +151,7 @@ class GrowthReplay:
         self._own = [None] * step.places
         self._at, self._running = 0, True
         if (order := self._order_of_deciding(step)) is not None:
-            self._aside = 0
             self._run_order(order)
-            self._aside = 0
         elif self._parked:
             self._run_around()
         else:
@@ -279,11 +277,11 @@ class GrowthReplay:
         done = self._rounds_until_rest(rounds, pools, self._own, self._run)
         begin, end = rounds.begin(done.rounds), rounds.begin(done.rounds + done.skipped)
         if done.skipped:
-            self._skipping, self._aside = (pools, begin), 0
+            self._skipping = (pools, begin)
             if (begin, end) not in self._skips:
                 self._skips[begin, end] = self._order_without(pools, begin, end)
             at = self._run_order(self._skips[begin, end])
-            self._skipping, self._aside = None, 0
+            self._skipping = None
             if at is not None:  # the pools were needed, and are where this operation finds them
                 self._run(at)
                 return
@@ -362,11 +360,9 @@ class GrowthReplay:
 
     def _run_around(self) -> None:
         """Run the current step without the parked pools, and with them once they are needed."""
-        self._aside = 0
         if self._around is None:
             self._around = self._order_without(set(self._parked), 0, len(self._step.operations))
         at = self._run_order(self._around)
-        self._aside = 0
         if at is not None:
             self._run(at)
 
@@ -375,7 +371,7 @@ class GrowthReplay:
         sizes, needs, homes = self._step.sizes, self._needs, self._homes
         acquire, drop = self._allocator.acquire, self._allocator.drop
         own, old = self._own, self._blocks
-        self._needed = False
+        self._aside, self._needed = 0, False
         for kind, place, size, at in order:
             if kind == TAKE:
                 self._at = at
@@ -386,6 +382,7 @@ class GrowthReplay:
                 self._hold_aside(place, size)
             else:
                 drop(own[place] if kind == DROP else old[place])  # type: ignore[arg-type]
+        self._aside = 0
         return None
 
     def _hold_aside(self, highest: int, last: int) -> None:
@@ -399,20 +396,9 @@ class GrowthReplay:
 
     def _order_without(self, pools: set[int], begin: int, end: int) -> list[Entry]:
         """List the operations of the other pools, and between them what these pools hold."""
-        order: list[Entry] = []
-        level = highest = 0
-        for at in range(begin, end):
-            kind, place, size = self._step.operations[at]
-            if id(self._home_of(kind, place, size)) in pools:
-                need = self._needs[self._size_of[place]]
-                level += need if kind == TAKE else -need
-                highest = max(highest, level)
-                continue
-            if level or highest:
-                order.append((GAP, highest, level, at))
-                level = highest = 0
-            order.append((kind, place, size, at))
-        return [*order, (GAP, highest, level, end)]
+        operations = self._step.operations
+        gone = {at for at in range(begin, end) if id(self._home_of(*operations[at])) in pools}
+        return Order(operations, self._size_of, gone, range(begin, end)).of(self._needs)
 
     def _home_of(self, kind: int, place: int, size: int) -> Pool:
         if kind == DROP_OLD:
