@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.trl]
+from tests.simulate.conftest import TINY
 
-_CONFIG = {
-    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2000,
-}  # fmt: skip
+pytestmark = [pytest.mark.trl]
 
 
 @pytest.fixture
@@ -23,7 +20,7 @@ def run(tmp_path: Path) -> Any:
     from memprof.config.settings import Settings
     from memprof.simulate.run import simulate_settings
 
-    (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
 
     def simulated(growth: bool, **asked: Any) -> Any:
         settings = Settings(model=str(tmp_path), dtype="bfloat16", gradient_accumulation_steps=7, **asked)
