@@ -5,7 +5,6 @@ Writes ``rank-N.json`` into the folder given: distances and what each rank saw.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +24,7 @@ from tests.grpo.trainers import (
     with_policies,
     worst,
 )
+from tests.launched_ranks import write_and_leave
 
 
 def main(folder: Path) -> None:
@@ -44,10 +44,7 @@ def main(folder: Path) -> None:
     found["sharded_experts"] = one_step(folder / "h", shards, model=str(folder / "experts"))
     found["run"] = short_run(folder)
     found["budget"] = chosen_for_all(folder / "e")
-    rank = torch.distributed.get_rank()
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    write_and_leave(folder, found)
 
 
 def one_step(

@@ -6,7 +6,6 @@ Writes ``rank-N.json`` into the folder given: a digest of the weights and moment
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike, round_to_bf16
+from tests.launched_ranks import write_and_leave
 
 
 class DrawsByItself(torch.optim.SGD):
@@ -37,9 +37,7 @@ def main(folder: Path) -> None:
         "apart": lambda weights: DrawsByItself(weights),
     }
     found = {name: after_steps(make, rank) for name, make in kinds.items()}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    write_and_leave(folder, found)
 
 
 def after_steps(make: Any, rank: int) -> dict[str, str]:

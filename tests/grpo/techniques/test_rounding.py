@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,8 @@ from memprof import load_snapshot, record  # noqa: E402
 from memprof.grpo.techniques import rounding  # noqa: E402
 from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike  # noqa: E402
 from memprof.timeline.timeline import build_timeline  # noqa: E402
+from tests.launched_ranks import found_by_two_ranks  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[3]
 MIB = 2**20
 
 
@@ -126,14 +122,7 @@ def test_an_optimizer_that_draws_by_itself_can_be_told_what() -> None:
 
 def test_ranks_stay_equal_to_the_bit(tmp_path: Path) -> None:
     """Two gloo processes under DDP: 50 steps. An optimizer that draws from each rank's generator drifts at once."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-        "-m", "tests.grpo.techniques.rounding_ranks", str(tmp_path),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    first, second = found_by_two_ranks("tests.grpo.techniques.rounding_ranks", tmp_path)
     for kind in ("ours", "alike"):
         assert first[kind] == second[kind]
         assert first[kind]["1"] != first[kind]["50"]

@@ -7,11 +7,12 @@ on the CPU.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.launched_ranks import write_and_leave
 
 POLICY = {
     "ACCELERATE_USE_FSDP": "true",
@@ -28,8 +29,7 @@ def main(folder: Path, policy: str) -> None:
     trainer = _trainer(folder)
     seen = _watched(trainer.model)
     trainer.train()
-    rank = trainer.accelerator.process_index
-    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
+    write_and_leave(folder, seen)
 
 
 def _as_a_gpu() -> None:

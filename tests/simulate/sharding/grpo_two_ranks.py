@@ -7,12 +7,12 @@ off, and made-up completions.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.launched_ranks import write_and_leave
 from tests.simulate.sharding.adapter_two_ranks import POLICY, _as_a_gpu
 
 
@@ -25,7 +25,7 @@ def main(folder: Path, case: str) -> None:
         error = None
     except RuntimeError as stopped:
         error = str(stopped)
-    (folder / f"rank-{trainer.accelerator.process_index}.json").write_text(json.dumps(error))
+    write_and_leave(folder, error)
 
 
 def _trainer(folder: Path, case: str) -> Any:

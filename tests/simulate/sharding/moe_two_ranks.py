@@ -7,12 +7,12 @@ experts ran.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.launched_ranks import write_and_leave
 from tests.simulate.sharding.adapter_two_ranks import POLICY, _as_a_gpu
 
 ROWS, TOKENS = 2, 32
@@ -37,8 +37,7 @@ def main(folder: Path) -> None:
     trainer = _trainer(folder)
     whole = _watched(trainer.model)
     trainer.train()
-    rank = trainer.accelerator.process_index
-    (folder / f"rank-{rank}.json").write_text(json.dumps({"sizes": sizes, "whole": whole}))
+    write_and_leave(folder, {"sizes": sizes, "whole": whole})
 
 
 def _trainer(folder: Path) -> Any:
