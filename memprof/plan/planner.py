@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
 from memprof.config.gpus import Gpu, bfloat16_note, find_gpu
-from memprof.config.settings import Settings
+from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
@@ -100,7 +100,7 @@ def make_plan(
         _refuse_unknown_speed(gpu)
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
         wanted = (
-            _varied(base, vary) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
+            _varied(base, vary, fixed or set()) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
         )
         if not wanted:
             raise UsageError("no method is left with these settings; leave some of them open.")
@@ -152,21 +152,39 @@ def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Settings]]:
+def _varied(base: Settings, vary: tuple[str, list[Any]], fixed: set[str]) -> list[tuple[str, Settings]]:
     name, values = vary
-    if not hasattr(base, name):
+    if name not in {f.name for f in fields(base)}:
         raise UsageError(f"--vary {name}: no such setting.")
+    if name in _NOT_VARIED:
+        raise UsageError(f"--vary {name}: {_NOT_VARIED[name]}.")
     out = []
     for value in values:
-        settings = base.with_(**{name: value, **_together(base, name, value)})
+        given = (value,) if name == "lora_target_modules" else value
+        settings = base.with_(**{name: given, **_together(base, name, value, fixed)})
+        if settings.supervised:
+            raise UsageError(f"--vary {name}={value}: a plan is for GRPO and RLOO; for others ask memprof simulate.")
         out.append((f"{name}={value}", settings))
     return out
 
 
-def _together(base: Settings, name: str, value: Any) -> dict[str, Any]:
-    """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU."""
+# Settings that say nothing of a run on the one card of a plan.
+_NOT_VARIED = {
+    "gpu": "a plan is for one card; make one for each",
+    "device": "a plan is for a GPU",
+    "left_out": "what it names is not simulated",
+}
+
+
+def _together(base: Settings, name: str, value: Any, fixed: set[str]) -> dict[str, Any]:
+    """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU,
+    and a trainer's own defaults that are not ``fixed``.
+    """
     if name == "gpus" and value == 1:
         return {"sharding": "ddp"}
+    if name == "trainer":
+        own = {n: getattr(Settings, n) for defaults in TRAINERS_OWN.values() for n in defaults}
+        return {n: v for n, v in {**own, **TRAINERS_OWN.get(str(value), {})}.items() if n not in fixed}
     if name != "num_generations" or not isinstance(value, int) or value < 1:  # refused elsewhere
         return {}
     if (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:

@@ -72,6 +72,30 @@ def test_a_config_in_trls_words_means_what_trl_makes_of_it(
     assert read_settings(tmp_path / "grpo.json") == read
 
 
+def test_numbers_are_read_as_trl_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "a.yaml").write_text('beta: 1e-3\nlora_r: "8"\nreduce_bucket_size: 5.0e+8\nnum_generations: 4.0\n')
+    read = read_settings(tmp_path / "a.yaml")
+    assert read == {"beta": 0.001, "lora_r": 8, "reduce_bucket_size": 500_000_000, "num_generations": 4}
+    assert all(type(read[name]) is int for name in ("lora_r", "reduce_bucket_size", "num_generations"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("beta", "x", "--beta 'x': give a number"),
+        ("lora_r", 2.5, "--lora-r 2.5: give a whole number"),
+        ("num_iterations", True, "--num-iterations True: give a whole number"),
+        ("load_in_4bit", "yes", "--load-in-4bit 'yes': give true or false"),
+        ("optim", 8, "--optim 8: give a word"),
+        ("gradient_checkpointing", 3, "--gradient-checkpointing 3: give true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_sentence(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **{name: value})
+
+
 def test_both_halves_at_once_are_refused(tmp_path: Path) -> None:
     (tmp_path / "grpo.json").write_text(json.dumps({"fp16": True, "bf16": True}))
     with pytest.raises(UsageError, match="exclude each other"):

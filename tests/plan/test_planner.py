@@ -213,6 +213,38 @@ def test_values_are_varied(known: list[_Known]) -> None:
             make_plan(_base(), "24GB", vary=("num_generations", [wrong]))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("sequence_length", 512, "no such setting"),  # a property
+        ("with_", 1, "no such setting"),
+        ("device", "cpu", "a plan is for a GPU"),
+        ("gpu", "H100", "make one for each"),
+        ("beta", "abc", "give a number"),
+        ("lora_r", "none", "give a whole number"),
+        ("load_in_4bit", "yes", "give true or false"),
+        ("trainer", "sft", "ask memprof simulate"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(known: list[_Known], name: str, value: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        make_plan(_base(), "24GB", vary=(name, [value]))
+
+
+def test_a_varied_trainer_has_its_own_defaults(known: list[_Known]) -> None:
+    varied = ("trainer", ["grpo", "rloo"])
+    assert [row.settings.beta for row in make_plan(_base(), "24GB", vary=varied).rows] == [0.0, 0.05]
+    rloo = _base(trainer="rloo", beta=0.05)
+    assert [row.settings.beta for row in make_plan(rloo, "24GB", vary=varied).rows] == [0.0, 0.05]
+    fixed = make_plan(_base(beta=0.1), "24GB", vary=varied, fixed={"beta"})
+    assert [row.settings.beta for row in fixed.rows] == [0.1, 0.1]
+
+
+def test_modules_of_an_adapter_are_varied_one_by_one(known: list[_Known]) -> None:
+    plan = make_plan(_base(lora_r=8), "24GB", vary=("lora_target_modules", ["q_proj", "all-linear"]))
+    assert [row.settings.lora_target_modules for row in plan.rows] == [("q_proj",), ("all-linear",)]
+
+
 def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> None:
     assert any("gemm input type" in note for note in make_plan(_base(), "T4").notes)
     assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
