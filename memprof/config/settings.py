@@ -328,7 +328,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 @cache
 def _kinds_of_settings() -> dict[str, tuple[str, ...]]:
-    """Return the kinds of value that each setting takes, the first of :data:`_KINDS`; without those of several words."""
+    """Return the kinds of value that each setting takes, the first one of :data:`_KINDS`; lists are left out."""
     said = {f.name: tuple(str(f.type).split(" | ")) for f in fields(Settings)}
     return {name: kinds for name, kinds in said.items() if kinds[0] in _KINDS}
 

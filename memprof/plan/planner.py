@@ -98,10 +98,9 @@ def make_plan(
         raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(AIMS)}.")
     if maximize == "speed":
         _refuse_unknown_speed(gpu)
+    given = fixed or set()
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
-        wanted = (
-            _varied(base, vary, fixed or set()) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
-        )
+        wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given)]
         if not wanted:
             raise UsageError("no method is left with these settings; leave some of them open.")
         searched = search and vary is None
@@ -114,7 +113,7 @@ def make_plan(
             rows, best = largest_of_each(machine, rows, results, maximize)
             if maximize == "speed":
                 best = fastest_of(_that_do_the_step(rows))
-            if best is None and maximize != "context":  # whose search shrinks too
+            if best is None and maximize not in ("context", "speed"):  # whose searches shrink too
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best

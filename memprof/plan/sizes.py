@@ -93,11 +93,12 @@ def place_of(settings: Settings, what: str) -> tuple[int, int]:
 
 def step_back(settings: Settings, what: str) -> Settings | None:
     """Return choices that need a little less; None where there are none."""
-    if what in ("context", "speed"):
+    if what == "speed":
+        smaller = halved(settings)
+        return smaller if smaller is not None and smaller.sequence_length == settings.sequence_length else None
+    if what == "context":
         shorter = int(settings.sequence_length * ENOUGH) // _STEP * _STEP
-        if what == "context" and shorter >= settings.prompt_length + _STEP:
-            return settings.with_(**_to(settings, shorter))
-        return halved(settings) if what == "speed" else None
+        return settings.with_(**_to(settings, shorter)) if shorter >= settings.prompt_length + _STEP else None
     step = max(settings.num_generations, 1) if what == "batch" else 1
     size = size_of(settings, what)
     less = min(size - step, int(size * ENOUGH) // step * step)

@@ -387,6 +387,20 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
     assert shown.cells()[0][-1] == "Micro-batch that fits"
 
 
+def test_a_search_for_speed_shortens_nothing(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step with shorter completions is another one, however fast; here resizing says that the least may fit."""
+    one = _Known._one
+    monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0})
+    monkeypatch.setattr(_Known, "_largest", lambda self, of_it: {} if of_it is None else {"largest": of_it["first"][0]})
+    base = _base(prompt_length=128, completion_length=20_000, per_device_train_batch_size=2, num_generations=2)
+    plan = make_plan(base, "4090", maximize="speed", fixed={"recipe", "gradient_checkpointing"})
+    assert {s.completion_length for s in known[0].asked} == {20_000}
+    assert all(s.per_device_train_batch_size * s.gradient_accumulation_steps == 2 for s in known[0].asked)
+    assert any(s.per_device_train_batch_size == 1 for s in known[0].asked)
+    assert {row.largest.settings.completion_length for row in plan.rows if row.largest} == {20_000}
+    assert plan.best == plan.fastest
+
+
 def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
     one = _Known._one
     monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0 if s.load_in_4bit else 12.0})
