@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
 from memprof.config.gpus import Gpu, bfloat16_note, find_gpu
+from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
-from memprof.plan.sizes import MAXIMIZE, choices, halved, most_of
+from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
@@ -237,6 +239,9 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
         )
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
-    if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):
-        notes.append(f"the search ended at {best.settings.sequence_length} tokens: the model was made for no more")
+    reach, longest = positions_of(find_config(base.model)), max(row.settings.sequence_length for row in rows)
+    if reach is not None and longest > reach:
+        notes.append(f"sequences of {longest:,} tokens are longer than this model's positions reach ({reach:,} tokens)")
+    if (ended := end_of_search(base, maximized, [row.largest.settings for row in rows if row.largest])) is not None:
+        notes.append(ended)
     return notes

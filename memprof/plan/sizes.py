@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings
 
-__all__ = ["ENOUGH", "MAXIMIZE", "choices", "halved", "most_of", "place_of", "size_of", "step_back"]
+__all__ = ["ENOUGH", "MAXIMIZE", "choices", "end_of_search", "halved", "most_of", "place_of", "size_of", "step_back"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 #: A search ends when this share of what may be used is; the rest is not worth another simulation.
@@ -72,9 +74,25 @@ def _same_work(base: Settings) -> list[Changes]:
 def most_of(settings: Settings, what: str) -> int:
     """Return how much is worth trying: for a context, at most what the model was made for."""
     if what != "context":
-        return _LIMITS[what]
-    positions = find_config(settings.model).get("max_position_embeddings")
-    return min(_LIMITS[what], positions) if isinstance(positions, int) and positions > 0 else _LIMITS[what]
+        return _LIMITS.get(what, settings.per_device_train_batch_size)
+    return min(_LIMITS[what], positions_of(find_config(settings.model)) or _LIMITS[what])
+
+
+def end_of_search(base: Settings, what: str, found: Collection[Settings]) -> str | None:
+    """Say that some of the largest that were ``found`` are as large as a search goes, and why it ends there.
+
+    Nothing of contexts that are given longer than that: no search made them so.
+    """
+    most = most_of(base, what)
+    if what == "context" and base.sequence_length > most:
+        return None
+    step = _STEP if what == "context" else max(base.num_generations, 1) if what == "batch" else 1
+    if what == "speed" or not any(size_of(settings, what) > most - step for settings in found):
+        return None
+    if what != "context":
+        return f"the search ended at {most} {'generations' if what == 'num_generations' else 'in a micro-batch'}"
+    why = "the model was made for no more" if positions_of(find_config(base.model)) == most else "none is longer"
+    return f"the search ended at {most} tokens: {why}"
 
 
 def size_of(settings: Settings, what: str) -> int:

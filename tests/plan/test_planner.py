@@ -89,7 +89,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
-    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 131_072})
+    for module in (sizes, planner):
+        monkeypatch.setattr(module, "find_config", lambda _: {"max_position_embeddings": 131_072})
     return made
 
 
@@ -147,6 +148,35 @@ def test_a_context_is_not_longer_than_the_model_was_made_for(
     assert plan.best.method == next(
         r.method for r in plan.rows if r.largest and r.largest.settings.sequence_length == 4096
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "most", "why"),
+    [
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096, "4096 tokens: the model was made for no more"),
+        ({"n_positions": 1024}, 1024, "1024 tokens: the model was made for no more"),
+        ({"max_position_embeddings": 1000}, 960, "1000 tokens: the model was made for no more"),
+        ({"max_position_embeddings": 262_144}, 131_072, "131072 tokens: none is longer"),
+        ({"n_positions": 512}, None, "sequences of 768 tokens are longer than this model's positions reach (512"),
+    ],
+)
+def test_a_search_says_where_it_ends(
+    known: list[_Known], monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], most: int | None, why: str
+) -> None:
+    monkeypatch.setattr(sizes, "find_config", lambda _: config)
+    monkeypatch.setattr(planner, "find_config", lambda _: config)
+    plan = make_plan(_base(), "B200")
+    longest = max(row.largest.settings.sequence_length for row in plan.rows if row.largest)
+    assert longest == (most or _base().sequence_length)
+    assert sum("search ended" in note for note in plan.notes) == (most is not None)
+    assert any(why in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("what", "why"), [("num_generations", "256 generations"), ("batch", "1024 in a micro-batch")])
+def test_other_searches_say_where_they_end(known: list[_Known], what: str, why: str) -> None:
+    ended = f"the search ended at {why}"
+    assert ended in make_plan(_base(prompt_length=8, completion_length=8), "B200", maximize=what).notes
+    assert ended not in make_plan(_base(prompt_length=2000, completion_length=3000), "24GB", maximize=what).notes
 
 
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
@@ -246,7 +276,11 @@ def test_modules_of_an_adapter_are_varied_one_by_one(known: list[_Known]) -> Non
 
 
 def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> None:
-    assert any("gemm input type" in note for note in make_plan(_base(), "T4").notes)
+    plan = make_plan(_base(), "T4")
+    assert any("gemm input type" in note for note in plan.notes)
+    document = _document(plan)
+    for shown in (render_text(document, width=80), render_markdown(document), render_page(document)):
+        assert "gemm input type" in " ".join(shown.split())
     assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
 
 
@@ -415,6 +449,8 @@ def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: l
     shown = render_text(_document(plan), width=80)
     assert "Varied: num_generations, and per_device_train_batch_size with it. All other" in shown
     assert "settings are the same in every row." in shown
+    assert shown.count("Varied:") == 1
+    assert "Note: the step was executed on fake tensors;" in shown
     assert "never compared may use" not in shown
     less = replace(plan.rows[1], limit_bytes=20 * 2**30)
     told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))
