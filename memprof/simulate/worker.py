@@ -44,7 +44,10 @@ def _main() -> None:
     # What libraries print must not come between answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.stdin, answers)
+        try:
+            serve(sys.stdin, answers)
+        except BrokenPipeError:  # who asked has ended, and nobody reads on
+            os._exit(0)
 
 
 if __name__ == "__main__":
