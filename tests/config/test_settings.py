@@ -52,8 +52,10 @@ def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
     ("given", "read"),
     [
         ({"use_peft": False, "lora_r": 16, "lora_target_modules": "q_proj"}, {}),  # the defaults of TRL's command line
-        ({"use_peft": True}, {"lora_r": 16}),
-        ({"use_peft": True, "lora_r": 8}, {"lora_r": 8}),
+        ({"use_peft": True}, {"lora_r": 16, "lora_dropout": 0.05}),
+        ({"use_peft": True, "lora_r": 8, "lora_dropout": 0}, {"lora_r": 8, "lora_dropout": 0.0}),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}, "dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"model_init_kwargs": {"torch_dtype": "torch.float16"}}, {"dtype": "float16"}),
         ({"use_vllm": True}, {"generation": "vllm"}),  # TRL 1.16 runs it in the trainer's process
         ({"use_vllm": True, "vllm_mode": "server"}, {"generation": "none"}),
         ({"use_vllm": False, "vllm_mode": "colocate"}, {"generation": "hf"}),
