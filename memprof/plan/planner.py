@@ -188,7 +188,7 @@ def _together(base: Settings, name: str, value: Any, fixed: set[str]) -> dict[st
         return {n: v for n, v in {**own, **TRAINERS_OWN.get(str(value), {})}.items() if n not in fixed}
     if name != "num_generations" or not isinstance(value, int) or value < 1:  # refused elsewhere
         return {}
-    if (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
+    if (base.per_device_train_batch_size * base.generation_steps * base.replicas) % value:
         return {"per_device_train_batch_size": value}
     return {}
 

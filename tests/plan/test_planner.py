@@ -179,6 +179,36 @@ def test_other_searches_say_where_they_end(known: list[_Known], what: str, why: 
     assert ended not in make_plan(_base(prompt_length=2000, completion_length=3000), "24GB", maximize=what).notes
 
 
+@pytest.mark.parametrize(
+    ("changes", "step", "most"),
+    [
+        ({}, 8, 1024),
+        ({"gradient_accumulation_steps": 16, "per_device_train_batch_size": 4}, 1, 256),
+        ({"gradient_accumulation_steps": 16, "steps_per_generation": 2, "num_generations": 6}, 3, 1023),
+        ({"gpus": 4}, 2, 1024),
+        ({"gpus": 4, "sharding": "tp"}, 8, 1024),
+    ],
+)
+def test_micro_batches_are_all_that_trl_takes(changes: dict[str, Any], step: int, most: int) -> None:
+    """Those of which a generation is a multiple of num_generations; ``Settings`` refuses the others."""
+    base = _base(**{"per_device_train_batch_size": 24, **changes})
+    tried = [base.with_(**each).per_device_train_batch_size for each in sizes.choices(base, "batch")["first"]]
+    assert tried == list(range(step, most + 1, step))
+    assert all(n in tried for n in range(1, most) if _is_taken(base, n))
+    less = sizes.step_back(base.with_(per_device_train_batch_size=10 * step), "batch")
+    assert less is not None
+    assert less.per_device_train_batch_size == 9 * step
+    assert sizes.step_back(base.with_(per_device_train_batch_size=step), "batch") is None
+
+
+def _is_taken(base: Settings, size: int) -> bool:
+    try:
+        base.with_(per_device_train_batch_size=size)
+    except UsageError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
 def test_other_things_can_be_maximised(known: list[_Known], what: str) -> None:
     plan = make_plan(_base(), "24GB", maximize=what)
