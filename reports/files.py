@@ -10,7 +10,27 @@ from memprof.reports.document.text import plain
 
 from memprof.errors import InputError
 
-__all__ = ["write_text"]
+__all__ = ["refuse_unwritable", "write_text"]
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Refuse a place where :func:`write_text` would fail, before long work for what is to be written there.
+
+    Raises:
+        InputError: it is a directory, or lies in none that can be written to.
+    """
+    if path.is_dir():
+        raise InputError(f"{plain(path)} is a directory; give the name of a file to write.")
+    folder = path.parent
+    if not folder.is_dir():
+        raise _unwritable(path, "there is no such folder" if not folder.exists() else f"{plain(folder)} is no folder")
+    special = path.exists() and not path.is_file()
+    if not os.access(path if special else folder, os.W_OK):
+        raise _unwritable(path, "permission denied")
+
+
+def _unwritable(path: Path, reason: str) -> InputError:
+    return InputError(f"cannot write {plain(path)}: {reason}; choose another place with -o or --json.")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,8 +55,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"cannot write {plain(path)}: {reason}; choose another place with -o or --json.") from None
+        raise _unwritable(path, error.strerror or type(error).__name__) from None
 
 
 def _umask() -> int:

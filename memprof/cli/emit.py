@@ -13,6 +13,7 @@ import click
 
 from memprof.cli.progress import working
 from memprof.errors import UsageError
+from memprof.reports.files import refuse_unwritable
 from memprof.reports.renderers import Answer, formats_of, render
 
 __all__ = ["Output", "emit", "output_options"]
@@ -63,6 +64,8 @@ _json_option = click.option(
 def output_options(kind: str, page: str | None = None, json_file: bool = True) -> _Option:
     """Give a command ``--format`` and, where it has them, ``-o`` and ``--json``; it gets them as one ``output``.
 
+    Places that cannot be written to are refused before the command begins.
+
     Args:
         kind: what it answers: the formats there are renderers of can be chosen.
         page: the help of ``-o``; None for a command without a page.
@@ -81,7 +84,10 @@ def output_options(kind: str, page: str | None = None, json_file: bool = True) -
         def command(
             *args: Any, style: str, json_file: Path | None = None, page: Path | None = None, **given: Any
         ) -> Any:
-            return function(*args, output=Output.asked(style, json_file, page), **given)
+            output = Output.asked(style, json_file, page)
+            for file in filter(None, (output.json_file, output.page)):
+                refuse_unwritable(file)
+            return function(*args, output=output, **given)
 
         wrapped: Callable[..., Any] = command
         for option in reversed(options):

@@ -6,14 +6,14 @@ compares). Decoders of other families are counted as if they were Llama's. No to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
 
-__all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape"]
+__all__ = ["DTYPE_BYTES", "FAMILIES", "SIZE_NAMES", "Family", "ModelShape", "positions_of"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -36,7 +36,10 @@ _OLDER = {
     "num_hidden_layers": ("n_layer", "n_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_key_value_heads": ("num_kv_heads",),
+    "max_position_embeddings": ("n_positions",),
 }
+# Scalings of positions whose config says how far positions reach with them, and from where.
+_FROM_ORIGINAL = ("yarn", "longrope", "llama3")
 
 
 @dataclass(frozen=True)
@@ -296,3 +299,33 @@ def _count(read: Callable[[str], Any], name: str) -> int:
 
 def _widest(value: Any) -> int:
     return int(max(value) if isinstance(value, (list, tuple)) else value or 0)
+
+
+def positions_of(config: Any) -> int | None:
+    """Return how many tokens a model's positions reach, scaled as transformers scales them; None: no limit is known.
+
+    ``config``: as :meth:`ModelShape.of` takes it.
+    """
+    read = _reader(config)
+    limit = read("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 1 or read("alibi"):
+        return None
+    return max([limit, *(_scaled(limit, rope) for rope in _ropes(read))])
+
+
+def _ropes(read: Callable[[str], Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rotary parameters: one set of the model's, or one of each kind of layer."""
+    found = read("rope_parameters") or read("rope_scaling") or {}
+    single = "rope_type" in found or "type" in found
+    yield from (found,) if single else (part for part in found.values() if isinstance(part, dict))
+
+
+def _scaled(limit: int, rope: dict[str, Any]) -> int:
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if not isinstance(factor, (int, float)):
+        return limit
+    if kind in ("linear", "dynamic"):
+        return int(limit * factor)
+    # These say from where they stretch; max_position_embeddings may hold that length or the stretched one.
+    original = rope.get("original_max_position_embeddings") or limit
+    return int(original * factor) if kind in _FROM_ORIGINAL else limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ class Settings:
     left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         object.__setattr__(self, "gradient_checkpointing", self._one_name_a_kind())
         object.__setattr__(self, "left_out", tuple(self.left_out))
         for name, allowed in CHOICES.items():
@@ -118,6 +120,12 @@ class Settings:
         self._check_lean()
         self._check_fp16()
         self._check_together()
+
+    def _check_kinds(self) -> None:
+        for name, kinds in _kinds_of_settings().items():
+            value = getattr(self, name)
+            if not any(_is_a(value, kind) for kind in kinds):
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: give {_KINDS[kinds[0]]}.")
 
     def _one_name_a_kind(self) -> bool | str:
         kind = self.gradient_checkpointing
@@ -183,11 +191,8 @@ class Settings:
             "gpus_per_node",
             "num_iterations",
         ):
-            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-            if not isinstance(value, int):
-                raise UsageError(f"{option} {value!r}: give a whole number.")
-            if value < 1:
-                raise UsageError(f"{option} must be at least 1.")
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
         if not 0 < self.vllm_gpu_memory_utilization <= 1:
             raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
         if self.lora_r is not None and self.lora_r < 1:
@@ -318,6 +323,24 @@ class Settings:
         return cls(**{**plain, "lora_target_modules": tuple(plain["lora_target_modules"])})
 
 
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+
+
+@cache
+def _kinds_of_settings() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of value that each setting takes, the first one of :data:`_KINDS`; lists are left out."""
+    said = {f.name: tuple(str(f.type).split(" | ")) for f in fields(Settings)}
+    return {name: kinds for name, kinds in said.items() if kinds[0] in _KINDS}
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or kind == "bool":
+        return isinstance(value, bool) and kind == "bool"
+    if kind == "None":
+        return value is None
+    return isinstance(value, {"int": int, "float": (int, float), "str": str}[kind])
+
+
 # Names that other tools' config files use for the same setting.
 _ALIASES = {
     "model_name_or_path": "model",
@@ -356,10 +379,22 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             value = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         if name in ("dtype", "bnb_4bit_compute_dtype"):
             value = str(value).removeprefix("torch.")
-        values[name] = value
+        values[name] = _number(name, value)
     if left_out := left_out_of({str(key).replace("-", "_"): value for key, value in given.items()}):
         values["left_out"] = left_out
     return _with_kind(said_by_trl(values, given), given)
+
+
+def _number(name: str, value: Any) -> Any:
+    """Read a number as TRL does where YAML takes it for a word (``1e-3``), or where JSON writes a whole one ``5e8``."""
+    kind = _kinds_of_settings().get(name, ("",))[0]
+    if kind not in ("int", "float") or isinstance(value, bool):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return number if kind == "float" else int(number) if number.is_integer() else value
 
 
 # Names this alike are one, misspelt; per_device_eval_batch_size, TRL's own, is 0.87 like ours.

@@ -152,7 +152,8 @@ def _lora(rank: int, targets: Iterable[str]) -> dict[str, Any]:
 
 def as_python(settings: Settings) -> str:
     """Write ``GRPOConfig(...)`` (or RLOO's, or the lean trainer's) and, for an adapter, ``LoraConfig(...)``."""
-    lines = [f"args = {'Lean' if settings.recipe == 'lean' else ''}{settings.trainer.upper()}Config("]
+    lines = [f"# {words}" for words in _without_argument(settings)]
+    lines += [f"args = {'Lean' if settings.recipe == 'lean' else ''}{settings.trainer.upper()}Config("]
     arguments = {**_worth_a_line(settings), **lean_arguments(settings)}
     lines += [f"    {name}={value!r}," for name, value in arguments.items()]
     lines.append(")")
@@ -168,16 +169,37 @@ def as_python(settings: Settings) -> str:
 
 
 def as_yaml(settings: Settings) -> str:
-    """Write the same for TRL's command line."""
-    lines = [f"{name}: {json.dumps(value)}" for name, value in _worth_a_line(settings).items()]
+    """Write the same for TRL's command line, and for ``--config``.
+
+    TRL reads the model's dtype and attention by names of their own, which also decide what 4-bit products are computed
+    in; its dropout is 0.05 where none is said. What its command line has no word for is a comment.
+    """
+    told = dict(_worth_a_line(settings))
+    told |= told.pop("model_init_kwargs")
     if settings.lora_r is not None:
-        lines += ["use_peft: true", f"lora_r: {settings.lora_r}", f"lora_alpha: {2 * settings.lora_r}"]
-        lines.append(f"lora_target_modules: {json.dumps(list(settings.lora_target_modules))}")
+        told |= {"use_peft": True, "lora_r": settings.lora_r, "lora_alpha": 2 * settings.lora_r}
+        told |= {"lora_dropout": settings.lora_dropout, "lora_target_modules": list(settings.lora_target_modules)}
     if settings.load_in_4bit:
-        lines.append("load_in_4bit: true")
+        told["load_in_4bit"] = True
     if settings.bnb_4bit_use_double_quant:
-        lines.append("use_bnb_nested_quant: true")
-    return "\n".join(lines) + "\n"
+        told["use_bnb_nested_quant"] = True
+    lines = [f"# {words}" for words in _without_argument(settings)]
+    if settings.recipe == "lean":
+        told |= {"recipe": "lean", **lean_arguments(settings)}
+        told["gradient_checkpointing"] = told.pop("checkpointing")
+        trainer = f"Lean{settings.trainer.upper()}Trainer"
+        lines.append(f"# TRL's command line has no lean trainer: build {trainer} with these")
+    if settings.load_in_4bit and (compute := four_bit_arguments(settings)["bnb_4bit_compute_dtype"]) != settings.dtype:
+        lines.append(f"# simulated with 4-bit products in {compute}; TRL's command line computes them in dtype")
+    return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in told.items())]) + "\n"
+
+
+def _without_argument(settings: Settings) -> list[str]:
+    """Say what makes this run and is said elsewhere: in the environment, and to what launches the processes."""
+    told = [f"in the environment: PYTORCH_CUDA_ALLOC_CONF={settings.alloc_conf}"] if settings.alloc_conf else []
+    if settings.gpus > 1:
+        told.append(f"launched on {settings.gpus} GPUs with {settings.sharding}")
+    return told
 
 
 def _worth_a_line(settings: Settings) -> dict[str, Any]:

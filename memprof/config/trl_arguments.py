@@ -9,8 +9,8 @@ from memprof.errors import UsageError
 
 __all__ = ["attention_of", "generation_of", "said_by_trl"]
 
-# The rank of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
-_TRLS_RANK = 16
+# Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
+_TRLS_ADAPTER = {"lora_r": 16, "lora_dropout": 0.05}
 
 
 def attention_of(implementation: Any) -> str:
@@ -28,7 +28,7 @@ def generation_of(use_vllm: Any, mode: Any) -> str:
 
 def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Add to ``values``, settings by name, what ``given`` says in TRL's words: whether there is an adapter, what
-    generates, how attention is computed and in which precision.
+    generates, the model's dtype, how attention is computed and in which precision.
 
     What is there by its own name wins, except where it is an adapter that TRL would not make.
 
@@ -48,8 +48,10 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
         more["mixed_precision"] = "fp16"
     elif given.get("bf16") is False:
         more["mixed_precision"] = "no"
+    if isinstance(inside, Mapping) and (dtype := inside.get("dtype") or inside.get("torch_dtype")):
+        values = {**values, "dtype": str(dtype).removeprefix("torch.")}  # TRL lets it win
     if given.get("use_peft"):
-        more["lora_r"] = _TRLS_RANK
+        more |= _TRLS_ADAPTER
     kept = {**more, **values}
     if given.get("use_peft") is False:
         kept = {name: value for name, value in kept.items() if not name.startswith("lora_")}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
 from memprof.config.gpus import Gpu, bfloat16_note, find_gpu
-from memprof.config.settings import Settings
+from memprof.config.model_shape import positions_of
+from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
-from memprof.plan.sizes import MAXIMIZE, choices, halved, most_of
+from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
 
 __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
@@ -98,10 +100,9 @@ def make_plan(
         raise UsageError(f"--maximize {maximize!r}: choose from {', '.join(AIMS)}.")
     if maximize == "speed":
         _refuse_unknown_speed(gpu)
+    given = fixed or set()
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
-        wanted = (
-            _varied(base, vary) if vary is not None else [(m.name, s) for m, s in methods_for(base, fixed or set())]
-        )
+        wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given)]
         if not wanted:
             raise UsageError("no method is left with these settings; leave some of them open.")
         searched = search and vary is None
@@ -114,7 +115,7 @@ def make_plan(
             rows, best = largest_of_each(machine, rows, results, maximize)
             if maximize == "speed":
                 best = fastest_of(_that_do_the_step(rows))
-            if best is None and maximize != "context":  # whose search shrinks too
+            if best is None and maximize not in ("context", "speed"):  # whose searches shrink too
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
@@ -152,24 +153,42 @@ def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _varied(base: Settings, vary: tuple[str, list[Any]]) -> list[tuple[str, Settings]]:
+def _varied(base: Settings, vary: tuple[str, list[Any]], fixed: set[str]) -> list[tuple[str, Settings]]:
     name, values = vary
-    if not hasattr(base, name):
+    if name not in {f.name for f in fields(base)}:
         raise UsageError(f"--vary {name}: no such setting.")
+    if name in _NOT_VARIED:
+        raise UsageError(f"--vary {name}: {_NOT_VARIED[name]}.")
     out = []
     for value in values:
-        settings = base.with_(**{name: value, **_together(base, name, value)})
+        given = (value,) if name == "lora_target_modules" else value
+        settings = base.with_(**{name: given, **_together(base, name, value, fixed)})
+        if settings.supervised:
+            raise UsageError(f"--vary {name}={value}: a plan is for GRPO and RLOO; for others ask memprof simulate.")
         out.append((f"{name}={value}", settings))
     return out
 
 
-def _together(base: Settings, name: str, value: Any) -> dict[str, Any]:
-    """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU."""
+# Settings that say nothing of a run on the one card of a plan.
+_NOT_VARIED = {
+    "gpu": "a plan is for one card; make one for each",
+    "device": "a plan is for a GPU",
+    "left_out": "what it names is not simulated",
+}
+
+
+def _together(base: Settings, name: str, value: Any, fixed: set[str]) -> dict[str, Any]:
+    """Return what changes with a setting: the micro-batch where TRL would refuse the batch, the sharding of one GPU,
+    and a trainer's own defaults that are not ``fixed``.
+    """
     if name == "gpus" and value == 1:
         return {"sharding": "ddp"}
+    if name == "trainer":
+        own = {n: getattr(Settings, n) for defaults in TRAINERS_OWN.values() for n in defaults}
+        return {n: v for n, v in {**own, **TRAINERS_OWN.get(str(value), {})}.items() if n not in fixed}
     if name != "num_generations" or not isinstance(value, int) or value < 1:  # refused elsewhere
         return {}
-    if (base.per_device_train_batch_size * base.generation_steps * base.gpus) % value:
+    if (base.per_device_train_batch_size * base.generation_steps * base.replicas) % value:
         return {"per_device_train_batch_size": value}
     return {}
 
@@ -220,6 +239,9 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
         )
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
-    if best is not None and maximized == "context" and best.settings.sequence_length >= most_of(base, maximized):
-        notes.append(f"the search ended at {best.settings.sequence_length} tokens: the model was made for no more")
+    reach, longest = positions_of(find_config(base.model)), max(row.settings.sequence_length for row in rows)
+    if reach is not None and longest > reach:
+        notes.append(f"sequences of {longest:,} tokens are longer than this model's positions reach ({reach:,} tokens)")
+    if (ended := end_of_search(base, maximized, [row.largest.settings for row in rows if row.largest])) is not None:
+        notes.append(ended)
     return notes

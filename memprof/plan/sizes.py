@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from math import gcd
 from typing import Any
 
 from memprof.config.catalogue import find_config
+from memprof.config.model_shape import positions_of
 from memprof.config.settings import Settings
 
-__all__ = ["ENOUGH", "MAXIMIZE", "choices", "halved", "most_of", "place_of", "size_of", "step_back"]
+__all__ = ["ENOUGH", "MAXIMIZE", "choices", "end_of_search", "halved", "most_of", "place_of", "size_of", "step_back"]
 
 MAXIMIZE = ("context", "num_generations", "batch")
 #: A search ends when this share of what may be used is; the rest is not worth another simulation.
 ENOUGH = 0.97
 _LIMITS = {"context": 131_072, "num_generations": 256, "batch": 1024}
 _STEP = 64  # tokens
+_MOST_SEQUENCES = 4096  # that one process generates: the lean trainer's schedule of more takes minutes to simulate
 
 Changes = dict[str, Any]
 
@@ -34,12 +38,10 @@ def choices(base: Settings, what: str) -> dict[str, Any]:
 
 
 def _lists(base: Settings, what: str) -> tuple[list[Changes], list[Changes]]:
-    if what == "num_generations":
-        sizes = range(2, _LIMITS[what] + 1)
-        return [{what: n, "per_device_train_batch_size": n} for n in sizes], []
-    if what == "batch":
-        step = max(base.num_generations, 1)
-        return [{"per_device_train_batch_size": n} for n in range(max(step, 2), _LIMITS[what] + 1, step)], []
+    if what in ("num_generations", "batch"):
+        least = _step_of(base, what)
+        sizes = range(2 if what == "num_generations" else least, most_of(base, what) + 1, least)
+        return [{"per_device_train_batch_size": n, **({what: n} if what != "batch" else {})} for n in sizes], []
     batches = _same_work(base)
     if what == "speed":
         return batches, []
@@ -47,6 +49,13 @@ def _lists(base: Settings, what: str) -> tuple[list[Changes], list[Changes]]:
     shorter = [{**batches[0], **_to(base, n)} for n in range(least, given, _STEP)]
     longer = [_to(base, n) for n in range((given // _STEP + 1) * _STEP, most // _STEP * _STEP + 1, _STEP)]
     return [*shorter, *batches], longer
+
+
+def _step_of(base: Settings, what: str) -> int:
+    """Return how far apart sizes are: micro-batches where TRL takes a generation of them, in tokens for a context."""
+    if what == "batch":
+        return base.num_generations // gcd(base.num_generations, base.generation_steps * base.replicas)
+    return _STEP if what == "context" else 1
 
 
 def _to(base: Settings, length: int) -> Changes:
@@ -70,11 +79,30 @@ def _same_work(base: Settings) -> list[Changes]:
 
 
 def most_of(settings: Settings, what: str) -> int:
-    """Return how much is worth trying: for a context, at most what the model was made for."""
+    """Return how much is worth trying: for a context, at most what the model was made for.
+
+    Of others, at most what makes :data:`_MOST_SEQUENCES` of a generation, or the settings' own.
+    """
     if what != "context":
-        return _LIMITS[what]
-    positions = find_config(settings.model).get("max_position_embeddings")
-    return min(_LIMITS[what], positions) if isinstance(positions, int) and positions > 0 else _LIMITS[what]
+        limit, own = _LIMITS.get(what, 0), size_of(settings, what)
+        return max(min(limit, _MOST_SEQUENCES // settings.generation_steps), own)
+    return min(_LIMITS[what], positions_of(find_config(settings.model)) or _LIMITS[what])
+
+
+def end_of_search(base: Settings, what: str, found: Collection[Settings]) -> str | None:
+    """Say that some of the largest that were ``found`` are as large as a search goes, and why it ends there.
+
+    Nothing of contexts that are given longer than that: no search made them so.
+    """
+    most = most_of(base, what)
+    if what == "context" and base.sequence_length > most:
+        return None
+    if what == "speed" or not any(size_of(each, what) > most - _step_of(base, what) for each in found):
+        return None
+    if what != "context":
+        return f"the search ended at {most} {'generations' if what == 'num_generations' else 'in a micro-batch'}"
+    why = "the model was made for no more" if positions_of(find_config(base.model)) == most else "none is longer"
+    return f"the search ended at {most} tokens: {why}"
 
 
 def size_of(settings: Settings, what: str) -> int:
@@ -93,15 +121,15 @@ def place_of(settings: Settings, what: str) -> tuple[int, int]:
 
 def step_back(settings: Settings, what: str) -> Settings | None:
     """Return choices that need a little less; None where there are none."""
-    if what in ("context", "speed"):
+    if what == "speed":
+        smaller = halved(settings)
+        return smaller if smaller is not None and smaller.sequence_length == settings.sequence_length else None
+    if what == "context":
         shorter = int(settings.sequence_length * ENOUGH) // _STEP * _STEP
-        if what == "context" and shorter >= settings.prompt_length + _STEP:
-            return settings.with_(**_to(settings, shorter))
-        return halved(settings) if what == "speed" else None
-    step = max(settings.num_generations, 1) if what == "batch" else 1
-    size = size_of(settings, what)
+        return settings.with_(**_to(settings, shorter)) if shorter >= settings.prompt_length + _STEP else None
+    step, size = _step_of(settings, what), size_of(settings, what)
     less = min(size - step, int(size * ENOUGH) // step * step)
-    if less < max(step, 2):
+    if less < (2 if what == "num_generations" else step):
         return None
     changes = {"per_device_train_batch_size": less, **({what: less} if what == "num_generations" else {})}
     return settings.with_(**changes)

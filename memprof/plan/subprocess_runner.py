@@ -29,6 +29,8 @@ __all__ = ["Runner", "runner"]
 
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
+# Names that every row has: a file of the cache without them is none.
+_ALWAYS = {"fits", "peak_bytes", "peak_phase", "device_peak_bytes", "host_bytes", "largest_category", "verdict"}
 _WORKER = "memprof.simulate.worker"
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MEMPROF",
@@ -88,7 +90,7 @@ class Runner:
         asked: list[dict[str, Any] | None] = list(sizes) if sizes is not None else [None] * len(wanted)
         for index, (settings, of_it) in enumerate(zip(wanted, asked, strict=True)):
             known = cache.load(self._key(settings, of_it)) if self._use_cache else None
-            if known is not None:
+            if known is not None and known.keys() >= _ALWAYS:
                 rows[index] = known
                 self._step()
             else:
@@ -108,7 +110,10 @@ class Runner:
         return [rows[i] for i in range(len(wanted))]
 
     def _key(self, settings: Settings, sizes: dict[str, Any] | None) -> str:
-        return cache.key_of(settings.to_dict(), find_config(settings.model), self.gpu, sizes)
+        config = find_config(settings.model)
+        if settings.reward_model is not None:
+            config = {**config, "reward_model": find_config(settings.reward_model)}
+        return cache.key_of(settings.to_dict(), config, self.gpu, sizes)
 
     def _keep(self, settings: Settings, sizes: dict[str, Any] | None, row: dict[str, Any]) -> None:
         """Keep a row, and where its run was resized the plain row too, for who asks for that alone."""

@@ -9,6 +9,7 @@ Each line on standard input is JSON: ``{"settings": {...}, "gpu": NAME|{...}|nul
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -40,11 +41,16 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     take_process()
+    # What the lean trainer says of itself is of its run: a search would say it once for each worker.
+    logging.getLogger("memprof.grpo").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the asking process, which ends this one
     # What libraries print must not come between answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.stdin, answers)
+        try:
+            serve(sys.stdin, answers)
+        except BrokenPipeError:  # who asked has ended, and nobody reads on
+            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,11 @@ class PlanDocument:
         return [(*head, self.largest_title), *((*_cells(row, self.timed), row.largest_words) for row in self.rows)]
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """Return the notes without those that have a place of their own (``varied``, ``room``)."""
+        return tuple(note for note in self.notes if note not in (self.varied, self.room))
+
+    @property
     def timed(self) -> bool:
         """Tell whether any row's time is estimated."""
         return any(row.step_us is not None for row in self.rows)

@@ -76,7 +76,8 @@ def _prices(plan: PlanDocument) -> Markup | None:
         "fit. Point at a row for its settings. Times are estimated from the card's published speed.",
     )
     chart = el("div", {"id": "front-chart", "class": "needs-js", "role": "img", "aria-label": label})
-    note = "as given; every row's step does the same work"
+    smaller = ", and in smaller micro-batches where that does not fit" if plan.data["maximized"] == "speed" else ""
+    note = f"as given{smaller}; every row's step does the same work"
     if plan.per_tokens:
         note = f"the rows' steps differ in their work, so time is that of {thousands(1000)} tokens"
     return section("front", "Memory against time", note, chart, keys)
@@ -132,6 +133,14 @@ def _verdict(row: PlanRow) -> Markup:
     return el("span", {"class": "ok" if row.fits else "bad"}, row.verdict)
 
 
+_SEARCHED = {
+    "context": "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches",
+    "num_generations": "what is largest was simulated too, with as many completions in a micro-batch",
+    "batch": "what is largest was simulated too",
+    "speed": "where a method does not fit as given, smaller micro-batches were simulated too",
+}
+
+
 def _table(plan: PlanDocument) -> Markup:
     names: list[Child] = [column("Method"), column("Verdict"), column("Needed", True)]
     names += [column(plan.largest_title, True), column("needs then", True, "wide")] if plan.largest_title else []
@@ -140,10 +149,7 @@ def _table(plan: PlanDocument) -> Markup:
     names += [column("Highest in"), column("Largest")]
     body = [el("tr", {"class": "chosen" if row.method == plan.best else None}, *_cells(plan, row)) for row in plan.rows]
     table = el("table", {}, el("thead", {}, el("tr", {}, *names)), el("tbody", {}, *body))
-    words = "what is largest was simulated too; where a method does not fit as given, with smaller micro-batches"
-    if plan.data["maximized"] == "speed":
-        words = "where a method does not fit as given, smaller micro-batches were simulated too"
-    note = words if plan.largest_title else ""
+    note = _SEARCHED[plan.data["maximized"]] if plan.largest_title else ""
     return section("rows", "Side by side", note, scrolling(table))
 
 

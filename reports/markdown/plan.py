@@ -11,7 +11,7 @@ _WORDS = ("Method", "Verdict", "Highest in", "Largest")
 
 
 def render_plan(plan: PlanDocument) -> str:
-    """Render the table, the best configuration in a fence and how far off the figures may be."""
+    """Render the table, the best configuration in a fence, the notes and how far off the figures may be."""
     head, *rows = plan.cells()
     ruler = "|" + "|".join("---" if name in _WORDS else "--:" for name in head) + "|"
     lines = [f"| {' | '.join(head)} |", ruler, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
@@ -20,6 +20,7 @@ def render_plan(plan: PlanDocument) -> str:
     lines += ["", "```python", plan.code, "```"] if plan.code else []
     lines += ["", plan.fastest_sentence]
     lines += ["", "```python", plan.fastest_code, "```"] if plan.fastest_code else []
+    lines += ["", *(f"- {note}" for note in plan.notes)] if plan.notes else []
     lines += ["", plan.error, ""]
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
 

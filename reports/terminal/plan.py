@@ -19,7 +19,7 @@ __all__ = ["render_bars", "render_plan"]
 
 
 def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> str:
-    """Render the table, the bars, the best configuration and how far off the figures may be."""
+    """Render the table, the bars, the best configuration, the notes and how far off the figures may be."""
     varied = [*_wrapped(plan.varied, width), ""] if plan.varied else []
     lines = [plan.title, "", *varied, *_table(plan, width), "", render_bars(plan, width, colour)]
     lines += [*_wrapped(plan.room, width), ""] if plan.room else []
@@ -27,6 +27,7 @@ def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> s
     lines += ["", plan.code] if plan.code else []
     lines += ["", *_wrapped(plan.fastest_sentence, width)]
     lines += ["", plan.fastest_code] if plan.fastest_code else []
+    lines += ["", *(line for note in plan.told for line in _wrapped(f"Note: {note}", width))] if plan.told else []
     lines += ["", *_wrapped(plan.error, width), ""]
     return "\n".join(lines) + (f"\n{plan.yaml}" if plan.yaml else "")
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from memprof.reports.renderers import Answer
 
+from memprof.cli import main
 from memprof.cli.emit import Output, emit
 from memprof.cli.simulating import emit_simulated
 from memprof.errors import UsageError
@@ -63,3 +65,18 @@ def test_a_verdict_is_said_beside_the_result_and_a_bad_one_is_the_exit_code(caps
         emit_simulated(ANSWER, dataclasses.replace(outcome, verdict=bad), Output("json"))
     assert ended.value.code == 4
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["Fits", "Does not fit"]
+
+
+@pytest.mark.parametrize("option", ["-o", "--json"])
+@pytest.mark.parametrize(("place", "why"), [("none/x.html", "no such folder"), (".", "is a directory")])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, place: str, why: str
+) -> None:
+    """Here the work would fail with another sentence: the model is not known."""
+    monkeypatch.chdir(tmp_path)
+    for command in ("plan", "simulate"):
+        asked = [command, "--model", "no/such", "--gpu", "24GB", option, place]
+        ended = CliRunner().invoke(main, asked)
+        assert ended.exit_code == 3
+        assert why in ended.stderr
+        assert not list(tmp_path.iterdir())

@@ -52,8 +52,10 @@ def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
     ("given", "read"),
     [
         ({"use_peft": False, "lora_r": 16, "lora_target_modules": "q_proj"}, {}),  # the defaults of TRL's command line
-        ({"use_peft": True}, {"lora_r": 16}),
-        ({"use_peft": True, "lora_r": 8}, {"lora_r": 8}),
+        ({"use_peft": True}, {"lora_r": 16, "lora_dropout": 0.05}),
+        ({"use_peft": True, "lora_r": 8, "lora_dropout": 0}, {"lora_r": 8, "lora_dropout": 0.0}),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}, "dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"model_init_kwargs": {"torch_dtype": "torch.float16"}}, {"dtype": "float16"}),
         ({"use_vllm": True}, {"generation": "vllm"}),  # TRL 1.16 runs it in the trainer's process
         ({"use_vllm": True, "vllm_mode": "server"}, {"generation": "none"}),
         ({"use_vllm": False, "vllm_mode": "colocate"}, {"generation": "hf"}),
@@ -70,6 +72,30 @@ def test_a_config_in_trls_words_means_what_trl_makes_of_it(
 ) -> None:
     (tmp_path / "grpo.json").write_text(json.dumps(given))
     assert read_settings(tmp_path / "grpo.json") == read
+
+
+def test_numbers_are_read_as_trl_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "a.yaml").write_text('beta: 1e-3\nlora_r: "8"\nreduce_bucket_size: 5.0e+8\nnum_generations: 4.0\n')
+    read = read_settings(tmp_path / "a.yaml")
+    assert read == {"beta": 0.001, "lora_r": 8, "reduce_bucket_size": 500_000_000, "num_generations": 4}
+    assert all(type(read[name]) is int for name in ("lora_r", "reduce_bucket_size", "num_generations"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("beta", "x", "--beta 'x': give a number"),
+        ("lora_r", 2.5, "--lora-r 2.5: give a whole number"),
+        ("num_iterations", True, "--num-iterations True: give a whole number"),
+        ("load_in_4bit", "yes", "--load-in-4bit 'yes': give true or false"),
+        ("optim", 8, "--optim 8: give a word"),
+        ("gradient_checkpointing", 3, "--gradient-checkpointing 3: give true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_sentence(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(model="m", **{name: value})
 
 
 def test_both_halves_at_once_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from memprof.config.from_trainer import from_arguments
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.settings import Settings, read_settings
 from memprof.config.to_grpo import adapter_text, as_python, as_yaml, grpo_arguments, lora_arguments, written
+from memprof.plan.grid import METHODS, Method
 
 RUN = Settings(
     model="some/model", dtype="bfloat16", num_generations=6, per_device_train_batch_size=3,
@@ -128,3 +131,34 @@ def test_changes_are_written_as_arguments(changes: dict[str, Any], text: str) ->
 
 def test_an_adapter_on_some_layers_names_them() -> None:
     assert adapter_text(4, ("q_proj", "v_proj")).endswith('target_modules=["q_proj", "v_proj"])')
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_what_is_written_for_the_command_line_is_the_same_run(method: Method, tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    settings = RUN.with_(**method.settings, attn="math")
+    (tmp_path / "best.yaml").write_text(as_yaml(settings))
+    read = read_settings(tmp_path / "best.yaml")
+    assert Settings(model="some/model", prompt_length=77, **read) == settings
+
+
+def test_the_command_line_of_trl_computes_with_the_adapter_and_dtype_that_were_simulated() -> None:
+    """Its own dropout is 0.05, and it computes 4-bit products in the dtype of its model's arguments."""
+    trl, yaml = pytest.importorskip("trl"), pytest.importorskip("yaml")
+    told = yaml.safe_load(as_yaml(RUN.with_(lora_r=4, load_in_4bit=True)))
+    names = {field.name for field in fields(trl.ModelConfig)}
+    model = trl.ModelConfig(**{name: value for name, value in told.items() if name in names})
+    assert trl.get_peft_config(model).lora_dropout == 0.0
+    assert (model.dtype, model.load_in_4bit) == ("bfloat16", True)
+    assert not set(told) - names - set(inspect.signature(trl.GRPOConfig).parameters)
+
+
+def test_what_has_no_argument_is_a_comment() -> None:
+    settings = RUN.with_(alloc_conf="expandable_segments:True", gpus=2, sharding="fsdp2", recipe="lean")
+    for text in (as_python(settings), as_yaml(settings)):
+        assert "# in the environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n" in text
+        assert "# launched on 2 GPUs with fsdp2\n" in text
+    assert "no lean trainer: build LeanGRPOTrainer" in as_yaml(settings)
+    computed = as_yaml(RUN.with_(lora_r=4, load_in_4bit=True, dtype="float32"))
+    assert "# simulated with 4-bit products in bfloat16;" in computed
+    assert "#" not in as_python(RUN) + as_yaml(RUN)

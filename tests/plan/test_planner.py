@@ -89,7 +89,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[_Known]:
         yield made[-1]
 
     monkeypatch.setattr(planner, "runner", runner)
-    monkeypatch.setattr(sizes, "find_config", lambda _: {"max_position_embeddings": 131_072})
+    for module in (sizes, planner):
+        monkeypatch.setattr(module, "find_config", lambda _: {"max_position_embeddings": 131_072})
     return made
 
 
@@ -147,6 +148,65 @@ def test_a_context_is_not_longer_than_the_model_was_made_for(
     assert plan.best.method == next(
         r.method for r in plan.rows if r.largest and r.largest.settings.sequence_length == 4096
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "most", "why"),
+    [
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096, "4096 tokens: the model was made for no more"),
+        ({"n_positions": 1024}, 1024, "1024 tokens: the model was made for no more"),
+        ({"max_position_embeddings": 1000}, 960, "1000 tokens: the model was made for no more"),
+        ({"max_position_embeddings": 262_144}, 131_072, "131072 tokens: none is longer"),
+        ({"n_positions": 512}, None, "sequences of 768 tokens are longer than this model's positions reach (512"),
+    ],
+)
+def test_a_search_says_where_it_ends(
+    known: list[_Known], monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], most: int | None, why: str
+) -> None:
+    monkeypatch.setattr(sizes, "find_config", lambda _: config)
+    monkeypatch.setattr(planner, "find_config", lambda _: config)
+    plan = make_plan(_base(), "B200")
+    longest = max(row.largest.settings.sequence_length for row in plan.rows if row.largest)
+    assert longest == (most or _base().sequence_length)
+    assert sum("search ended" in note for note in plan.notes) == (most is not None)
+    assert any(why in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("what", "why"), [("num_generations", "256 generations"), ("batch", "1024 in a micro-batch")])
+def test_other_searches_say_where_they_end(known: list[_Known], what: str, why: str) -> None:
+    ended = f"the search ended at {why}"
+    assert ended in make_plan(_base(prompt_length=8, completion_length=8), "B200", maximize=what).notes
+    assert ended not in make_plan(_base(prompt_length=2000, completion_length=3000), "24GB", maximize=what).notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "most"),
+    [
+        ({}, 8, 1024),
+        ({"gradient_accumulation_steps": 16, "per_device_train_batch_size": 4}, 1, 256),
+        ({"gradient_accumulation_steps": 16, "steps_per_generation": 2, "num_generations": 6}, 3, 1023),
+        ({"gpus": 4}, 2, 1024),
+        ({"gpus": 4, "sharding": "tp"}, 8, 1024),
+    ],
+)
+def test_micro_batches_are_all_that_trl_takes(changes: dict[str, Any], step: int, most: int) -> None:
+    """Those of which a generation is a multiple of num_generations; ``Settings`` refuses the others."""
+    base = _base(**{"per_device_train_batch_size": 24, **changes})
+    tried = [base.with_(**each).per_device_train_batch_size for each in sizes.choices(base, "batch")["first"]]
+    assert tried == list(range(step, most + 1, step))
+    assert all(n in tried for n in range(1, most) if _is_taken(base, n))
+    less = sizes.step_back(base.with_(per_device_train_batch_size=10 * step), "batch")
+    assert less is not None
+    assert less.per_device_train_batch_size == 9 * step
+    assert sizes.step_back(base.with_(per_device_train_batch_size=step), "batch") is None
+
+
+def _is_taken(base: Settings, size: int) -> bool:
+    try:
+        base.with_(per_device_train_batch_size=size)
+    except UsageError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("what", ["num_generations", "batch"])
@@ -213,8 +273,44 @@ def test_values_are_varied(known: list[_Known]) -> None:
             make_plan(_base(), "24GB", vary=("num_generations", [wrong]))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("sequence_length", 512, "no such setting"),  # a property
+        ("with_", 1, "no such setting"),
+        ("device", "cpu", "a plan is for a GPU"),
+        ("gpu", "H100", "make one for each"),
+        ("beta", "abc", "give a number"),
+        ("lora_r", "none", "give a whole number"),
+        ("load_in_4bit", "yes", "give true or false"),
+        ("trainer", "sft", "ask memprof simulate"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(known: list[_Known], name: str, value: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        make_plan(_base(), "24GB", vary=(name, [value]))
+
+
+def test_a_varied_trainer_has_its_own_defaults(known: list[_Known]) -> None:
+    varied = ("trainer", ["grpo", "rloo"])
+    assert [row.settings.beta for row in make_plan(_base(), "24GB", vary=varied).rows] == [0.0, 0.05]
+    rloo = _base(trainer="rloo", beta=0.05)
+    assert [row.settings.beta for row in make_plan(rloo, "24GB", vary=varied).rows] == [0.0, 0.05]
+    fixed = make_plan(_base(beta=0.1), "24GB", vary=varied, fixed={"beta"})
+    assert [row.settings.beta for row in fixed.rows] == [0.1, 0.1]
+
+
+def test_modules_of_an_adapter_are_varied_one_by_one(known: list[_Known]) -> None:
+    plan = make_plan(_base(lora_r=8), "24GB", vary=("lora_target_modules", ["q_proj", "all-linear"]))
+    assert [row.settings.lora_target_modules for row in plan.rows] == [("q_proj",), ("all-linear",)]
+
+
 def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> None:
-    assert any("gemm input type" in note for note in make_plan(_base(), "T4").notes)
+    plan = make_plan(_base(), "T4")
+    assert any("gemm input type" in note for note in plan.notes)
+    document = _document(plan)
+    for shown in (render_text(document, width=80), render_markdown(document), render_page(document)):
+        assert "gemm input type" in " ".join(shown.split())
     assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
 
 
@@ -355,6 +451,20 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
     assert shown.cells()[0][-1] == "Micro-batch that fits"
 
 
+def test_a_search_for_speed_shortens_nothing(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step with shorter completions is another one, however fast; here resizing says that the least may fit."""
+    one = _Known._one
+    monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0})
+    monkeypatch.setattr(_Known, "_largest", lambda self, of_it: {} if of_it is None else {"largest": of_it["first"][0]})
+    base = _base(prompt_length=128, completion_length=20_000, per_device_train_batch_size=2, num_generations=2)
+    plan = make_plan(base, "4090", maximize="speed", fixed={"recipe", "gradient_checkpointing"})
+    assert {s.completion_length for s in known[0].asked} == {20_000}
+    assert all(s.per_device_train_batch_size * s.gradient_accumulation_steps == 2 for s in known[0].asked)
+    assert any(s.per_device_train_batch_size == 1 for s in known[0].asked)
+    assert {row.largest.settings.completion_length for row in plan.rows if row.largest} == {20_000}
+    assert plan.best == plan.fastest
+
+
 def test_without_a_search_the_fastest_is_the_best(known: list[_Known], monkeypatch: pytest.MonkeyPatch) -> None:
     one = _Known._one
     monkeypatch.setattr(_Known, "_one", lambda self, s: {**one(self, s), "step_s": 9.0 if s.load_in_4bit else 12.0})
@@ -369,6 +479,8 @@ def test_what_is_varied_is_said_and_each_row_is_shown_by_its_own_margin(known: l
     shown = render_text(_document(plan), width=80)
     assert "Varied: num_generations, and per_device_train_batch_size with it. All other" in shown
     assert "settings are the same in every row." in shown
+    assert shown.count("Varied:") == 1
+    assert "Note: the step was executed on fake tensors;" in shown
     assert "never compared may use" not in shown
     less = replace(plan.rows[1], limit_bytes=20 * 2**30)
     told = _document(replace(plan, rows=[plan.rows[0], less, plan.rows[2]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,50 @@ def test_no_worker_starts_after_the_end(settings_for: Callable[..., Settings]) -
     machine.close()
     with pytest.raises(InputError, match="ended before"):
         machine._all[0].ask({})
+
+
+@pytest.mark.parametrize("text", ["{}", '{"fits": true}', "[1]", "{", "\xff"])
+def test_a_broken_file_of_the_cache_is_simulated_again(
+    settings_for: Callable[..., Settings],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+) -> None:
+    row = {**dict.fromkeys(("fits", "peak_phase", "largest_category", "verdict")), "peak_bytes": 7}
+    row |= {"device_peak_bytes": 7, "host_bytes": 0}
+    monkeypatch.setattr(Runner, "_ask", lambda *_: row)
+    with runner("24GB", workers=1) as machine:
+        machine.run([settings_for()])
+        (file,) = (tmp_path / "cache").iterdir()
+        file.write_text(text, encoding="latin-1")
+        assert machine.run([settings_for()]) == [row]
+        assert machine.executed == 2
+        assert machine.run([settings_for()]) == [row]
+        assert machine.executed == 2
+
+
+def test_rows_are_kept_by_their_reward_models_config_too(
+    settings_for: Callable[..., Settings],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    judge = tmp_path / "judge.json"
+    keys = []
+    for layers in (1, 2):
+        judge.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers}))
+        keys.append(Runner("24GB", 1, None)._key(settings_for(reward_model=str(judge)), None))
+    assert keys[0] != keys[1]
+
+
+def test_a_worker_whose_asker_has_ended_ends_without_a_word() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "memprof.simulate.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    worker.stdout.close()
+    _, errors = worker.communicate('{"settings": {}, "gpu": null}\n', timeout=120)
+    assert "Traceback" not in errors
+    assert worker.returncode == 0
 
 
 _INTERRUPTED = """

@@ -230,3 +230,20 @@ def test_the_page_is_read_on_a_phone(tmp_path: Path, width: int) -> None:
             "Array.from(document.querySelectorAll('.grown span')).map(e => parseFloat(getComputedStyle(e).fontSize))"
         )
         assert min(sizes) >= 12
+
+
+@pytest.mark.parametrize(
+    ("maximized", "said"),
+    [
+        ("context", "with smaller micro-batches"),
+        ("num_generations", "with as many completions in a micro-batch"),
+        ("batch", "what is largest was simulated too"),
+        ("speed", "as given, and in smaller micro-batches where that does not fit; every row"),
+    ],
+)
+def test_the_page_says_what_a_search_changed(maximized: str, said: str) -> None:
+    rows = [dict(row) for row in timed_plan().data["rows"]]
+    rows[1]["largest"] = dict(rows[1])
+    page = render_page(timed_plan(rows=rows, maximized=maximized))
+    assert said in page
+    assert ("micro-batches" in page) == (maximized in ("context", "speed"))

@@ -69,7 +69,7 @@ def test_mistakes_are_one_sentence() -> None:
 
 
 def test_a_plan_is_a_table_and_is_quick_the_second_time(
-    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path))
     arguments = [
@@ -85,9 +85,10 @@ def test_a_plan_is_a_table_and_is_quick_the_second_time(
         "--generation",
         "none",
     ]
-    arguments += ["--vary", "completion_length=12,24", "--json", "-"]
+    arguments += ["--recipe", "lean", "--dtype", "bfloat16", "--vary", "completion_length=12,24", "--json", "-"]
     first = _invoke(*arguments)
     assert first.exit_code == 0, first.output
+    assert "LeanGRPOTrainer" not in capfd.readouterr().err  # what a worker says, not the command
     plan = json.loads(first.stdout)
     assert plan["schema"] == "memprof.plan/1"
     assert [row["method"] for row in plan["rows"]] == ["completion_length=12", "completion_length=24"]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from memprof.config.model_shape import positions_of
+
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -40,9 +42,12 @@ LLAMA3 = {
 )
 def test_positions_reach_as_far_as_their_scaling(kind: str, values: dict[str, Any], reach: int | None) -> None:
     transformers = pytest.importorskip("transformers")
-    from memprof.simulate.trainer.positions import positions_of
-
     assert positions_of(transformers.AutoConfig.for_model(kind, **values)) == reach
+    assert positions_of({"model_type": kind, **values}) == reach
+    assert positions_of({"model_type": "wrapper", "text_config": {"model_type": kind, **values}}) == reach
+    if (rope := values.get("rope_parameters")) is not None:  # as config.json wrote it before transformers 5
+        older = {"type": rope["rope_type"], **{n: v for n, v in rope.items() if n != "rope_type"}}
+        assert positions_of({**values, "rope_parameters": None, "rope_scaling": older}) == reach
 
 
 def test_a_run_beyond_the_positions_says_so(settings_for: Callable[..., Any]) -> None:
