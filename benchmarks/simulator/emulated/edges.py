@@ -28,6 +28,9 @@ _MIB = 2**20
 _STEP = 8 * _MIB
 _SMALL = {"prompt_length": 16, "completion_length": 32, "per_device_train_batch_size": 2, "num_generations": 2}
 _SHORT = {"per_device_train_batch_size": 4, "num_generations": 4}
+_GENERATED = {**_SMALL, "generation": "hf"}
+_FP16 = {"dtype": "float32", "mixed_precision": "fp16"}
+_EXPERTS = "benchmarks/simulator/emulated/qwen3_moe_2_layers.json"
 
 CASES: tuple[Case, ...] = (
     _case("0.5B, full, 2 × 48 tokens", "H100", **_SMALL),
@@ -52,6 +55,29 @@ CASES: tuple[Case, ...] = (
     _case("0.5B, full, fp32 under autocast", "A100-80GB", dtype="float32", **_SMALL),
     _case("1B, LoRA on q and v", "T4", _LLAMA_1B, lora_r=8, lora_target_modules=("q_proj", "v_proj"), dtype="float16",
           mixed_precision="no", **_SHORT),
+    _case("0.5B, lean, full, 32 tokens generated", "H100", recipe="lean", **_GENERATED),
+    _case("0.5B, LoRA, fp16 with a loss scaler, T4", "T4", lora_r=16, **_FP16, **_SHORT),
+    _case("0.5B, lean, LoRA, bf16, attention in full, T4", "T4", recipe="lean", lora_r=16, **_SHORT),
+    _case("0.5B, full, fp16 with a loss scaler", "RTX 3090", **_FP16, **_SMALL),
+    _case("0.5B, full, accumulation 4", "H100", gradient_accumulation_steps=4, **{**_SMALL, "num_generations": 4}),
+    _case("0.5B, RLOO, full, reference", "H100", trainer="rloo", beta=0.05, **_SMALL),
+    _case("0.5B, SFT, full", "H100", trainer="sft", **_SHORT),
+    _case("0.5B, DPO, LoRA", "H100", trainer="dpo", lora_r=16, **_SHORT),
+    _case("0.5B, LoRA, 256 tokens generated", "RTX 4090", lora_r=16, **{**_GENERATED, "completion_length": 256}),
+    _case("2 layers of 128 experts, LoRA", "H100", _EXPERTS, lora_r=16, **_SMALL),
+    _case("2 layers of 128 experts, full", "H100", _EXPERTS, **_SMALL),
+    _case("0.5B, full, 8-bit AdamW", "H100", optim="adamw_8bit", **_SMALL),
+    _case("0.5B, DPO, full", "H100", trainer="dpo", **_SMALL),
+    _case("0.5B, SFT, LoRA, accumulation 4", "RTX 4090", trainer="sft", lora_r=16, gradient_accumulation_steps=4,
+          **_SHORT),
+    _case("270M, full, another family", "A100-40GB", "google/gemma-3-270m-it", **_SHORT),
+    _case("0.5B, lean, LoRA, reference, 32 tokens generated", "RTX 4090", recipe="lean", lora_r=16, beta=0.04,
+          **_GENERATED),
+    _case("0.5B, RLOO, LoRA", "T4", trainer="rloo", lora_r=16, **_FP16, **_SHORT),
+    _case("0.5B, full, Adafactor", "H100", optim="adafactor", **_SMALL),
+    _case("0.5B, full, selective checkpointing", "H100", gradient_checkpointing="selective", **_SHORT),
+    _case("0.5B, LoRA, accumulation 4, two iterations", "L4", lora_r=16, gradient_accumulation_steps=4,
+          num_iterations=2, **_SHORT),
 )  # fmt: skip
 
 
@@ -60,7 +86,7 @@ def said(case: Case) -> dict[str, Any]:
 
     ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all; ``alone``: the
     run as it was simulated for that, with the smallest workspaces. ``needs`` lists what each variant needs for torch,
-    of unknown make.
+    of unknown make. ``reserved_bytes``: what the run reserves on the case's card, with room for all.
     """
     made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
     return {
@@ -68,6 +94,7 @@ def said(case: Case) -> dict[str, Any]:
         "by_make": max(_card_for(*need) for need in made),
         "alone": _card_for(*unknown[0]),
         "needs": unknown,
+        "reserved_bytes": made[0][3],
     }
 
 
@@ -118,6 +145,7 @@ def real(case: Case, cards: list[int]) -> dict[str, Any]:
     question = {
         "settings": case.settings.to_dict(), "loaded": case.loaded, "step": _STEP,
         "probes": [card - CONTEXT_BYTES for card in cards],
+        "capability": list(find_gpu(case.card).capability),
     }  # fmt: skip
     found = ask(_CHILD, question, case.card, alloc_conf=case.settings.alloc_conf)
     tried = {limit + CONTEXT_BYTES: lives for limit, lives in found.pop("tried")}
