@@ -57,7 +57,10 @@ CASES: tuple[Case, ...] = (
           mixed_precision="no", **_SHORT),
     _case("0.5B, lean, full, 32 tokens generated", "H100", recipe="lean", **_GENERATED),
     _case("0.5B, LoRA, fp16 with a loss scaler, T4", "T4", lora_r=16, **_FP16, **_SHORT),
-    _case("0.5B, lean, LoRA, bf16, attention in full, T4", "T4", recipe="lean", lora_r=16, **_SHORT),
+    _case("0.5B, LoRA, attention in full, no checkpointing, T4", "T4", lora_r=16, dtype="float16", mixed_precision="no",
+          gradient_checkpointing=False, **_SHORT),
+    _case("0.5B, lean, LoRA, fp16, attention in full, T4", "T4", recipe="lean", lora_r=16, dtype="float16",
+          mixed_precision="no", **_SHORT),
     _case("0.5B, full, fp16 with a loss scaler", "RTX 3090", **_FP16, **_SMALL),
     _case("0.5B, full, accumulation 4", "H100", gradient_accumulation_steps=4, **{**_SMALL, "num_generations": 4}),
     _case("0.5B, RLOO, full, reference", "H100", trainer="rloo", beta=0.05, **_SMALL),
@@ -86,8 +89,13 @@ def said(case: Case) -> dict[str, Any]:
 
     ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all; ``alone``: the
     run as it was simulated for that, with the smallest workspaces. ``needs`` lists what each variant needs for torch,
-    of unknown make. ``reserved_bytes``: what the run reserves on the case's card, with room for all.
+    of unknown make. ``reserved_bytes``: what the run reserves on the case's card, with room for all. A card before
+    Ampere has to be named, so nothing is asked by its size: ``by_size`` and ``alone`` are None.
     """
+    if find_gpu(case.card).capability < (8, 0):
+        made = _needs(case, find_gpu(case.card))
+        of_make = max(_card_for(*need) for need in made)
+        return {"by_size": None, "by_make": of_make, "alone": None, "needs": made, "reserved_bytes": made[0][3]}
     made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
     return {
         "by_size": max(_card_for(*need) for need in unknown),
@@ -164,7 +172,7 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
         try:
             row |= {"card": case.card, "settings": settings_of(case), "said": said(case)}
             if again or "real" not in row:
-                row["real"] = real(case, [row["said"]["by_size"], row["said"]["by_make"]])
+                row["real"] = real(case, [card for card in map(row["said"].get, ("by_size", "by_make")) if card])
         except Exception as error:
             print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
             continue
@@ -193,11 +201,13 @@ def line(name: str, row: dict[str, Any]) -> str:
     edge, verdict = row["real"]["edge_bytes"], row["said"]
     cells = [f"{edge / _MIB:,.0f}"]
     for kind in ("by_make", "by_size"):
-        cells += [f"{verdict[kind] / _MIB:,.0f}", _above(verdict[kind], edge)]
+        cells += [f"{verdict[kind] / _MIB:,.0f}" if verdict[kind] else "–", _above(verdict[kind], edge)]
     return f"| {name} | {row['card']} | {' | '.join(cells)} | {_above(verdict['alone'], edge)} |"
 
 
-def _above(card: int, edge: int) -> str:
+def _above(card: int | None, edge: int) -> str:
+    if card is None:
+        return "–"
     return f"{100 * (card / edge - 1):+.1f} %".replace("-", "−")
 
 
