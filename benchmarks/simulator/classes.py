@@ -74,7 +74,6 @@ def _traced() -> list[dict[str, Any]]:
 
 def _emulated() -> list[dict[str, Any]]:
     from benchmarks.simulator.emulated import edges, matrix
-    from memprof.config.gpus import find_gpu, workspace_bytes
 
     found = []
     for name, row in matrix.read().items():
@@ -83,12 +82,8 @@ def _emulated() -> list[dict[str, Any]]:
                 both = (row[of][f"{what}_bytes"] for of in ("measured", "simulated"))
                 found.append(_row(name, class_of(row["settings"]), "emulated", what, *both))
     for name, row in edges.read().items():
-        own = workspace_bytes(find_gpu(row["card"]))
-        reserved = next(need[3] for need in row["said"]["needs"] if need[:2] == [own, 0])
-        kind = class_of(row["settings"])
-        found.append(
-            _row(f"{name}, at the edge", kind, "emulated", "reserved", row["real"]["reserved_bytes"], reserved)
-        )
+        both = (row[of]["reserved_bytes"] for of in ("real", "said"))
+        found.append(_row(f"{name}, at the edge", class_of(row["settings"]), "emulated", "reserved", *both))
     return found
 
 
@@ -115,7 +110,9 @@ def _exactly_known() -> list[Mapping[str, Any]]:
 
 
 def inside(rows: list[dict[str, Any]]) -> list[bool]:
-    """Tell of each comparison of one class whether the range stated of the others holds it."""
+    """Tell of each comparison of one class whether the range stated of the others holds it; of one alone nothing."""
+    if len(rows) == 1:
+        return []
     errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
     found = []
     for i, error in enumerate(errors):
@@ -139,11 +136,12 @@ def class_table(found: Mapping[str, Any]) -> str:
     for (where, kind, what), rows in groups.items():
         errors = [row["simulated_bytes"] / row["measured_bytes"] - 1 for row in rows]
         held_here = inside(rows)
-        held, total = held + sum(held_here), total + len(rows)
+        held, total = held + sum(held_here), total + len(held_here)
         low, high = stated_range(errors)
         cells = [kind, what, _MEASURED[where], str(len(rows)), _percent(min(errors)), _percent(max(errors))]
-        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | {sum(held_here)} of {len(rows)} |")
-    lines.append(f"| all | | | {total} | | | | {held} of {total} |")
+        share = f"{sum(held_here)} of {len(held_here)}" if held_here else "–"
+        lines.append(f"| {' | '.join(cells)} | {_percent(low)} to {_percent(high)} | {share} |")
+    lines.append(f"| all | | | {len(found['comparisons'])} | | | | {held} of {total} |")
     return "\n".join(lines) + "\n"
 
 
@@ -152,7 +150,7 @@ def outside(found: Mapping[str, Any]) -> list[str]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["comparisons"]:
         groups.setdefault((row["class"], "any" if row["where"] == "published" else row["what"]), []).append(row)
-    return [row["name"] for rows in groups.values() for row, held in zip(rows, inside(rows), strict=True) if not held]
+    return [row["name"] for rows in groups.values() for row, held in zip(rows, inside(rows), strict=False) if not held]
 
 
 def _percent(error: float) -> str:

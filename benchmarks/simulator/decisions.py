@@ -104,6 +104,7 @@ def at_the_edge() -> list[tuple[bool, bool]]:
         (row["real"]["edge_bytes"] <= row["said"][kind], True)
         for row in edges.read().values()
         for kind in ("by_make", "by_size")
+        if row["said"][kind] is not None
     ]
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "gpu_of",
     "known_gpus",
     "note_of",
+    "older_note",
     "workspace_bytes",
     "workspaces_of",
 ]
@@ -59,6 +60,8 @@ class Gpu:
         return max(0, self.total_bytes - self.context_bytes)
 
 
+# What a card is sold as is this much more, at most, than what its driver reports.
+_SIZES_APART = 0.1
 # A device with less is a number that lacks its unit.
 _LEAST_BYTES = 2**20
 # What drivers and shops add to the names below.
@@ -195,16 +198,34 @@ def _key(text: str) -> str:
 
 
 def note_of(gpu: Gpu) -> str | None:
-    """Say what of a simulation is not this maker's; None for NVIDIA's cards, whose torch is followed."""
+    """Say what of a simulation is not this maker's, or not that of an older card of this size; None where neither."""
     known = {
         "amd": "attention is taken to have the kernels of an H100",
         "intel": "attention is taken to be computed in full, which holds more than a kernel of its own does",
     }.get(gpu.maker)
     if known is None:
-        return None
+        return older_note(gpu)
     return (
         f"{gpu.name}: its memory, and torch's allocator, whose rules are CUDA's there too; what its kernels and "
         f"libraries ask for was never compared, and {known}."
+    )
+
+
+def older_note(gpu: Gpu) -> str | None:
+    """Say which cards without flash attention are of this size; None for a card with a name, or of another size."""
+    if not gpu.name[:1].isdigit():
+        return None
+    older = [
+        name
+        for name, (mib, capability, _) in _TABLE.items()
+        if (0, 0) < capability < (8, 0) and abs(mib * MIB / gpu.total_bytes - 1) < _SIZES_APART
+    ]
+    if not older:
+        return None
+    names = f"{' and '.join(older)} {'is' if len(older) == 1 else 'are'}"
+    return (
+        f"{gpu.name} is taken for a card from Ampere on. {names} of this size too, with no flash kernel, and may hold "
+        f"attention's weights of tokens x tokens. Name the card (--gpu {older[0]})."
     )
 
 
@@ -212,11 +233,12 @@ _EMULATED = (
     "This card has no bfloat16 units: torch emulates them at float32's rate. Half precision is fp16 (fp16: true and "
     "bf16: false, or --dtype float16)."
 )
-# Seen on an emulated T4 with TRL 1.16 and torch 2.13.
-_REFUSED = (
-    " TRL accepts bf16 there, and its loss then fails: \"gemm input type at::BFloat16 and output type float is only "
-    'supported for CUDA devices with compute capability 8.0 or higher".'
-)
+# Seen on an emulated T4 with TRL 1.16 and torch 2.13, by recipe.
+_REFUSED = {
+    "trl": " TRL accepts bf16 there, and its loss then fails: \"gemm input type at::BFloat16 and output type float is "
+    'only supported for CUDA devices with compute capability 8.0 or higher".',
+    "lean": " The lean trainer refuses bf16 there, because its loss sums such products in float32.",
+}
 
 
 def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
@@ -224,7 +246,7 @@ def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
     half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
     if not half or not (0, 0) < gpu.capability < (8, 0):
         return None
-    return _EMULATED + (_REFUSED if config.get("recipe") == "trl" else "")
+    return _EMULATED + _REFUSED.get(str(config.get("recipe")), "")
 
 
 def workspaces_of(gpu: Gpu) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.techniques.layers import reads_padding
 
-__all__ = ["check_parking_of", "check_supported", "refuse_other_trainers", "whole_batch_reason"]
+__all__ = ["check_bfloat16_of", "check_parking_of", "check_supported", "refuse_other_trainers", "whole_batch_reason"]
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -54,6 +54,25 @@ def _check_parking(args: Any) -> None:
         )
     if args.fsdp or args.deepspeed:
         raise UsageError("park_weights moves whole parameters, and FSDP and DeepSpeed hold parts of them: set it off.")
+
+
+def check_bfloat16_of(capability: tuple[int, int], half: str, args: Any) -> None:
+    """Refuse a head whose products are in bfloat16 on a card whose cuBLAS has none of them into float32.
+
+    Args:
+        capability: the card's compute capability.
+        half: what the model computes in: ``bf16``, ``bfloat16``, or another dtype.
+        args: the lean config.
+
+    Raises:
+        UsageError: such a card, before compute capability 8.0.
+    """
+    if capability < (8, 0) and half in ("bf16", "bfloat16") and not args.cast_lm_head_to_fp32:
+        major, minor = capability
+        raise UsageError(
+            f"This card (compute capability {major}.{minor}) has no products of bfloat16 into float32, in which the "
+            "loss sums: train in fp16 (fp16=True, bf16=False)."
+        )
 
 
 def check_parking_of(args: Any, model: Any, quantization_config: Any = None) -> None:

@@ -29,7 +29,13 @@ from memprof.grpo.step.pieces import fits_one_piece
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
-from memprof.grpo.support import check_parking_of, check_supported, refuse_other_trainers, whole_batch_reason
+from memprof.grpo.support import (
+    check_bfloat16_of,
+    check_parking_of,
+    check_supported,
+    refuse_other_trainers,
+    whole_batch_reason,
+)
 from memprof.grpo.techniques.apply import Techniques
 from memprof.grpo.techniques.layers import counts_padding
 from memprof.grpo.techniques.rounding import rounded_optimizer
@@ -92,6 +98,7 @@ class LeanTrainer(_Trainer):
             self._once_log.warn("unlike TRL by default, vLLM sleeps while training (vllm_enable_sleep_mode=False)")
         base = base_model_of(self.accelerator, self.model)
         check_parking_of(lean, base)
+        self._check_half(lean, base)
         add_lean_head(base)
         temperature = trl.TEMPERATURE.of(self)
         self._sizes = PieceSizes(base)
@@ -106,6 +113,14 @@ class LeanTrainer(_Trainer):
         self._whole_batch_reason = whole_batch_reason(self, self._balancing)
         if self._whole_batch_reason:
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
+
+    def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
+        """Refuse a dtype in which the loss cannot be computed on this card."""
+        device, mixed = self.accelerator.device, self.accelerator.mixed_precision
+        if device.type != "cuda" or torch.version.hip is not None:
+            return
+        half = mixed if mixed != "no" else str(base.dtype).removeprefix("torch.")
+        check_bfloat16_of(torch.cuda.get_device_capability(device), half, lean)
 
     def _place_reference(self, place: str, why_device: str, quantization_config: Any) -> None:
         if place == "host":

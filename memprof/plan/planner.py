@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
-from memprof.config.gpus import Gpu, bfloat16_note, find_gpu
+from memprof.config.gpus import Gpu, bfloat16_note, find_gpu, older_note
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
@@ -231,6 +231,7 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
     if any(settings.gradient_accumulation_steps > _MOST_RUN for settings in found):
         notes.append(f"of a step's micro-batches the first {_MOST_RUN - 1} and the last were run, and all were counted")
     notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.to_dict())) is not None)
+    notes += [note for note in (older_note(card),) if note is not None]
     uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]
     if uncompared:
         whose = "every row" if len(uncompared) == len(rows) else ", ".join(uncompared)

@@ -178,6 +178,13 @@ def test_where_kernels_are_not_known_every_workspace_is_tried() -> None:
     assert note_of(find_gpu("H100")) is note_of(find_gpu("24GB")) is None
 
 
+def test_a_size_that_cards_without_flash_attention_have_is_told_of() -> None:
+    for size, names in (("16GB", "T4 and V100-16GB are"), ("15GB", "T4 is"), ("32GB", "V100-32GB is")):
+        assert f"{names} of this size too" in str(note_of(find_gpu(size))), size
+    for card in ("T4", "V100-32GB", "RTX 4080", "12GB", "40GB"):
+        assert note_of(find_gpu(card)) is None, card
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -17,6 +17,7 @@ from memprof.grpo.generation import cache_bytes
 from memprof.grpo.reference import reference_place
 from memprof.grpo.rows import Row, row_inputs, rows_of
 from memprof.grpo.step.pieces import pieces_of
+from memprof.grpo.support import check_bfloat16_of
 from memprof.grpo.techniques.rounding import StochasticAdamW, round_to_bf16
 from tests.grpo.tiny_models import MLA
 from tests.grpo.trainers import batch, build, length_reward, saved_llama, tiny_llama
@@ -398,3 +399,14 @@ def test_where_the_reference_is_put(tmp_path: Path) -> None:
     assert place(False, beta=0.1) == "host"
     assert place(False, beta=0.1, reference="device") == "device"
     assert place(False, beta=0.1, sync_ref_model=True) == "device"
+
+
+@pytest.mark.parametrize("half", ["bf16", "bfloat16"])
+def test_bfloat16_is_refused_where_its_products_into_float32_are_not_computed(half: str, tmp_path: Path) -> None:
+    args = LeanGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(UsageError, match=r"compute capability 7\.5.*fp16=True, bf16=False"):
+        check_bfloat16_of((7, 5), half, args)
+    check_bfloat16_of((8, 0), half, args)
+    check_bfloat16_of((7, 5), "fp16", args)
+    args.cast_lm_head_to_fp32 = True
+    check_bfloat16_of((7, 5), half, args)

@@ -64,7 +64,7 @@ def _train(settings: Settings, loaded: bool, folder: str) -> str | None:
     import torch
 
     try:
-        with _completions_of_full_length(settings):
+        with _completions_of_full_length(settings), _no_infinity():
             trainer = build(settings, loaded, folder)
             trainer.train()
     except torch.OutOfMemoryError as error:
@@ -77,7 +77,8 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of
+    from memprof.simulate.supervised.build import supervised_trainer
+    from memprof.simulate.trainer.build import MEASURED, WARM_UP, adapter_of, dataset_of, make_tokenizer
     from memprof.simulate.trainer.checkpointing import choose_checkpointing
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.recipes import classes_of, config_of
@@ -98,6 +99,14 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
         model.config._name_or_path = str(checkpoint)  # where the reference is loaded from
         if settings.recipe != "lean":
             choose_checkpointing(model, settings.checkpointing)
+    unattended = {
+        "output_dir": folder, "logging_strategy": "no", "save_strategy": "no", "report_to": "none",
+        "disable_tqdm": True, "learning_rate": 1e-6,
+    }  # fmt: skip
+    if settings.supervised:
+        return supervised_trainer(
+            settings, model, make_tokenizer(), adapter_of(settings), {**unattended, "max_steps": WARM_UP + MEASURED}
+        )
     trainer_type, arguments_type = classes_of(settings)
     asked = grpo_arguments(settings)
     for name in ("use_vllm", "vllm_mode"):
@@ -108,9 +117,8 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
         asked["model_init_kwargs"]["quantization_config"] = BitsAndBytesConfig(**four_bit_arguments(settings))
     cycle = max(1, settings.generation_steps // settings.gradient_accumulation_steps) * settings.num_iterations
     arguments = arguments_type(
-        output_dir=folder, max_steps=(WARM_UP + MEASURED) * cycle, logging_strategy="no", save_strategy="no",
-        report_to="none", disable_tqdm=True, learning_rate=1e-6, **asked, **config_of(settings),
-    )  # fmt: skip
+        max_steps=(WARM_UP + MEASURED) * cycle, **unattended, **asked, **config_of(settings)
+    )
     data = dataset_of(settings).map(lambda row: {"prompt": "a" * settings.prompt_length})
     trainer = trainer_type(
         model=model, args=arguments, train_dataset=data, processing_class=tokenizer(),
@@ -137,13 +145,33 @@ def _completions_of_full_length(settings: Settings) -> Iterator[None]:
     from memprof.compat import patching
     from memprof.compat import trl as names
 
-    def answer(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
-        return [[0] * settings.completion_length for _ in prompt_ids], None
+    rloo = settings.trainer == "rloo"
 
-    if settings.generation != "none":
+    def answer(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
+        made = [[0] * settings.completion_length for _ in prompt_ids]
+        return made if rloo else (made, None)
+
+    if settings.generation != "none" or settings.supervised:
         yield
         return
-    with patching((names.GENERATE_SINGLE_TURN, answer)):
+    with patching((names.RLOO_GENERATE if rloo else names.GENERATE_SINGLE_TURN, answer)):
+        yield
+
+
+@contextlib.contextmanager
+def _no_infinity() -> Iterator[None]:
+    """Let a loss scaler find no infinity in gradients whose values were not computed, while open."""
+    from memprof.compat import patching
+    from memprof.compat import torch as names
+
+    step_if_finite: Any = names.STEP_IF_FINITE.get()
+
+    def steps(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        for found in optimizer_state["found_inf_per_device"].values():
+            found.zero_()
+        return step_if_finite(self, optimizer, optimizer_state, *args, **kwargs)
+
+    with patching((names.STEP_IF_FINITE, steps)):
         yield
 
 

@@ -1,13 +1,13 @@
 """Find the smallest limit of device memory under which TRL trains as settings say, on the device that is here.
 
-    echo '{"settings": {...}, "loaded": false, "probes": [bytes], "step": bytes}' |
+    echo '{"settings": {...}, "loaded": false, "probes": [bytes], "step": bytes, "capability": [9, 0]}' |
         python -m benchmarks.simulator.emulated.edge_run
 
 A child process. Torch's allocator is told a limit (``set_per_process_memory_fraction``), which it meets as it meets the
-end of a card: it gives cached segments back, and then raises. The first run has room for all; then the edge is
-bisected, between what was allocated and what was reserved, and each of ``probes`` is tried. Every run is a process of
-its own, forked before the device is touched, since a run that ends in an error leaves memory behind. The answer is the
-last line of standard output.
+end of a card: it gives cached segments back, and then raises. The first run has room for all; then each of ``probes``
+is tried, and the edge is bisected, between what was allocated and what was reserved or lived before. Every run is a
+process of its own, forked before the device is touched, since a run that ends in an error leaves memory behind. The
+answer is the last line of standard output.
 """
 
 from __future__ import annotations
@@ -27,31 +27,43 @@ _MIB = 2**20
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
-    _import()
+    _import(tuple(question["capability"]))
     free = _trained(question, None)
     tried: dict[int, bool] = {}
     low, high = free["allocated_bytes"] // _MIB * _MIB, free["reserved_bytes"]
+    for limit in question["probes"]:
+        if limit < free["reserved_bytes"]:
+            tried[limit] = _trained(question, limit)["error"] is None
+            low, high = (low, min(high, limit)) if tried[limit] else (max(low, limit), high)
     while high - low > question["step"]:
         middle = (low + high) // 2 // (2 * _MIB) * 2 * _MIB
         if middle <= low:
             break
         tried[middle] = _trained(question, middle)["error"] is None
         low, high = (low, middle) if tried[middle] else (middle, high)
-    for limit in question["probes"]:
-        if limit < free["reserved_bytes"]:
-            tried[limit] = _trained(question, limit)["error"] is None
     print(json.dumps({**free, "edge_bytes": high, "tried": sorted(tried.items())}))
 
 
-def _import() -> None:
-    """Load what every run needs and what leaves the device alone: a process that has touched it cannot be forked.
+def _import(capability: tuple[int, int]) -> None:
+    """Load what every run needs, and leave the device alone: a process that has touched it cannot be forked.
 
-    PEFT is left to the runs, since bitsandbytes asks the device what it is.
+    ``capability``: the card's. Libraries ask for it while they are imported (bitsandbytes, when PEFT loads it).
     """
-    import datasets  # noqa: F401
     import torch
-    import transformers.models.auto.modeling_auto  # noqa: F401
 
+    cuda: Any = torch.cuda
+    answers = {
+        "is_available": lambda: True, "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: capability,
+    }  # fmt: skip
+    asked = {name: getattr(cuda, name) for name in answers}
+    try:
+        vars(cuda).update(answers)
+        import datasets  # noqa: F401
+        import trl.trainer.dpo_trainer
+        import trl.trainer.grpo_trainer  # noqa: F401
+    finally:
+        vars(cuda).update(asked)
     if torch.cuda.is_initialized():
         raise RuntimeError("A library has touched the device while it was imported; runs cannot be forked.")
 

@@ -28,6 +28,9 @@ _MIB = 2**20
 _STEP = 8 * _MIB
 _SMALL = {"prompt_length": 16, "completion_length": 32, "per_device_train_batch_size": 2, "num_generations": 2}
 _SHORT = {"per_device_train_batch_size": 4, "num_generations": 4}
+_GENERATED = {**_SMALL, "generation": "hf"}
+_FP16 = {"dtype": "float32", "mixed_precision": "fp16"}
+_EXPERTS = "benchmarks/simulator/emulated/qwen3_moe_2_layers.json"
 
 CASES: tuple[Case, ...] = (
     _case("0.5B, full, 2 × 48 tokens", "H100", **_SMALL),
@@ -52,6 +55,32 @@ CASES: tuple[Case, ...] = (
     _case("0.5B, full, fp32 under autocast", "A100-80GB", dtype="float32", **_SMALL),
     _case("1B, LoRA on q and v", "T4", _LLAMA_1B, lora_r=8, lora_target_modules=("q_proj", "v_proj"), dtype="float16",
           mixed_precision="no", **_SHORT),
+    _case("0.5B, lean, full, 32 tokens generated", "H100", recipe="lean", **_GENERATED),
+    _case("0.5B, LoRA, fp16 with a loss scaler, T4", "T4", lora_r=16, **_FP16, **_SHORT),
+    _case("0.5B, LoRA, attention in full, no checkpointing, T4", "T4", lora_r=16, dtype="float16", mixed_precision="no",
+          gradient_checkpointing=False, **_SHORT),
+    _case("0.5B, lean, LoRA, fp16, attention in full, T4", "T4", recipe="lean", lora_r=16, dtype="float16",
+          mixed_precision="no", **_SHORT),
+    _case("0.5B, full, fp16 with a loss scaler", "RTX 3090", **_FP16, **_SMALL),
+    _case("0.5B, full, accumulation 4", "H100", gradient_accumulation_steps=4, **{**_SMALL, "num_generations": 4}),
+    _case("0.5B, RLOO, full, reference", "H100", trainer="rloo", beta=0.05, **_SMALL),
+    _case("0.5B, SFT, full", "H100", trainer="sft", **_SHORT),
+    _case("0.5B, DPO, LoRA", "H100", trainer="dpo", lora_r=16, **_SHORT),
+    _case("0.5B, LoRA, 256 tokens generated", "RTX 4090", lora_r=16, **{**_GENERATED, "completion_length": 256}),
+    _case("2 layers of 128 experts, LoRA", "H100", _EXPERTS, lora_r=16, **_SMALL),
+    _case("2 layers of 128 experts, full", "H100", _EXPERTS, **_SMALL),
+    _case("0.5B, full, 8-bit AdamW", "H100", optim="adamw_8bit", **_SMALL),
+    _case("0.5B, DPO, full", "H100", trainer="dpo", **_SMALL),
+    _case("0.5B, SFT, LoRA, accumulation 4", "RTX 4090", trainer="sft", lora_r=16, gradient_accumulation_steps=4,
+          **_SHORT),
+    _case("270M, full, another family", "A100-40GB", "google/gemma-3-270m-it", **_SHORT),
+    _case("0.5B, lean, LoRA, reference, 32 tokens generated", "RTX 4090", recipe="lean", lora_r=16, beta=0.04,
+          **_GENERATED),
+    _case("0.5B, RLOO, LoRA", "T4", trainer="rloo", lora_r=16, **_FP16, **_SHORT),
+    _case("0.5B, full, Adafactor", "H100", optim="adafactor", **_SMALL),
+    _case("0.5B, full, selective checkpointing", "H100", gradient_checkpointing="selective", **_SHORT),
+    _case("0.5B, LoRA, accumulation 4, two iterations", "L4", lora_r=16, gradient_accumulation_steps=4,
+          num_iterations=2, **_SHORT),
 )  # fmt: skip
 
 
@@ -60,14 +89,20 @@ def said(case: Case) -> dict[str, Any]:
 
     ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all; ``alone``: the
     run as it was simulated for that, with the smallest workspaces. ``needs`` lists what each variant needs for torch,
-    of unknown make.
+    of unknown make. ``reserved_bytes``: what the run reserves on the case's card, with room for all. A card before
+    Ampere has to be named, so nothing is asked by its size: ``by_size`` and ``alone`` are None.
     """
+    if find_gpu(case.card).capability < (8, 0):
+        made = _needs(case, find_gpu(case.card))
+        of_make = max(_card_for(*need) for need in made)
+        return {"by_size": None, "by_make": of_make, "alone": None, "needs": made, "reserved_bytes": made[0][3]}
     made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
     return {
         "by_size": max(_card_for(*need) for need in unknown),
         "by_make": max(_card_for(*need) for need in made),
         "alone": _card_for(*unknown[0]),
         "needs": unknown,
+        "reserved_bytes": made[0][3],
     }
 
 
@@ -118,6 +153,7 @@ def real(case: Case, cards: list[int]) -> dict[str, Any]:
     question = {
         "settings": case.settings.to_dict(), "loaded": case.loaded, "step": _STEP,
         "probes": [card - CONTEXT_BYTES for card in cards],
+        "capability": list(find_gpu(case.card).capability),
     }  # fmt: skip
     found = ask(_CHILD, question, case.card, alloc_conf=case.settings.alloc_conf)
     tried = {limit + CONTEXT_BYTES: lives for limit, lives in found.pop("tried")}
@@ -136,7 +172,7 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
         try:
             row |= {"card": case.card, "settings": settings_of(case), "said": said(case)}
             if again or "real" not in row:
-                row["real"] = real(case, [row["said"]["by_size"], row["said"]["by_make"]])
+                row["real"] = real(case, [card for card in map(row["said"].get, ("by_size", "by_make")) if card])
         except Exception as error:
             print(f"{case.name}: {type(error).__name__}: {error}", flush=True)
             continue
@@ -165,11 +201,13 @@ def line(name: str, row: dict[str, Any]) -> str:
     edge, verdict = row["real"]["edge_bytes"], row["said"]
     cells = [f"{edge / _MIB:,.0f}"]
     for kind in ("by_make", "by_size"):
-        cells += [f"{verdict[kind] / _MIB:,.0f}", _above(verdict[kind], edge)]
+        cells += [f"{verdict[kind] / _MIB:,.0f}" if verdict[kind] else "–", _above(verdict[kind], edge)]
     return f"| {name} | {row['card']} | {' | '.join(cells)} | {_above(verdict['alone'], edge)} |"
 
 
-def _above(card: int, edge: int) -> str:
+def _above(card: int | None, edge: int) -> str:
+    if card is None:
+        return "–"
     return f"{100 * (card / edge - 1):+.1f} %".replace("-", "−")
 
 

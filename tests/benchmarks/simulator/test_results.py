@@ -43,7 +43,9 @@ def test_no_run_is_said_to_fit_below_its_edge() -> None:
     for name, row in rows.items():
         edge = row["real"]["edge_bytes"]
         assert all(lives == (int(card) >= edge) for card, lives in row["real"]["tried"].items()), name
-        assert edge <= row["said"]["by_make"] <= row["said"]["by_size"], name
+        made, unknown = row["said"]["by_make"], row["said"]["by_size"] or row["said"]["by_make"]
+        assert edge <= min(made, unknown), name
+        assert made <= unknown + 2**20, name  # each to within 1 MiB
         assert row["said"]["by_make"] <= 1.05 * edge or f"*{name}*" in " ".join(PAGE.split()), name
 
 

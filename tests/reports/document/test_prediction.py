@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
+from memprof.config.catalogue import find_config
 from memprof.config.expected_error import MARGIN, comparisons, expected_error, stated_range, wide_margin
 from memprof.config.gpus import find_gpu
 from tests.reports.sample import sample
@@ -143,19 +146,23 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
     assert expected_error({"recipe": "trl", "device": "cpu"})["allocated"]["high"] == 0.001
 
 
-def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin() -> None:
+def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path: Path) -> None:
     assert expected_error({"recipe": "trl", "lora_r": 8, "load_in_4bit": True})["margin"] == MARGIN
     lacking = [1 / (1 + error) - 1 for error in _errors("programs on GPUs", "reserved", "peak")]
     assert MARGIN < max(lacking) <= wide_margin() < max(lacking) + 0.01
     for config in (
-        {"recipe": "trl", "generation": "vllm"}, {"recipe": "trl", "trainer": "sft"}, {"recipe": "liger"}, {},
+        {"recipe": "trl", "generation": "vllm"}, {"recipe": "trl", "padding": "worst"}, {"recipe": "liger"}, {},
+        {"recipe": "trl", "trainer": "dpo", "lora_r": 8, "load_in_4bit": True},
         {"recipe": "trl", "left_out": ["torch_compile"]},
     ):  # fmt: skip
         assert expected_error(config)["margin"] == wide_margin(), config
     assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
-    mixture = expected_error({"recipe": "trl", "model": "Qwen/Qwen3-30B-A3B"})
-    assert (mixture["not_compared"], mixture["margin"]) == (["a mixture of experts"], wide_margin())
-    assert expected_error({"recipe": "trl", "model": "Qwen/Qwen2.5-7B"})["margin"] == MARGIN
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**find_config("Qwen/Qwen3-8B"), "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
+    latent = expected_error({"recipe": "trl", "model": str(config)})
+    assert (latent["not_compared"], latent["margin"]) == (["latent attention"], wide_margin())
+    for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
+        assert expected_error({"recipe": "trl", "model": model})["margin"] == MARGIN
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:
