@@ -76,6 +76,7 @@ CASES: tuple[Case, ...] = (
     _case("270M, full, another family", "A100-40GB", "google/gemma-3-270m-it", **_SHORT),
     _case("0.5B, lean, LoRA, reference, 32 tokens generated", "RTX 4090", recipe="lean", lora_r=16, beta=0.04,
           **_GENERATED),
+    _case("0.5B, QLoRA, 32 tokens generated", "RTX 4090", loaded=True, load_in_4bit=True, lora_r=16, **_GENERATED),
     _case("0.5B, RLOO, LoRA", "T4", trainer="rloo", lora_r=16, **_FP16, **_SHORT),
     _case("0.5B, full, Adafactor", "H100", optim="adafactor", **_SMALL),
     _case("0.5B, full, selective checkpointing", "H100", gradient_checkpointing="selective", **_SHORT),
