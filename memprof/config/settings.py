@@ -338,7 +338,7 @@ def _is_a(value: Any, kind: str) -> bool:
         return isinstance(value, bool) and kind == "bool"
     if kind == "None":
         return value is None
-    return isinstance(value, {"int": int, "float": (int, float), "str": str}[kind])
+    return isinstance(value, (int, float) if kind == "float" else int if kind == "int" else str)
 
 
 # Names that other tools' config files use for the same setting.

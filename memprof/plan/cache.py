@@ -15,7 +15,7 @@ from memprof._version import __version__
 
 __all__ = ["cache_folder", "key_of", "load", "store"]
 
-_SCHEMA = 4  # raise this when a change of the simulator changes its figures
+_SCHEMA = 5  # raise this when a change of the simulator changes its figures
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 

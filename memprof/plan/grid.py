@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
+from memprof.errors import UsageError
 
 __all__ = ["METHODS", "Method", "methods_for"]
 
@@ -33,13 +35,23 @@ METHODS = (
 )
 
 
-def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]]:
+def methods_for(
+    base: Settings, fixed: set[str], left_out: dict[str, str] | None = None
+) -> list[tuple[Method, Settings]]:
     """Return each method with its settings, without those that contradict what the user fixed.
+
+    A method is named after what it is with the fixed settings: one with another optimizer is not called 8-bit Adam.
 
     Args:
         base: what the user fixed, and defaults for the rest.
         fixed: names of the settings that the user gave.
+        left_out: receives the reason, by the method's name, why a method cannot be simulated with them.
+
+    Raises:
+        UsageError: a method cannot be simulated with them, and ``left_out`` was not given.
     """
+    if base.gpus > 1 and base.sharding != "ddp":  # which few-bit optimizers are not simulated with
+        fixed = fixed | {"optim"}
     rows: list[tuple[Method, Settings]] = []
     seen: set[str] = set()
     for method in METHODS:
@@ -47,12 +59,29 @@ def methods_for(base: Settings, fixed: set[str]) -> list[tuple[Method, Settings]
         if against or ("lora_r" in fixed and base.lora_r is not None and "lora_r" not in method.settings):
             continue
         changes = {name: value for name, value in method.settings.items() if name not in fixed}
-        settings = base.with_(**changes)
+        try:
+            settings = base.with_(**changes)
+        except UsageError as error:
+            if left_out is None:
+                raise
+            left_out[method.name] = str(error)
+            continue
         key = repr(settings)
         if key not in seen:
             seen.add(key)
-            rows.append((method, settings))
+            rows.append((Method(_named(method, settings, fixed), method.settings), settings))
     return rows
+
+
+def _named(method: Method, settings: Settings, fixed: set[str]) -> str:
+    name = method.name
+    if "8-bit" in name and optimizer(settings.optim).bits != optimizer(str(method.settings["optim"])).bits:
+        name = name.replace(" + 8-bit Adam", _BFLOAT16).replace(" + 8-bit", _BFLOAT16)
+        name = name.replace(_BFLOAT16, "") if "dtype" in fixed else name
+    return f"Q{name}" if settings.load_in_4bit and name.startswith("LoRA") else name
+
+
+_BFLOAT16 = ", bfloat16"
 
 
 def _differ(base: Settings, name: str, value: Any) -> bool:

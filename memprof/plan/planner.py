@@ -101,10 +101,12 @@ def make_plan(
     if maximize == "speed":
         _refuse_unknown_speed(gpu)
     given = fixed or set()
+    left_out: dict[str, str] = {}
+    wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given, left_out)]
+    if not wanted:
+        why = "no method is left with these settings; leave some of them open."
+        raise UsageError(next(iter(left_out.values()), why))
     with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
-        wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given)]
-        if not wanted:
-            raise UsageError("no method is left with these settings; leave some of them open.")
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
         sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
@@ -119,7 +121,7 @@ def make_plan(
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
-        notes = _notes(base, rows, best, maximize, find_gpu(gpu))
+        notes = [*_notes(base, rows, best, maximize, find_gpu(gpu)), *_reasons(left_out)]
         return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
 
 
@@ -218,6 +220,12 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
         if tried.fits:
             return tried
     return None
+
+
+def _reasons(left_out: dict[str, str]) -> list[str]:
+    """Say which methods were left out, once for each reason."""
+    names = {why: [name for name, said in left_out.items() if said == why] for why in left_out.values()}
+    return [f"left out: {', '.join(methods)} ({why})" for why, methods in names.items()]
 
 
 def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, card: Gpu) -> list[str]:

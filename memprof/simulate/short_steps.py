@@ -32,10 +32,10 @@ def middle_left_out(recorder: FakeRecorder) -> Iterator[None]:
     step = _Step(recorder)
 
     def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        last = self.accelerator.gradient_state.sync_gradients
-        if not last and not _generates(self) and (loss := step.repeated()) is not None:
+        last, generates = self.accelerator.gradient_state.sync_gradients, _generates(self)
+        if not last and not generates and (loss := step.repeated()) is not None:
             return loss
-        with step.counted():
+        with contextlib.nullcontext() if generates else step.counted():
             loss = original(self, model, inputs, num_items_in_batch)
         step.ran(loss, last=last)
         return loss
@@ -51,7 +51,7 @@ def _generates(trainer: Any) -> bool:
 
 
 class _Step:
-    """Count an optimizer step's micro-batches, and what the last of them computed."""
+    """Count an optimizer step's micro-batches, and what the last of them computed that began with no generation."""
 
     def __init__(self, recorder: FakeRecorder) -> None:
         self._recorder = recorder
@@ -60,9 +60,9 @@ class _Step:
         self._loss: Any = lambda: None
 
     def repeated(self) -> Any:
-        """Count one more micro-batch like the one before and return that one's loss; None where it must be run."""
+        """Count one more micro-batch like those before and return the last one's loss; None where it must be run."""
         loss = self._loss()
-        if self._done < MOST_RUN - 1 or loss is None:
+        if self._done < MOST_RUN - 1 or loss is None or not self._work:
             return None
         _, step = self._recorder.phase_and_step()
         for phase, tally in self._work.items():
@@ -71,7 +71,7 @@ class _Step:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Note what is computed inside."""
+        """Note what is computed inside, as what a repeated micro-batch computes."""
         work, (_, step) = self._recorder.work, self._recorder.phase_and_step()
         before = {phase: tally.copy() for phase, tally in work.of_step(step).items()}
         yield

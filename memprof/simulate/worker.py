@@ -49,8 +49,8 @@ def _main() -> None:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         try:
             serve(sys.stdin, answers)
-        except BrokenPipeError:  # who asked has ended, and nobody reads on
-            os._exit(0)
+        except BrokenPipeError:  # who asked has ended; what is still to be written must go somewhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), answers.fileno())
 
 
 if __name__ == "__main__":

@@ -243,6 +243,42 @@ def test_what_the_user_fixed_stays(known: list[_Known]) -> None:
     assert {row.settings.optim for row in plan.rows} == {"sgd"}
 
 
+@pytest.mark.parametrize(
+    ("given", "names", "left"),
+    [
+        (
+            {"gpus": 2, "sharding": "fsdp2"},
+            ["full", "full, bfloat16", "full, bfloat16 + checkpointing", "LoRA", "LoRA + checkpointing",
+             "LoRA, lean trainer"],
+            ["QLoRA + checkpointing, QLoRA, lean trainer (--load-in-4bit beside --sharding fsdp2"],
+        ),
+        (
+            {"gpus": 2, "sharding": "tp"},
+            ["full", "full, bfloat16", "full, bfloat16 + checkpointing"],
+            ["LoRA, LoRA + checkpointing, QLoRA + checkpointing, LoRA, lean trainer, QLoRA, lean trainer (--sharding"],
+        ),
+        (
+            {"optim": "sgd", "gradient_checkpointing": False},
+            ["full", "full, bfloat16", "LoRA"],
+            [],
+        ),
+        ({"optim": "sgd", "dtype": "bfloat16", "recipe": "trl"},
+         ["full", "full + checkpointing", "LoRA", "LoRA + checkpointing", "QLoRA + checkpointing"], []),
+        ({"optim": "paged_adamw_8bit", "recipe": "trl", "gradient_checkpointing": False},
+         ["full", "full + 8-bit Adam", "LoRA"], []),
+        ({"load_in_4bit": True, "lora_r": 8}, ["QLoRA", "QLoRA + checkpointing", "QLoRA, lean trainer"], []),
+    ],
+)  # fmt: skip
+def test_methods_are_named_after_what_they_are(
+    known: list[_Known], given: dict[str, Any], names: list[str], left: list[str]
+) -> None:
+    plan = make_plan(_base(**given), "80GB", fixed=set(given), search=False)
+    assert [row.method for row in plan.rows] == names
+    told = [note.removeprefix("left out: ") for note in plan.notes if note.startswith("left out")]
+    assert len(told) == len(left)
+    assert all(words.startswith(begin) for words, begin in zip(told, left, strict=True))
+
+
 def test_methods_are_distinct() -> None:
     rows = methods_for(_base(), set())
     assert len(rows) == len(METHODS)

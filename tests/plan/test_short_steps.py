@@ -56,11 +56,13 @@ def test_peaks_and_times_are_those_of_all_micro_batches(run: Any, asked: dict[st
 
 
 def test_each_generation_is_run(run: Any) -> None:
-    """A generation batch that lasts for two micro-batches of seven begins four times a step."""
+    """A generation batch that lasts for two micro-batches of seven begins four times a step; no other counts as one."""
     asked = {**_GRPO, "per_device_train_batch_size": 2, "steps_per_generation": 2, "num_generations": 4}
     whole, short = run(True, **asked), run(False, **asked)
     phases = [[p["phase"] for p in raw["memprof"]["phases"]].count("generate") for raw in (whole, short)]
     assert phases[0] == phases[1] > 2
+    one, other = (raw["memprof"]["estimated_time"] for raw in (whole, short))
+    assert other["phases"] == pytest.approx(one["phases"], rel=1e-9)
 
 
 def test_a_plan_knows_how_many_are_run() -> None:
