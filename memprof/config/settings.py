@@ -73,7 +73,7 @@ class Settings:
     gradient_checkpointing: bool | str = True
     beta: float = 0.0
     optim: str = "adamw_torch_fused"
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = 1.0
     loss_type: str = "dapo"
     attn: str = "auto"
     padding: str = "none"
