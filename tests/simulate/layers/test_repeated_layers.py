@@ -75,9 +75,13 @@ def _events(raw: Any) -> Iterator[tuple[Any, ...]]:
             continue
         yield from sorted(freed)
         freed = []
-        frames = tuple((f["filename"], f["line"], f["name"]) for f in event["frames"] if f["filename"] != __file__)
+        frames = tuple((f["filename"], f["line"], f["name"]) for f in event["frames"] if not _is_test(f["filename"]))
         yield (here, event["action"], event["time_us"], event["user_metadata"], frames)
     yield from sorted(freed)
+
+
+def _is_test(file: str) -> bool:
+    return Path(file).parent == Path(__file__).parent
 
 
 @pytest.fixture
