@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memprof.allocator.model import Pool
+from memprof.allocator.model import Pool, free_key
 
 __all__ = ["GAP", "Entry", "Order", "Without", "deciding_blocks"]
 
@@ -162,6 +162,6 @@ class Without:
         """Tell whether no pool needs to grow, wherever its blocks lie."""
         for room in self._rooms:
             largest = max((needs[size] for size in room.sizes), default=0)
-            if len(room.pool.free) - bisect_left(room.pool.free, (largest,)) <= room.most:
+            if len(room.pool.free) - bisect_left(room.pool.free, free_key(largest)) <= room.most:
                 return False
         return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memprof.allocator.model import CachingAllocator
+from memprof.allocator.model import Block, CachingAllocator, Pool
 from memprof.allocator.settings import AllocatorSettings
 
 __all__ = ["ALLOC", "FLUSH", "FREE", "Program", "in_order", "reserved_peak", "reserved_within"]
@@ -50,17 +50,32 @@ def reserved_within(program: Program, settings: AllocatorSettings, capacity: int
         OutOfMemory: the device is full even then.
     """
     allocator = CachingAllocator(settings, capacity)
-    requested, stream, pool = program.requested.tolist(), program.stream.tolist(), program.pool.tolist()
-    blocks: dict[int, int] = {}
+    acquire, drop = allocator.acquire, allocator.drop
+    asked = _asked(program, allocator)
+    blocks: list[Block | None] = [None] * len(asked)
     whats, rows = in_order(program)
     for what, row in zip(whats.tolist(), rows.tolist(), strict=True):
-        if what == FREE:
-            allocator.free(blocks.pop(row))
-        elif what == FLUSH:
-            allocator.empty_cache()
+        if what == ALLOC:
+            blocks[row] = acquire(*asked[row])
+        elif what == FREE:
+            drop(blocks[row])
         else:
-            blocks[row], _ = allocator.malloc(requested[row], stream[row], pool[row])
+            allocator.empty_cache()
     return allocator.max_reserved
+
+
+def _asked(program: Program, allocator: CachingAllocator) -> list[tuple[Pool, int, int]]:
+    """List of each row what :meth:`CachingAllocator.acquire` takes: the pool, the bytes rounded, the bytes."""
+    known: dict[tuple[int, int, int], tuple[Pool, int, int]] = {}
+    found = []
+    for key in zip(program.requested.tolist(), program.stream.tolist(), program.pool.tolist(), strict=True):
+        asked = known.get(key)
+        if asked is None:
+            size, stream, pool = key
+            need = allocator.settings.round_size(size)
+            asked = known[key] = (allocator.pool_of(need, stream, pool), need, size)
+        found.append(asked)
+    return found
 
 
 def in_order(program: Program) -> tuple[I64, I64]:
