@@ -24,7 +24,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "attention's outputs saved": ({}, {"gradient_checkpointing": "selective", **_LORA}, True),
     "a reference": ({}, {"beta": 0.1, "num_iterations": 2, **_TWICE, **_LORA}, True),
     "4 bits": ({}, {"load_in_4bit": True, **_TWICE, **_LORA}, True),
-    "fp16": ({}, {"dtype": "float16", "mixed_precision": "fp16"}, True),
+    "fp16": ({}, {"dtype": "float32", "mixed_precision": "fp16"}, True),
     "two kinds of layers": (_TWO_KINDS, _LORA, True),
     "lean": ({}, {"recipe": "lean", **_TWICE, **_LORA}, True),
     "experts, whose router is listened to": (_EXPERTS, {}, False),
