@@ -5,18 +5,20 @@ autograd's graph: its forward does what the first layers' logs say, where two of
 its backward does what the last layers' logs say. What lies between the gradients of a layer's result and of its input
 is the layer's own, recomputation and the sums of its parameters' gradients included: the engine runs nothing else
 meanwhile. Where the logs turn out to differ, a layer repeated in forward cannot go back: the simulation then begins
-again, and executes all.
+again, and executes all. So it does where the device is full inside a repeated layer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.simulate.layers.circumstances import claims_of, modes, where
 from memprof.simulate.layers.pattern import Before, Pattern, Place
@@ -379,17 +381,28 @@ class RepeatedCall:
         return of_input
 
 
+@contextlib.contextmanager
+def _no_room_for_repeating() -> Iterator[None]:
+    """Where the device is full, let all be executed: what is given back then is what a layer's own code holds."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise LayersDiffer("the device is full inside a repeated layer") from error
+
+
 class _Node(torch.autograd.Function):
     """Stand for a repeated layer in autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, repeated: RepeatedCall) -> Any:
         ctx.repeated = repeated
-        return repeated.forward()
+        with _no_room_for_repeating():
+            return repeated.forward()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-        return ctx.repeated.backward(grad), None
+        with _no_room_for_repeating():
+            return ctx.repeated.backward(grad), None
 
 
 def _result(out: Any, hidden: Any) -> Any:

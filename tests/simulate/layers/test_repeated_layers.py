@@ -53,8 +53,8 @@ def _simulated(folder: Path, model: dict[str, Any], asked: dict[str, Any], **mor
 
     (folder / "config.json").write_text(json.dumps({**_SHAPE, **model}))
     settings = Settings(
-        model=str(folder), prompt_length=48, completion_length=24, per_device_train_batch_size=4, num_generations=4,
-        **{"dtype": "bfloat16", **asked},
+        model=str(folder), prompt_length=48, completion_length=24, num_generations=4,
+        **{"per_device_train_batch_size": 4, "dtype": "bfloat16", **asked},
     )  # fmt: skip
     gc.collect()
     gc.disable()  # or circles of references go at another time

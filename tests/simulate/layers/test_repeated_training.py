@@ -110,3 +110,22 @@ def test_a_backward_that_nothing_is_known_of_is_executed(backwards: list[str]) -
     del backwards[:]
     assert list(_events(executed_where_different(lambda: _trained(spoil=True)))) == list(_events(spoilt))
     assert len(backwards) == 4  # of the first try, up to the layer that differs
+
+
+@pytest.mark.slow
+def test_a_device_that_is_full_inside_a_repeated_backward_ends_as_if_executed(
+    tmp_path: Path, backwards: list[str]
+) -> None:
+    from memprof.simulate.layers.repeating import all_layers_executed
+
+    model = {"num_hidden_layers": 7, "vocab_size": 600, "hidden_size": 256, "intermediate_size": 1024}
+    asked = {"per_device_train_batch_size": 8}
+    room = _simulated(tmp_path, model, asked)["memprof"]["highest"]["reserved_bytes"] - 8 * 2**20
+    with all_layers_executed():
+        expected = _simulated(tmp_path, model, asked, capacity=room)
+    assert expected["memprof"]["oom"]["phase"] == "backward"
+    del backwards[:]
+    got = _simulated(tmp_path, model, asked, capacity=room)
+    assert backwards
+    assert list(_events(got)) == list(_events(expected))
+    assert _held(got) == _held(expected)
