@@ -1,1 +1,1 @@
-"""Repeat the layers of a model that are alike, where nothing is differentiated."""
+"""Repeat the layers of a model that are alike, in passes without gradients and in training."""

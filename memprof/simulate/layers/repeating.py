@@ -1,28 +1,31 @@
-"""Execute a few of a model's layers wherever nothing is differentiated, and repeat their events for those alike.
+"""Execute a few of a model's layers, and repeat their events for those alike: here where nothing is differentiated.
 
 Generation, and the log-probabilities of the old and the reference policy, call the same layer tens of times in a row.
 What a layer asks of the allocator follows from its modules' structure and the facts of what it is given. Of layers that
 have both in common two are executed, and where they did the same, the others are repeated from the log: takings, frees,
 claims, kernels and work, under the other layer's names. Only the inside of ``forward`` is repeated: hooks run. All that
-is not understood is executed.
+is not understood is executed. Training's layers are :mod:`memprof.simulate.layers.trained`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from memprof.compat import patching
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
+from memprof.simulate.layers.circumstances import claims_of, modes, where
 from memprof.simulate.layers.pattern import Before, Pattern, Place
 from memprof.simulate.layers.structure import cache_index, structure_of
+from memprof.simulate.layers.trained import LayersDiffer, TrainedRow
 from memprof.simulate.layers.values import NotAlike, Values
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.world.known_results import Making, making
@@ -30,7 +33,10 @@ from memprof.simulate.world.known_results import Making, making
 __all__ = ["all_layers_executed", "layers_repeated"]
 
 _FEWEST = 3  # layers, of which two are executed
+_FEWEST_TRAINED = 5  # of which four are
 _executed: ContextVar[bool] = ContextVar("_executed", default=False)
+_trained_executed: ContextVar[bool] = ContextVar("_trained_executed", default=False)
+_Result = TypeVar("_Result")
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 
 
@@ -44,19 +50,34 @@ def all_layers_executed() -> Iterator[None]:
         _executed.reset(token)
 
 
+def executed_where_different(simulate: Callable[[], _Result]) -> _Result:
+    """Return what a simulation returns; where the layers trained turn out to differ, of one that executes them all."""
+    try:
+        return simulate()
+    except LayersDiffer:
+        token = _trained_executed.set(True)
+    try:
+        return simulate()
+    finally:
+        _trained_executed.reset(token)
+
+
 @contextlib.contextmanager
 def layers_repeated(models: list[Any], recorder: FakeRecorder) -> Iterator[None]:
     """Repeat the layers of these models that are alike, while open."""
     make = making()
     wrapped: list[nn.Module] = []
+    rows: list[_Row] = []
     if make is not None and not _executed.get():
         for layers in _layers_of(models):
-            row = _Row(recorder, make, layers)
+            rows.append(row := _Row(recorder, make, layers))
             for number, layer in enumerate(layers):
                 layer.forward = types.MethodType(row.forward_of(number), layer)  # which a copy of the layer binds anew
                 wrapped.append(layer)
+    clear = torch_names.CLEAR_AUTOCAST_CACHE
     try:
-        yield
+        with patching((clear, partial(_cleared, clear.get(), rows))):
+            yield
     finally:
         for layer in wrapped:
             vars(layer).pop("forward", None)
@@ -74,6 +95,20 @@ def _layers_of(models: list[Any]) -> Iterator[list[nn.Module]]:
                 yield layers
 
 
+def _share(layers: list[nn.Module]) -> bool:
+    """Tell whether layers share parameters, whose gradients are then sums over several."""
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    return len(set(map(id, parameters))) < len(parameters)
+
+
+def _cleared(original: Callable[[], None], rows: list[_Row]) -> None:
+    """Empty autocast's cache, the repeated layers' share of it too."""
+    original()
+    for row in rows:
+        if row.trained is not None:
+            row.trained.cache_cleared()
+
+
 class _Row:
     """Hold the layers of one model, which are called one after another; what is known of them lasts for one pass."""
 
@@ -82,11 +117,16 @@ class _Row:
         self._last = len(layers)
         self._patterns: dict[Any, Pattern | None] = {}  # by what is given; None where it cannot be repeated
         self._sure: set[Any] = set()  # of these two were alike
+        trained = len(layers) >= _FEWEST_TRAINED and not _trained_executed.get() and not _share(layers)
+        self.trained = TrainedRow(recorder, make, layers) if trained else None
 
     def forward_of(self, number: int) -> Callable[..., Any]:
         """Return what takes the place of a layer's forward."""
 
         def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and self.trained is not None and self._is_free():
+                run = partial(type(layer).forward, layer, *args, **kwargs)
+                return self.trained.called(number, layer, run, args, kwargs)
             call = self._call(number, layer, args, kwargs)
             if call is None:
                 return type(layer).forward(layer, *args, **kwargs)
@@ -157,7 +197,8 @@ class _Call:
         values = Values()
         given = (*map(values.add, (plain_args, plain_kwargs)), *self._cached(values))
         self._values = values
-        self.key = (structure_of(layer, names[0]), given, self._claimed(), roles, *_modes(recorder), _where())
+        claims = claims_of(recorder, values.tensors)
+        self.key = (structure_of(layer, names[0]), given, claims, roles, *modes(recorder), where())
 
     def _cached(self, values: Values) -> tuple[Any, ...]:
         """Describe the cache, and the layer's part of it."""
@@ -166,11 +207,6 @@ class _Call:
         layers = transformers_names.CACHE_LAYERS.name
         rest = {name: value for name, value in vars(self._cache).items() if name != layers}
         return (type(self._cache), values.add(rest), type(self._state), values.add(vars(self._state)))
-
-    def _claimed(self) -> tuple[bool, ...]:
-        """Tell of each tensor whether it was claimed."""
-        owners = self._recorder.owners
-        return tuple(owners is not None and owners.is_known(t.untyped_storage()) for t in self._values.tensors)
 
     def before(self) -> Before:
         """Note the tensors that are there, and let go of them: the call may replace some."""
@@ -188,23 +224,3 @@ class _Call:
         if self._state is not None:
             vars(self._state).update(left[1])
         return left[0]
-
-
-def _modes(recorder: FakeRecorder) -> tuple[Any, ...]:
-    """List the modes that decide what operations do."""
-    return (
-        *recorder.circumstances(),
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu") and (torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
-        len(torch_names.MODE_STACK.get()()),
-    )
-
-
-def _where() -> tuple[tuple[int, int], ...]:
-    """Return the places in the code that are on the stack: what is made under the same has the same stack."""
-    frame: Any = sys._getframe(1)
-    found = []
-    while frame is not None:
-        found.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
