@@ -46,8 +46,8 @@ def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
         raise UsageError("fp16: true and bf16: true exclude each other; transformers refuses both at once.")
     if given.get("fp16"):
         more["mixed_precision"] = "fp16"
-    elif given.get("bf16") is False:
-        more["mixed_precision"] = "no"
+    elif given.get("bf16") is not None:
+        more["mixed_precision"] = "bf16" if given["bf16"] else "no"
     if isinstance(inside, Mapping) and (dtype := inside.get("dtype") or inside.get("torch_dtype")):
         values = {**values, "dtype": str(dtype).removeprefix("torch.")}  # TRL lets it win
     if given.get("use_peft"):

@@ -59,6 +59,9 @@ def methods_for(
         if against or ("lora_r" in fixed and base.lora_r is not None and "lora_r" not in method.settings):
             continue
         changes = {name: value for name, value in method.settings.items() if name not in fixed}
+        if base.mixed_precision == "fp16" and changes.get("dtype") == "bfloat16":
+            # Its loss scaler refuses gradients in float16; an adapter's are in float32, whatever the base.
+            changes["dtype"] = "float32" if {**base.to_dict(), **changes}["lora_r"] is None else "float16"
         try:
             settings = base.with_(**changes)
         except UsageError as error:

@@ -102,6 +102,7 @@ def make_plan(
         _refuse_unknown_speed(gpu)
     given = fixed or set()
     left_out: dict[str, str] = {}
+    asked, base = base, _in_fp16(base, find_gpu(gpu), {*given, *(vary or ())[:1]})
     wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given, left_out)]
     if not wanted:
         why = "no method is left with these settings; leave some of them open."
@@ -121,8 +122,23 @@ def make_plan(
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
-        notes = [*_notes(base, rows, best, maximize, find_gpu(gpu)), *_reasons(left_out)]
+        half = [_IN_FP16] if base is not asked else []
+        notes = [*_notes(base, rows, best, maximize, find_gpu(gpu)), *half, *_reasons(left_out)]
         return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
+
+
+_IN_FP16 = (
+    "this card has no bfloat16 units: all rows are in fp16, with a loss scaler; --dtype bfloat16 plans in that instead"
+)
+
+
+def _in_fp16(base: Settings, card: Gpu, fixed: set[str]) -> Settings:
+    """Return settings in fp16 for a card before Ampere, where the user asked for no dtype and it can be simulated."""
+    if fixed & {"mixed_precision", "dtype"} or not (0, 0) < card.capability < (8, 0) or base.mixed_precision != "bf16":
+        return base
+    if base.gpus > 1 and base.sharding != "ddp":
+        return base
+    return base.with_(mixed_precision="fp16", dtype="float32" if base.dtype == "bfloat16" else base.dtype)
 
 
 def _refuse_unknown_speed(gpu: str) -> None:

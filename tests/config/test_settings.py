@@ -64,7 +64,7 @@ def test_a_yaml_of_grpo_settings_is_read(tmp_path: Path) -> None:
         ({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, {"attn": "flash"}),
         ({"bf16": False}, {"mixed_precision": "no"}),
         ({"bf16": False, "fp16": True}, {"mixed_precision": "fp16"}),
-        ({"model_init_kwargs": None, "bf16": True}, {}),
+        ({"model_init_kwargs": None, "bf16": True}, {"mixed_precision": "bf16"}),
     ],
 )
 def test_a_config_in_trls_words_means_what_trl_makes_of_it(

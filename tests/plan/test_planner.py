@@ -342,12 +342,28 @@ def test_modules_of_an_adapter_are_varied_one_by_one(known: list[_Known]) -> Non
 
 
 def test_a_card_without_bfloat16_is_said_to_fail_in_it(known: list[_Known]) -> None:
-    plan = make_plan(_base(), "T4")
+    plan = make_plan(_base(), "T4", fixed={"mixed_precision"})
     assert any("gemm input type" in note for note in plan.notes)
     document = _document(plan)
     for shown in (render_text(document, width=80), render_markdown(document), render_page(document)):
         assert "gemm input type" in " ".join(shown.split())
     assert not any("bfloat16" in note for note in make_plan(_base(), "RTX 4090").notes)
+
+
+def test_a_card_without_bfloat16_is_planned_in_fp16(known: list[_Known]) -> None:
+    plan = make_plan(_base(), "T4")
+    dtypes = {(row.settings.lora_r is not None, row.settings.dtype) for row in plan.rows}
+    assert dtypes == {(False, "float32"), (True, "float16")}
+    assert {row.settings.mixed_precision for row in plan.rows} == {"fp16"}
+    assert sum("loss scaler" in note for note in plan.notes) == 1
+    assert not any("gemm input type" in note for note in plan.notes)
+    four_bit = next(row.settings for row in plan.rows if row.settings.load_in_4bit)
+    assert "bnb_4bit_compute_dtype='float16'" in as_python(four_bit)
+    assert "fp16=True" in as_python(four_bit)
+    varied = make_plan(_base(), "T4", vary=("num_generations", [2]))
+    assert {row.settings.mixed_precision for row in varied.rows} == {"fp16"}
+    for kept in ({"dtype"}, {"mixed_precision"}):
+        assert {row.settings.mixed_precision for row in make_plan(_base(), "T4", fixed=kept).rows} == {"bf16"}
 
 
 def test_one_of_several_numbers_of_gpus_may_be_one(known: list[_Known]) -> None:
