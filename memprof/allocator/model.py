@@ -354,32 +354,14 @@ class CachingAllocator:
 
     def _release_to_pool(self, block: Block) -> None:
         """Merge a block with its free neighbours and put it back into its pool."""
-        home, blocks = block.pool, self._free
-        free, before, after = home.free, block.prev, block.next
+        before, after = block.prev, block.next
         if before is not None and before.free and before.mapped:
-            key = before.size << _ADDRESS_BITS | before.address
-            del free[bisect_left(free, key)]
-            del blocks[key]
-            block.address = before.address
-            block.size += before.size
-            block.prev = previous = before.prev
-            if previous is None:
-                block.segment.first = block
-            else:
-                previous.next = block
+            self._remove(before)
+            self._absorb(block, before)
         if after is not None and after.free and after.mapped:
-            key = after.size << _ADDRESS_BITS | after.address
-            del free[bisect_left(free, key)]
-            del blocks[key]
-            block.size += after.size
-            block.next = following = after.next
-            if following is not None:
-                following.prev = block
-        block.free = True
-        block.born = home.searches
-        key = block.size << _ADDRESS_BITS | block.address
-        insort(free, key)
-        blocks[key] = block
+            self._remove(after)
+            self._absorb(block, after)
+        self._insert(block)
 
     def _absorb(self, block: Block, neighbour: Block) -> None:
         """Make ``neighbour``, which is in no pool, a part of ``block``."""
