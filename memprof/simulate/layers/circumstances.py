@@ -7,11 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from memprof.compat import torch as torch_names
+from memprof.simulate.layers.structure import structure_of
+from memprof.simulate.layers.values import Values
 from memprof.simulate.recorder.recorder import FakeRecorder
 
-__all__ = ["claims_of", "modes", "where"]
+__all__ = ["claims_of", "known_by", "modes", "where"]
+
+
+def known_by(recorder: FakeRecorder, layer: nn.Module, given: Any, values: Values) -> tuple[tuple[str, ...], Any]:
+    """Return the names of a layer's modules, and what its call is known by: all that decides what it does.
+
+    Args:
+        recorder: of the simulation.
+        layer: the layer that is called.
+        given: what it is called with, described.
+        values: the tensors of that.
+
+    Raises:
+        NotAlike: a module has something that is not known to say all about itself.
+    """
+    names, roles = zip(*map(recorder.scope.name_of, layer.modules()), strict=True)
+    claims = claims_of(recorder, values.tensors)
+    return names, (structure_of(layer, names[0]), given, claims, roles, *modes(recorder), where())
 
 
 def modes(recorder: FakeRecorder) -> tuple[Any, ...]:

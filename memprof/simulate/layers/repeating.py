@@ -22,15 +22,15 @@ from torch import nn
 from memprof.compat import patching
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
-from memprof.simulate.layers.circumstances import claims_of, modes, where
+from memprof.simulate.layers.circumstances import known_by
 from memprof.simulate.layers.pattern import Before, Pattern, Place
-from memprof.simulate.layers.structure import cache_index, structure_of
+from memprof.simulate.layers.structure import cache_index
 from memprof.simulate.layers.trained import LayersDiffer, TrainedRow
 from memprof.simulate.layers.values import NotAlike, Values
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.world.known_results import Making, making
 
-__all__ = ["all_layers_executed", "layers_repeated"]
+__all__ = ["all_layers_executed", "executed_where_different", "layers_repeated"]
 
 _FEWEST = 3  # layers, of which two are executed
 _FEWEST_TRAINED = 5  # of which four are
@@ -192,13 +192,11 @@ class _Call:
             self._state = layers[number]
         plain_args = [None if value is self._cache else value for value in args]
         plain_kwargs = {name: None if value is self._cache else value for name, value in kwargs.items()}
-        names, roles = zip(*map(recorder.scope.name_of, layer.modules()), strict=True)
-        self.place = Place(names, number)
         values = Values()
         given = (*map(values.add, (plain_args, plain_kwargs)), *self._cached(values))
         self._values = values
-        claims = claims_of(recorder, values.tensors)
-        self.key = (structure_of(layer, names[0]), given, claims, roles, *modes(recorder), where())
+        names, self.key = known_by(recorder, layer, given, values)
+        self.place = Place(names, number)
 
     def _cached(self, values: Values) -> tuple[Any, ...]:
         """Describe the cache, and the layer's part of it."""

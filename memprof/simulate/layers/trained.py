@@ -20,7 +20,7 @@ from torch import nn
 
 from memprof.allocator.model import OutOfMemory
 from memprof.compat import torch as torch_names
-from memprof.simulate.layers.circumstances import claims_of, modes, where
+from memprof.simulate.layers.circumstances import claims_of, known_by, modes, where
 from memprof.simulate.layers.pattern import Before, Pattern, Place
 from memprof.simulate.layers.structure import structure_of
 from memprof.simulate.layers.values import NotAlike, Values
@@ -241,8 +241,6 @@ class _Call:
         if any(hooks.of(layer) for hooks in _LAYER_HOOKS):
             raise NotAlike("the layer has hooks")
         self.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-        names, roles = zip(*map(recorder.scope.name_of, layer.modules()), strict=True)
-        self.place = Place(names, -1)
         self._check_parameters()
         values = Values()
         given = values.add(args), values.add(kwargs)
@@ -253,9 +251,8 @@ class _Call:
         self._held: Any = values.tensors[self._hidden]
         self._given = [weakref.ref(tensor) for tensor in values.tensors]
         self._values: Values | None = values
-        self.key = (
-            structure_of(layer, names[0]), given, claims_of(recorder, values.tensors), roles, *modes(recorder), where()
-        )  # fmt: skip
+        names, self.key = known_by(recorder, layer, given, values)
+        self.place = Place(names, -1)
         self._recorder = recorder
 
     def _check_parameters(self) -> None:
