@@ -50,6 +50,11 @@ class Gpu:
         """Return the threads that one multiprocessor holds."""
         return _THREADS.get(self.capability, 2048)
 
+    @property
+    def before_ampere(self) -> bool:
+        """Tell whether this is a card of NVIDIA's without units for bfloat16 and without attention's flash kernel."""
+        return (0, 0) < self.capability < (8, 0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which :func:`gpu_of` makes the card again in another process."""
         return {**asdict(self), "capability": list(self.capability)}
@@ -216,9 +221,9 @@ def older_note(gpu: Gpu) -> str | None:
     if not gpu.name[:1].isdigit():
         return None
     older = [
-        name
-        for name, (mib, capability, _) in _TABLE.items()
-        if (0, 0) < capability < (8, 0) and abs(mib * MIB / gpu.total_bytes - 1) < _SIZES_APART
+        card.name
+        for card in known_gpus()
+        if card.before_ampere and abs(card.total_bytes / gpu.total_bytes - 1) < _SIZES_APART
     ]
     if not older:
         return None
@@ -244,7 +249,7 @@ _REFUSED = {
 def bfloat16_note(gpu: Gpu, config: Mapping[str, Any]) -> str | None:
     """Say what becomes of a run in bfloat16 on a card that has no units for it; None for other runs and cards."""
     half = "bf16" in (config.get("mixed_precision"), config.get("dtype")) or config.get("dtype") == "bfloat16"
-    if not half or not (0, 0) < gpu.capability < (8, 0):
+    if not half or not gpu.before_ampere:
         return None
     return _EMULATED + _REFUSED.get(str(config.get("recipe")), "")
 

@@ -61,7 +61,7 @@ def methods_for(
         changes = {name: value for name, value in method.settings.items() if name not in fixed}
         if base.mixed_precision == "fp16" and changes.get("dtype") == "bfloat16":
             # Its loss scaler refuses gradients in float16; an adapter's are in float32, whatever the base.
-            changes["dtype"] = "float32" if {**base.to_dict(), **changes}["lora_r"] is None else "float16"
+            changes["dtype"] = "float32" if changes.get("lora_r", base.lora_r) is None else "float16"
         try:
             settings = base.with_(**changes)
         except UsageError as error:
@@ -79,12 +79,9 @@ def methods_for(
 def _named(method: Method, settings: Settings, fixed: set[str]) -> str:
     name = method.name
     if "8-bit" in name and optimizer(settings.optim).bits != optimizer(str(method.settings["optim"])).bits:
-        name = name.replace(" + 8-bit Adam", _BFLOAT16).replace(" + 8-bit", _BFLOAT16)
-        name = name.replace(_BFLOAT16, "") if "dtype" in fixed else name
+        instead = ", bfloat16" if settings.dtype == "bfloat16" and "dtype" not in fixed else ""
+        name = name.replace(" + 8-bit Adam", instead).replace(" + 8-bit", instead)
     return f"Q{name}" if settings.load_in_4bit and name.startswith("LoRA") else name
-
-
-_BFLOAT16 = ", bfloat16"
 
 
 def _differ(base: Settings, name: str, value: Any) -> bool:

@@ -102,8 +102,11 @@ def make_plan(
         _refuse_unknown_speed(gpu)
     given = fixed or set()
     left_out: dict[str, str] = {}
-    asked, base = base, _in_fp16(base, find_gpu(gpu), {*given, *(vary or ())[:1]})
-    wanted = _varied(base, vary, given) if vary else [(m.name, s) for m, s in methods_for(base, given, left_out)]
+    card = find_gpu(gpu)
+    if vary:
+        wanted = [(name, _in_half(row, card, {*given, vary[0]})) for name, row in _varied(base, vary, given)]
+    else:
+        wanted = [(m.name, row) for m, row in methods_for(_in_half(base, card, given), given, left_out)]
     if not wanted:
         why = "no method is left with these settings; leave some of them open."
         raise UsageError(next(iter(left_out.values()), why))
@@ -122,23 +125,16 @@ def make_plan(
                 best = _shrunk(machine, rows)
         elif vary is None:
             best = fastest_of(rows) or best
-        half = [_IN_FP16] if base is not asked else []
-        notes = [*_notes(base, rows, best, maximize, find_gpu(gpu)), *half, *_reasons(left_out)]
+        notes = [*_notes(base, rows, best, maximize, card), *_reasons(left_out)]
         return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
 
 
-_IN_FP16 = (
-    "this card has no bfloat16 units: all rows are in fp16, with a loss scaler; --dtype bfloat16 plans in that instead"
-)
-
-
-def _in_fp16(base: Settings, card: Gpu, fixed: set[str]) -> Settings:
+def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:
     """Return settings in fp16 for a card before Ampere, where the user asked for no dtype and it can be simulated."""
-    if fixed & {"mixed_precision", "dtype"} or not (0, 0) < card.capability < (8, 0) or base.mixed_precision != "bf16":
-        return base
-    if base.gpus > 1 and base.sharding != "ddp":
-        return base
-    return base.with_(mixed_precision="fp16", dtype="float32" if base.dtype == "bfloat16" else base.dtype)
+    sharded = settings.gpus > 1 and settings.sharding != "ddp"
+    if sharded or not card.before_ampere or settings.mixed_precision != "bf16" or fixed & {"mixed_precision", "dtype"}:
+        return settings
+    return settings.with_(mixed_precision="fp16")
 
 
 def _refuse_unknown_speed(gpu: str) -> None:
@@ -254,6 +250,10 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
     found = [row.settings for row in (*rows, *(row.largest for row in rows if row.largest is not None))]
     if any(settings.gradient_accumulation_steps > _MOST_RUN for settings in found):
         notes.append(f"of a step's micro-batches the first {_MOST_RUN - 1} and the last were run, and all were counted")
+    if card.before_ampere and base.mixed_precision == "bf16" and any(s.mixed_precision == "fp16" for s in found):
+        notes.append(
+            "this card has no bfloat16 units: rows are in fp16, with a loss scaler; --dtype bfloat16 keeps bfloat16"
+        )
     notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.to_dict())) is not None)
     notes += [note for note in (older_note(card),) if note is not None]
     uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]

@@ -366,6 +366,16 @@ def test_a_card_without_bfloat16_is_planned_in_fp16(known: list[_Known]) -> None
         assert {row.settings.mixed_precision for row in make_plan(_base(), "T4", fixed=kept).rows} == {"bf16"}
 
 
+def test_what_is_not_simulated_in_fp16_stays_in_bfloat16(known: list[_Known]) -> None:
+    sharded = make_plan(_base(gpus=2), "T4", vary=("sharding", ["ddp", "fsdp2"]))
+    assert [row.settings.mixed_precision for row in sharded.rows] == ["fp16", "bf16"]
+    varied = make_plan(_base(), "T4", vary=("mixed_precision", ["bf16", "no"]))
+    assert [row.settings.mixed_precision for row in varied.rows] == ["bf16", "no"]
+    names = [row.method for row in make_plan(_base(optim="sgd"), "T4", fixed={"optim"}).rows]
+    assert "full + checkpointing" in names
+    assert not any("bfloat16" in name for name in names)
+
+
 def test_one_of_several_numbers_of_gpus_may_be_one(known: list[_Known]) -> None:
     """One GPU has nothing to divide."""
     plan = make_plan(_base(gpus=4, sharding="fsdp2"), "24GB", vary=("gpus", [1, 4]))
