@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
 #: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
-FIRST_FLOOR = ("_version", "errors", "frame_paths", "redact", "units", "vocabulary")
+FIRST_FLOOR = ("_version", "errors", "executors", "frame_paths", "redact", "units", "vocabulary")
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "parse commands and connect the rooms",
         (
             "advice", "analysis", "assistants", "attribution", "config", "demo", "emulate", "oom", "plan", "recording",
-            "reports", "simulate", "snapshot", "watch",
+            "reports", "simulate", "watch",
         ),
     ),
 }  # fmt: skip
