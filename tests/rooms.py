@@ -52,8 +52,8 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "assistants", "attribution", "config", "demo", "emulate", "oom", "plan", "recording",
-            "reports", "simulate", "watch",
+            "advice", "analysis", "assistants", "config", "demo", "emulate", "oom", "plan", "recording",
+            "reports", "simulate", "snapshot", "watch",
         ),
     ),
 }  # fmt: skip
