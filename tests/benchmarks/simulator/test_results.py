@@ -11,7 +11,7 @@ from benchmarks.simulator import classes, decisions, rivals
 from benchmarks.simulator import comparisons as simulated
 from benchmarks.simulator.emulated import edges, matrix
 from examples import published_tables
-from memprof.config.expected_error import MARGIN
+from memprof.config.fits import MARGIN
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 ROWS = json.loads(simulated.RESULTS.read_text())["comparisons"]

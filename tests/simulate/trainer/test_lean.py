@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import MARGIN
+from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.errors import DoesNotFit, UsageError
 from memprof.plan.ladder import CHOSEN, Tried, _piece_tokens, choose, cost_of, ladder, sentences
