@@ -336,7 +336,7 @@ def test_what_cannot_fit_by_arithmetic_is_not_simulated() -> None:
     """8B at 20,480 tokens on 24 GB: no rung that keeps more than layer inputs, and no more than 2 caches of 2.5 GiB."""
     headline = _base(model="meta-llama/Llama-3.1-8B-Instruct", completion_length=20480 - 512)
     told: list[Tried] = []
-    known = _Known(24 * GIB, left_over=12 * GIB)
+    known = _Known(24 * GIB, left_over=25 * GIB // 2)
     choose(headline, 24 * GIB, known, tell=told.append)
     assert {s.checkpointing for s in known.asked} <= {"full", "offloaded"}
     assert max(s.generation_batch or 8 for s in known.asked) == 2
