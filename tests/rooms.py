@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
 #: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
-FIRST_FLOOR = ("_version", "errors", "executors", "frame_paths", "redact", "units", "vocabulary")
+FIRST_FLOOR = ("_version", "errors", "frame_paths", "redact", "units", "vocabulary")
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "executors": ("run work in other processes and on clusters", ()),
     "snapshot": ("read and write snapshot files, safely", ()),
     "allocator": ("model the caching allocator: its rules and settings", ()),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
@@ -28,7 +29,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
     "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
-    "plan": ("search what fits, by simulations in other processes", ("config",)),
+    "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
     "advice": (
         "find what to change, estimated or simulated",
         ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot"),

@@ -7,26 +7,22 @@ function runs in this process, and what a lost worker did not answer runs here t
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, TypeVar
 
 from memprof.errors import MemprofError, UsageError, how_to_install
+from memprof.executors.machine import cores, free_memory
+from memprof.executors.ray_tasks import RETRIES, RayExecutor
 
-__all__ = ["RayExecutor", "answers", "check_executor", "cores", "free_memory", "open_executor"]
+__all__ = ["answers", "check_executor", "open_executor"]
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 _KINDS = ("local", "dask", "ray")
-_ONE = 1 << 30
-# A task that a machine lost is tried so often before it runs here.
-_RETRIES = 3
 
 
 def check_executor(name: str) -> tuple[str, str]:
@@ -133,66 +129,4 @@ def _dask(address: str) -> Iterator[Executor]:
     except (OSError, ValueError) as error:
         raise UsageError(f"--executor dask:{address}: no scheduler answers there ({error!s:.100}).") from None
     with client:
-        yield client.get_executor(retries=_RETRIES, pure=False)
-
-
-class RayExecutor(Executor):
-    """Run functions as Ray tasks. Ray itself starts a task again whose worker or machine was lost."""
-
-    def __init__(self, address: str | None = None) -> None:
-        """Connect to the cluster at ``address``, else to the one that is connected, else start one here.
-
-        Raises:
-            UsageError: Ray is not installed, or nothing answers at the address.
-        """
-        try:
-            import ray
-        except ImportError:
-            raise UsageError(f"--executor ray needs Ray: {how_to_install('ray')}.") from None
-        self._began = not ray.is_initialized()
-        if self._began:
-            try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise UsageError(f"--executor ray:{address}: no cluster answers there ({error!s:.100}).") from None
-        self._run = ray.remote(_called).options(max_retries=_RETRIES, num_cpus=1)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a task."""
-        future: Future[Any] = self._run.remote(fn, args, kwargs).future()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, where this executor joined it."""
-        import ray
-
-        if self._began:
-            ray.shutdown()
-
-
-def _called(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
-
-
-def cores() -> int:
-    """Count the cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
-def free_memory() -> int:
-    """Return the bytes that can be taken without swapping, in a container at most what is left of its limit."""
-    with suppress(OSError, ValueError, IndexError):
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(meminfo.split("MemAvailable:")[1].split()[0]) * 1024
-        with suppress(OSError, ValueError):  # no limit: the word "max"
-            group = Path("/sys/fs/cgroup")
-            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-            free = min(free, limit - used)
-        return free
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return _ONE
+        yield client.get_executor(retries=RETRIES, pure=False)
