@@ -24,7 +24,10 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),
-    "analysis": ("say everything about a run as plain data", ("attribution", "config", "timeline", "snapshot")),
+    "analysis": (
+        "say everything about a run as plain data",
+        ("attribution", "config", "timeline", "snapshot", "executors"),
+    ),
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
@@ -53,7 +56,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "assistants", "config", "demo", "emulate", "oom", "plan", "recording",
+            "advice", "analysis", "assistants", "config", "demo", "emulate", "executors", "oom", "plan", "recording",
             "reports", "simulate", "snapshot", "watch",
         ),
     ),

@@ -32,8 +32,16 @@ seconds_option = click.option(
 )  # fmt: skip
 
 
+def _checked(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    if name != "local":
+        from memprof.executors import check_executor
+
+        check_executor(name)
+    return name
+
+
 executor_option = click.option(
-    "--executor", default="local", show_default=True, metavar="local|dask:ADDRESS|ray[:ADDRESS]",
+    "--executor", default="local", callback=_checked, show_default=True, metavar="local|dask:ADDRESS|ray[:ADDRESS]",
     help="Work in processes of this machine, on a Dask or on a Ray cluster.",
 )  # fmt: skip
 

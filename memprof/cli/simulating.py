@@ -95,9 +95,7 @@ class SettingsRun:
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
 
-    def rows(
-        self, wanted: list[Settings], workers: int | None, executor: str | None = None
-    ) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
         """Simulate the run at other lengths, in parallel; results are remembered."""
         from memprof.plan.subprocess_runner import runner
 
@@ -139,9 +137,7 @@ class ScriptRun(SettingsRun):
         """Simulate the script's trainer with the changes."""
         return self._simulated(self.changes)
 
-    def rows(
-        self, wanted: list[Settings], workers: int | None, executor: str | None = None
-    ) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
         """Simulate the script at other lengths, one after the other: a script runs in this process."""
         from memprof.simulate.fit import summary_of
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
@@ -250,8 +249,8 @@ def runner(
     Raises:
         UsageError: there is no such executor.
     """
-    named = isinstance(executor, str) and executor != "local"
-    far = open_executor(str(executor), 1) if named else nullcontext(executor if isinstance(executor, Executor) else None)
+    here = None if executor == "local" else executor
+    far = open_executor(here, 1) if isinstance(here, str) else nullcontext(here)
     with far as opened:
         made = Runner(gpu, workers, progress, use_cache, opened)
         try:

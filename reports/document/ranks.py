@@ -42,7 +42,7 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
     world = across["world_size"] or len(ranks)
     return Ranks(
         sentence=_sentence(across, len(ranks), report["source"]["rank"], rows),
-        in_full=_in_full(report["source"]["rank"], peak["highest_rank"], rows),
+        in_full=_in_full(report["source"]["rank"], peak, rows),
         missing=_missing(across["missing"]),
         differences=tuple(_difference(d) for d in across["differences"]),
         count=len(ranks),
@@ -150,10 +150,11 @@ def _sentence(across: Mapping[str, Any], count: int, shown: int, rows: Sequence[
     return words
 
 
-def _in_full(shown: int, fullest: int, rows: Sequence[RankRow]) -> str:
+def _in_full(shown: int, peak: Mapping[str, Any], rows: Sequence[RankRow]) -> str:
     """Name the rank that the rest of the page is about, and why that one."""
     failed = any(row.shown and row.oom for row in rows)
-    why = ", which ran out of memory," if failed else ", the fullest," if shown == fullest and len(rows) > 1 else ""
+    fullest = shown == peak["highest_rank"] and peak["lowest_bytes"] < (1 - _ALIKE) * peak["highest_bytes"]
+    why = ", which ran out of memory," if failed else ", the fullest," if fullest else ""
     return f"Rank {shown}{why} in full"
 
 

@@ -203,7 +203,7 @@ def _print_strip(console: Console, ranks: Ranks) -> None:
     line = 64 if console.width >= 72 else 32
     if len(digits) > _STRIP * line:
         return
-    console.print(Text("Peaks of all ranks in order, from 1 (the lowest) to 8 (the highest); . is missing:"))
+    console.print(Text("Peaks of all ranks in order: 1 is the lowest, 8 the highest, . missing"))
     for first in range(0, len(digits), line):
         console.print(Text(f"{first:>6} {digits[first : first + line]}"))
 

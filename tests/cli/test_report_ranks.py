@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
     assert result.exit_code == 0
     assert "Rank 1 peaks highest: 14.00 MiB" in result.stdout
     assert "No recording of rank 2." in result.stdout
-    assert 'id="ranks"' in page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
+    assert "<h1>run: 3 of 4 ranks</h1>" in html  # the run's page, one rank of it a click away
+    assert re.search(r'<a href="#in-full">Rank 1, the fullest, in full</a>', html)
+    assert html.index('id="ranks"') < html.index('id="in-full"')
     report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [6 * MIB, 14 * MIB, 8 * MIB]

@@ -159,7 +159,8 @@ def _within(
     if gpu is not None and not auto:  # that card, of whose memory so much may be used
         card = replace(card, total_bytes=find_gpu(budget).total_bytes)
     fixed = [name for name in CHOSEN if known.get(name) is not None]
-    with working(f"Choosing settings for {settings.model}"), runner(card, workers=workers, executor=executor) as machine:
+    opened = runner(card, workers=workers, executor=executor)
+    with working(f"Choosing settings for {settings.model}"), opened as machine:
         choice = choose(settings, card.total_bytes, machine.run, fixed, together=machine.workers)
     click.echo(sentences(choice), err=True)
     return choice.settings, gpu or budget

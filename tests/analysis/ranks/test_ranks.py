@@ -251,6 +251,21 @@ def test_everything_shown_adds_up_and_says_who_is_missing() -> None:
     assert max(map(len, render_terminal(document, 60).split("\n"))) <= 60
 
 
+def test_256_ranks_are_on_one_screen() -> None:
+    """The eight fullest, and a digit for each rank's peak in the order of their numbers."""
+    report = many_ranks(256, missing=(17,))
+    lines = render_terminal(build_document(report), 80).split("\n")
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Peaks of all ranks in order"))
+    digits = "".join(line[7:] for line in lines[begin + 1 : begin + 5])
+    assert begin < 25
+    assert (len(digits), digits[17], digits.count(".")) == (256, ".", 1)
+    peaks = {r["rank"]: r["peak"]["active_bytes"] for r in report["ranks"]}
+    assert digits[max(peaks, key=peaks.__getitem__)] == "8"
+    assert digits[min(peaks, key=peaks.__getitem__)] == "1"
+    page = render_html(build_document(report))
+    assert page.index("The other 247 ranks") > page.index("<svg class=\"rank-picture\"")
+
+
 def test_one_process_alone_has_no_ranks_to_show() -> None:
     report, series = sample()
     assert ranks_of(report) is None
