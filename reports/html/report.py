@@ -48,7 +48,7 @@ def _body(document: Document, opened: Opened) -> Markup:
             "main",
             {"id": "main"},
             oom_banner(document.oom),
-            summary(document.summary, document.badge, document.advice.first, document.rows),
+            summary(document.summary, document.badge, document.headline, document.rows),
             room_section(document.room),
             prediction_section(document.prediction),
             advice_section(document.advice),
