@@ -61,7 +61,7 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
 
 def named_category(report: Mapping[str, Any]) -> str | None:
     """Return the category whose places the cause names: the largest that comes and goes, where that holds enough."""
-    held = {category: n for category, n in report["peak"]["categories"].items() if n}
+    held: dict[str, int] = {category: n for category, n in report["peak"]["categories"].items() if n}
     if not held:
         return None
     passing = {c: n for c, n in held.items() if c not in _STANDING}

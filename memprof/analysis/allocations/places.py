@@ -66,7 +66,7 @@ def places_at_peak(views: Views, category: str) -> list[dict[str, Any]]:
     rows = views.peak.rows
     rows = rows[views.attribution.category[rows] == Category(category).code]
     stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
-    held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks)) if len(rows) else []
+    held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
     found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))
     return _largest(found, views.peak.categories[category])
 
