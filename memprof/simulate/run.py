@@ -210,24 +210,6 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    from memprof.simulate.layers.repeating import executed_where_different
-
-    def once() -> dict[str, Any]:
-        return _simulated(settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
-
-    return executed_where_different(once)
-
-
-def _simulated(
-    settings: Settings,
-    features: list[str],
-    capacity: int | None,
-    gpu: Gpu | None,
-    *,
-    stacks: bool,
-    by_name: bool,
-    growth: bool,
-) -> dict[str, Any]:
     from memprof.simulate.sharding.process_group import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of
