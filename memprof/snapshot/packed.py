@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -108,16 +109,16 @@ def _xz(name: str) -> Any:
 
 
 def _zstd(name: str) -> Any:
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # Python 3.14
-    except ImportError:
+    for module in ("compression.zstd", "backports.zstd"):
         try:
-            from backports import zstd  # type: ignore[import-not-found, unused-ignore]
+            zstd = importlib.import_module(module)
+            break
         except ImportError:
-            raise InputError(
-                f"{name}: zstd data, which Python reads from 3.14 on; unpack it with zstd -d, "
-                "or pip install backports.zstd."
-            ) from None
+            continue
+    else:
+        raise InputError(
+            f"{name}: zstd data, which Python reads from 3.14 on; unpack it with zstd -d, or pip install backports.zstd."
+        )
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 27})
 
 
