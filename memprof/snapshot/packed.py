@@ -117,7 +117,7 @@ def _zstd(name: str) -> Any:
             continue
     else:
         raise InputError(
-            f"{name}: zstd data, which Python reads from 3.14 on; unpack it with zstd -d, or pip install backports.zstd."
+            f"{name}: zstd data, which Python reads from 3.14 on; unpack them or pip install backports.zstd."
         )
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 27})
 
