@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
 from memprof.reports.document.checks import adds_up
-from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
+from memprof.reports.document.model import (
+    Allocation,
+    DevicePeak,
+    Document,
+    Fact,
+    Growth,
+    Headline,
+    Leftover,
+    Oom,
+    Step,
+    Steps,
+)
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import assumed, prediction_of
 from memprof.reports.document.ranks import ranks_of, recording_rows
@@ -41,6 +52,7 @@ from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
+from memprof.analysis.headline import headline_of
 from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
@@ -111,6 +123,7 @@ def build_document(
         title=plain(label) if label else title_of(report),
         subtitle=subtitle_of(report),
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
+        headline=_headline(report),
         summary=summary_of(report, rows),
         oom=_oom(report.get("oom")),
         advice=advised(report),
@@ -138,6 +151,19 @@ def build_document(
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
         room=room_of(report),
+    )
+
+
+def _headline(report: Mapping[str, Any]) -> Headline:
+    """Take the report's headline; a report that was written before reports had one gets it here."""
+    found = report.get("headline") or headline_of(report)
+    fit = report.get("fit")
+    return Headline(
+        verdict=plain(found["verdict"]),
+        cause=plain(found["cause"]),
+        action=plain(found["action"]),
+        assumed=plain(f"Assumed: {', '.join(found['assumed'])}.") if found["assumed"] else "",
+        bad=bool(report.get("oom") or (fit and not fit["fits"])),
     )
 
 

@@ -51,7 +51,7 @@ def _body(document: Document, opened: Opened) -> Markup:
             ranks_section(document.ranks),
             recordings_section(document.recordings) if document.ranks else None,
             el("h2", {"id": "in-full", "class": "in-full"}, document.ranks.in_full) if document.ranks else None,
-            summary(document.summary, document.badge, document.advice.first, document.rows),
+            summary(document.summary, document.badge, document.headline, document.rows),
             room_section(document.room),
             prediction_section(document.prediction),
             advice_section(document.advice),

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
+from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row, Summary
 from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
-from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, print_headline, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
 from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
@@ -71,20 +71,19 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     from rich.text import Text
 
     summary = document.summary
+    print_headline(console, document.headline)
+    console.print()
     console.print(Text(document.title, style="bold"))
     console.print(Text(" · ".join(document.subtitle), style="dim"))
     if document.oom:
-        console.print(Text(document.oom.sentence, style="bold red"))
-    console.print()
+        console.print(Text(document.oom.sentence))
     if document.ranks:
+        console.print()
         _print_ranks(console, document.ranks, colour)
         console.print()
         console.print(Text(f"{document.ranks.in_full}:", style="bold"))
-    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
-    if summary.capacity_bytes:
-        line.append(f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device")
-    console.print(line)
-    console.print(Text(summary.cause))
+    if not document.headline.verdict.startswith(summary.peak_word):
+        console.print(_peak_line(summary))
     parts = (*summary.bar, *summary.rest)
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
@@ -95,6 +94,15 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
         print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
+
+
+def _peak_line(summary: Summary) -> Text:
+    from rich.text import Text
+
+    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
+    if summary.capacity_bytes:
+        line.append(f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device")
+    return line
 
 
 def _print_prediction(console: Console, prediction: Prediction) -> None:
@@ -264,8 +272,6 @@ def _print_closing(console: Console, document: Document) -> None:
             console.print(Text(f"  {check.label}: {check.value}, {check.note}"))
     else:
         console.print(Text("Does it add up? Yes, to the byte."))
-    if document.advice.first:
-        console.print(Text(document.advice.first, style="bold"))
     if document.steps:
         console.print(Text(document.steps.sentence))
     for fact in document.outside:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from memprof.analysis.headline import with_headline
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
@@ -82,7 +83,7 @@ def command(
     card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
     run = _read(snapshots, step, role, _Reading(device, rules, _how_many(allocations), executor, keep_json), output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else {**report, "capacity": card}
+    report = report if card is None else with_headline({**report, "capacity": card})
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
