@@ -15,6 +15,7 @@ from memprof.grpo.paged.schedule import CHUNK, PoolSize, Work
 from memprof.grpo.paged.support import NotPaged, why_not
 from memprof.grpo.paged.transformers_loop import decode_in_pool
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.support import prompt_learning
 from memprof.units import format_gib
 
 __all__ = [
@@ -203,6 +204,9 @@ class Generation:
             generate: TRL's own generation by transformers' ``generate``.
             kept: a dict that goes into checkpoints; its entry :data:`KEPT` is read and written.
         """
+        if prompt_learning(step.policy) and len({len(ids) for ids in prompt_ids}) > 1:
+            step.log.warn("all sequences generate together: PEFT's prompt learning counts positions from their padding")
+            return generate(prompt_ids)
         self._recall(kept.get(KEPT) or {})
         found = self._in_pool(step, prompt_ids, generate) if self._wants_pool(step, prompt_ids) else None
         if found is None:
@@ -228,7 +232,8 @@ class Generation:
         """Generate in a rolling batch; None, with a line in the log, where that is not for this model or settings."""
         model = step.base_model()
         longest = max(map(len, prompt_ids)) + step.completion_length
-        reason = why_not(model, step.settings, longest, together=step.ranks.forward_together)
+        together = step.ranks.forward_together
+        reason = step.adapter_outside or why_not(model, step.settings, longest, together=together)
         if reason is None:
             size, work = self._size(step, prompt_ids), Work()
             policy = step.accelerator.unwrap_model(step.policy)

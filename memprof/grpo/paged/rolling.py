@@ -93,7 +93,12 @@ class RollingBatch:
 
         The keys and values of its last token are the next decode step's.
         """
-        prompt, had = row.prompt, row.tokens[:-1]
+        prompt = row.prompt
+        if not row.tokens and prompt.logits is not None:
+            self._add(row, *self._choose(prompt.logits, [row]))
+            if row.ended:  # its prompt has not to be there
+                return
+        had = row.tokens[:-1]
         chunks = chunks_of(row, shared=bool(prompt.slots))
         if not prompt.slots:
             prompt.slots = self._pool.take(prompt.length)

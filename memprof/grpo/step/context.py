@@ -37,6 +37,7 @@ class StepContext:
         tile: tokens that go through an MLP together; None where it is not tiled.
         piece_tokens: tokens that go through the model together with a graph, and without; a longer sequence is alone.
         balancing: the router's auxiliary loss; None where there is none.
+        adapter_outside: why the model must not be called without PEFT's wrapper; None where it may be.
     """
 
     settings: LeanGRPOConfig
@@ -53,6 +54,7 @@ class StepContext:
     tile: int | None = None
     piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
     balancing: LoadBalancing | None = None
+    adapter_outside: str | None = None
 
     @property
     def scales_gradients(self) -> bool:

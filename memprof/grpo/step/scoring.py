@@ -13,6 +13,7 @@ from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
+from memprof.grpo.techniques.whole_length import frequencies_of
 
 __all__ = ["blank", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
 
@@ -38,9 +39,9 @@ def score_piece(
     packed = wanted and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
     balancing = step.balancing if balances else None
     request = Request(step.head, rows, inputs["completion_ids"], want_entropy, token_gradient, packed, balancing)
-    with step.accelerator.autocast():
+    base = step.base_model(model)
+    with step.accelerator.autocast(), frequencies_of(base, inputs):
         if piece.prompt is not None:
-            base = step.base_model(model)
             states = torch.cat(piece.prompt.states(base.base_model, inputs, rows))
             return step.head.scored(base, states, request)
         if packed:
@@ -75,9 +76,7 @@ def score_without_graph(
     """
     logps, entropies = blank(inputs), blank(inputs)
     pieces = plan(step, inputs, rows, graph=False, balances=balances)
-    routed = score_pieces(
-        step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances
-    )
+    routed = score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances)
     return logps, entropies, routed
 
 
