@@ -44,6 +44,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "mamba2": {"num_heads": 8},
+    "xlstm": {"v_head_dim": None},
 }
 LENGTHS = ((9, 13), (27, 34))
 MOST_PARAMETERS = 20_000_000

@@ -21,6 +21,7 @@ _CHOICES = {
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
     "gradient_sums": ("auto", "fp32", "never"),
+    "on_oom": ("auto", "adapt", "raise"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
@@ -156,6 +157,13 @@ class LeanSettings:
             "bytes (adapters). 'never': in bf16."
         },
     )
+    on_oom: str = field(
+        default="auto",
+        metadata={
+            "help": "Where memory runs out in a piece or a generation: 'adapt' (go on smaller, with the gradient and "
+            "tokens there would have been), 'raise'. 'auto': adapt on CUDA in one process, else raise."
+        },
+    )
     memory_budget: str | None = field(
         default=None,
         metadata={
@@ -201,7 +209,7 @@ class LeanSettings:
         if args is None:
             return cls(output_dir=output_dir)  # type: ignore[call-arg]
         theirs = next(base for base in cls.__mro__ if base.__module__.startswith("trl."))
-        lacking = [f.name for f in fields(theirs) if not hasattr(args, f.name)]  # type: ignore[arg-type]
+        lacking = [f.name for f in fields(theirs) if not hasattr(args, f.name)]
         if lacking:
             raise UsageError(
                 f"args is of type {type(args).__name__}, which has no {lacking[0]}: "

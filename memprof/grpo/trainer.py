@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
+from memprof.grpo import device as machine
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
@@ -24,6 +25,7 @@ from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
+from memprof.grpo.step.out_of_memory import Adaptation
 from memprof.grpo.step.piece_sizes import PieceSizes
 from memprof.grpo.step.pieces import fits_one_piece
 from memprof.grpo.step.probe import Answer, ask
@@ -113,10 +115,23 @@ class LeanTrainer(_Trainer):
         self._clear_cache = accelerate.CLEAR_CACHE.get()
         self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
+        self._adaptation = self._adapting(lean)
         self._balancing = LoadBalancing.of(base) if trl.AUX_LOSS.of(self) else None
         self._whole_batch_reason = whole_batch_reason(self, self._balancing)
         if self._whole_batch_reason:
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
+
+    def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
+        """Return what lives through memory that runs out, or None where that is not wanted or cannot be exact."""
+        alone = self.accelerator.num_processes == 1
+        wanted = lean.on_oom == "adapt" or (lean.on_oom == "auto" and self.accelerator.device.type == "cuda" and alone)
+        if not wanted:
+            return None
+        if not alone:
+            raise UsageError("on_oom='adapt' works in one process: ranks would wait for the one that goes on smaller.")
+        if (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise UsageError("on_oom='adapt' needs checkpointing with use_reentrant=False, torch's default.")
+        return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
 
     def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
         """Refuse a dtype in which the loss cannot be computed on this card."""
@@ -170,13 +185,22 @@ class LeanTrainer(_Trainer):
             log=self._once_log,
             pad_id=trl.TOKENIZER.of(self).pad_token_id,
             counts_padding=self._probe is None or self._probe.counts_padding,
+            adaptation=self._adaptation,
             adapter_outside=self._adapter_outside,
             group_size=trl.GROUP_SIZE.of(self),
             completion_length=trl.COMPLETION_LENGTH.of(self),
             tile=self._techniques.tile,
-            piece_tokens=self._sizes.of(self.args, self._techniques.checkpointing),
+            piece_tokens=self._piece_tokens(),
             balancing=self._balancing,
         )
+
+    def _piece_tokens(self) -> tuple[int, int]:
+        """Return the tokens of a piece with a graph and without, no more than memory has had room for."""
+        sizes = self._sizes.of(self.args, self._techniques.checkpointing)
+        if self._adaptation is None:
+            return sizes
+        self._adaptation.recall(self.state.stateful_callbacks.setdefault(_KEPT, {}))
+        return self._adaptation.limit(sizes[0]), self._adaptation.limit(sizes[1])
 
     def training_step(self, *args: Any, **options: Any) -> Any:
         """Take TRL's step; an override that does not call this one has its micro-batches in one piece."""
@@ -265,7 +289,7 @@ class LeanTrainer(_Trainer):
                 found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
             tokens = [token for ids in prompt_ids[:100] for token in ids]
-            self._ask_model(torch.tensor(tokens, device=self.accelerator.device))
+            self._goes_in_pieces(torch.tensor(tokens, device=self.accelerator.device))
             found = self._generation.run(
                 self._step_context(),
                 prompt_ids,
@@ -292,8 +316,7 @@ class LeanTrainer(_Trainer):
             self._once_log.warn("TRL's own step is used for batches with images.")
             return None
         rows = rows_of(inputs)
-        self._ask_model(inputs["prompt_ids"])
-        if self._whole_batch_reason:
+        if not self._goes_in_pieces(inputs["prompt_ids"]):
             return None
         if rows is None:
             self._once_log.warn("TRL's own step is used for batches whose attention masks have holes.")
@@ -315,17 +338,18 @@ class LeanTrainer(_Trainer):
             raise UsageError(f"memory_budget chooses among settings of pieces, and {why}.")
         self._once_log.warn(f"TRL's own step is used: {why}.")
 
-    def _ask_model(self, tokens: torch.Tensor) -> None:
+    def _goes_in_pieces(self, tokens: torch.Tensor) -> bool:
         """Find out, once, whether rows have the same results in pieces; where they have not, TRL's step is used.
 
         ``tokens``: ids of any shape; a few of them make the rows.
         """
-        if self._probe is not None or self._whole_batch_reason or is_fake(tokens):
-            return
-        self._probe = ask(self._step_context(), tokens.flatten()[:1000])
-        if self._probe.why is not None:
-            self._whole_batch_reason = self._probe.why
-            self._use_trls_step(self._probe.why)
+        asked = self._probe is not None or is_fake(tokens) or not machine.computes_values()
+        if not asked and not self._whole_batch_reason:
+            self._probe = ask(self._step_context(), tokens.flatten()[:1000])
+            if self._probe.why is not None:
+                self._whole_batch_reason = self._probe.why
+                self._use_trls_step(self._probe.why)
+        return not self._whole_batch_reason
 
     @property
     def _adapter_outside(self) -> str | None:
@@ -371,6 +395,8 @@ class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
         return LossTerms.of(self, **known)
 
 
+#: The entry of the trainer's state, and so of its checkpoints, that holds what memory has had room for.
+_KEPT = "LeanPieces"
 _IMAGE_INPUTS = (
     "pixel_values",
     "image_grid_thw",

@@ -14,6 +14,7 @@ from memprof.grpo.step.schemes import LossTerms
 
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
+    from memprof.grpo.step.out_of_memory import Adaptation
 
 __all__ = ["StepContext", "base_model_of"]
 
@@ -37,6 +38,7 @@ class StepContext:
         tile: tokens that go through an MLP together; None where it is not tiled.
         piece_tokens: tokens that go through the model together with a graph, and without; a longer sequence is alone.
         balancing: the router's auxiliary loss; None where there is none.
+        adaptation: what is done where memory runs out; None: the error goes on.
         adapter_outside: why the model must not be called without PEFT's wrapper; None where it may be.
     """
 
@@ -54,6 +56,7 @@ class StepContext:
     tile: int | None = None
     piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
     balancing: LoadBalancing | None = None
+    adaptation: Adaptation | None = None
     adapter_outside: str | None = None
 
     @property

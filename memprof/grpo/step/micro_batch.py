@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.gradient_sums import gradient_sums
 from memprof.grpo.step.objective import Gradient, Objective, Values
+from memprof.grpo.step.out_of_memory import draws_numbers, survive
 from memprof.grpo.step.pieces import Piece, plan
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
@@ -109,16 +111,44 @@ class PiecewiseStep:
     def _all_but_last(self, gradient: Gradient | None, states: list[RandomState]) -> torch.Tensor:
         """Run every piece forward and all but the last backward; return the last's surrogate.
 
-        ``states``: the random state before each piece, restored where it is given and else written there.
+        Where memory that runs out is lived through, the last has its backward here too, and a scalar without a graph
+        is returned. ``states``: the random state before each piece, restored where it is given and else written there.
         """
         repeats = bool(states)
-        with self._sums():
+        with self._sums() as sums:
             for number, piece in enumerate(self._pieces[:-1]):
                 self._set_or_note_random_state(states, number, repeats)
                 with self._unsynchronised():
-                    self._backward(self._watched(self._surrogate(piece, gradient)))
+                    self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        return self._watched(self._surrogate(self._pieces[-1], gradient))
+        if self._step.adaptation is None:
+            return self._watched(self._surrogate(self._pieces[-1], gradient))
+        self._forward_and_backward(self._pieces[-1], gradient, {})
+        return self._watched(torch.zeros((), device=self._logps.device, requires_grad=True))
+
+    def _forward_and_backward(
+        self, piece: Piece, gradient: Gradient | None, sums: Mapping[torch.Tensor, torch.Tensor]
+    ) -> None:
+        def run(piece: Piece, begin: Callable[[], None]) -> None:
+            surrogate = self._watched(self._surrogate(piece, gradient))
+            begin()
+            if surrogate.requires_grad:  # not where all parameters had their part before memory ran out
+                self._backward(surrogate)
+
+        adaptation = self._step.adaptation
+        if adaptation is None:
+            self._backward(self._watched(self._surrogate(piece, gradient)))
+        else:
+            survive(piece, run, self._trained, sums, adaptation, self._logps.device, splits=self._may_split)
+
+    @functools.cached_property
+    def _trained(self) -> list[torch.Tensor]:
+        return [parameter for parameter in self._step.policy.parameters() if parameter.requires_grad]
+
+    def _may_split(self) -> bool:
+        """Tell whether halves of a piece have its gradient: not where the router's loss was counted over it alone."""
+        counted = self._step.balancing is None or self._scheme == TWO_PASS
+        return counted and not draws_numbers(self._step.policy)
 
     def _set_or_note_random_state(self, states: list[RandomState], number: int, repeats: bool) -> None:
         if repeats:
@@ -126,7 +156,7 @@ class PiecewiseStep:
         else:
             states.append(RandomState.now(self._logps.device))
 
-    def _sums(self) -> AbstractContextManager[None]:
+    def _sums(self) -> AbstractContextManager[Mapping[torch.Tensor, torch.Tensor]]:
         """Add up the pieces' gradients in fp32 while open, where that is asked for or costs little."""
         step = self._step
         wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together

@@ -24,6 +24,11 @@ class RandomState:
         """Read the state as it is."""
         return cls(device, torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
+    def equals(self, other: RandomState) -> bool:
+        """Tell whether nothing was drawn between the two."""
+        pairs = ((self.host, other.host), (self.on_device, other.on_device))
+        return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
     def restore(self) -> None:
         """Draw from here on what was drawn after :meth:`now`."""
         torch.set_rng_state(self.host)

@@ -11,6 +11,7 @@ from memprof.grpo.loss.head import Request, Scored, TokenGradient
 from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.out_of_memory import draws_numbers, survive
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
 from memprof.grpo.techniques.whole_length import frequencies_of
@@ -97,14 +98,25 @@ def score_pieces(
     Returns what the router did with all their tokens; None unless it ``balances``.
     """
     routed: RoutedTokens | None = None
-    for piece in pieces:
-        if piece.closes and piece.prompt is not None:
-            piece.prompt.prefix = None
-            continue
+
+    def run(piece: Piece) -> None:
+        nonlocal routed
         scored = score_piece(step, model, inputs, piece, want_entropy=want_entropy, balances=balances)
         if piece.rows:
             write(scored, logps, entropies)
             routed = routed if scored.routed is None else scored.routed.plus(routed)
+
+    def may_split() -> bool:
+        return not (model.training and draws_numbers(step.policy))
+
+    for piece in pieces:
+        if piece.closes and piece.prompt is not None:
+            piece.prompt.prefix = None
+            continue
+        if step.adaptation is None:
+            run(piece)
+        else:
+            survive(piece, lambda part, _: run(part), (), {}, step.adaptation, logps.device, splits=may_split)
     return routed
 
 
