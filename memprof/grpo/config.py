@@ -215,9 +215,10 @@ class LeanSettings:
                 f"args is of type {type(args).__name__}, which has no {lacking[0]}: "
                 f"use {theirs.__name__} or {cls.__name__}."
             )
-        for own in fields(cls):
-            if not hasattr(args, own.name):
-                setattr(args, own.name, own.default)
+        constants = [name for name in vars(cls) if not name.startswith("_")]
+        for name in (*(own.name for own in fields(cls)), *constants):
+            if not hasattr(args, name):
+                setattr(args, name, getattr(cls, name))
         return args
 
     def lean_settings(self) -> dict[str, Any]:

@@ -100,8 +100,7 @@ def row_inputs(
     made = {"input_ids": torch.stack(sequences)}
     if counts_padding and any(row.offset for row in rows):
         offsets = torch.tensor([[row.offset] for row in rows], device=prompt_ids.device)
-        last = start + completion_ids.shape[1] - 1  # what pads a short row on the right has no position of its own
-        made["position_ids"] = (offsets + torch.arange(width, device=prompt_ids.device)).clamp(max=last)
+        made["position_ids"] = offsets + torch.arange(width, device=prompt_ids.device)
     return made
 
 

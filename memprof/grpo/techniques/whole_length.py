@@ -61,5 +61,6 @@ def _with(
 ) -> Any:
     """Rotate ``position_ids`` ``[..., tokens]`` and the position ``last``, whose rotation nobody gets."""
     ahead = position_ids.new_full((*position_ids.shape[:-1], 1), last)
-    found = inner(x, torch.cat([position_ids, ahead], dim=-1), *args, **more)
+    # What pads a short row on the right stands behind the batch's last position, and is seen by nobody.
+    found = inner(x, torch.cat([position_ids.clamp(max=last), ahead], dim=-1), *args, **more)
     return tuple(part[..., :-1, :] for part in found) if isinstance(found, tuple) else found[..., :-1, :]

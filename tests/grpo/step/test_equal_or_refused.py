@@ -222,3 +222,46 @@ def test_equal_prompts_whose_answers_end_at_once_are_computed_once() -> None:
     found = RollingBatch(tiny_llama(), [[5, 6, 7]] * 16, sampling, PoolSize(200, 200), work).run()
     assert [len(tokens) for tokens in found] == [1] * 16
     assert work.forwards == 1
+
+
+def _with_images() -> Any:
+    """A random Qwen2-VL, whose token 50 stands for an image."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    text = {
+        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 1,
+        "eos_token_id": 2, "bos_token_id": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    vision = {
+        "depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4,
+        "temporal_patch_size": 2, "spatial_merge_size": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    special = {"image_token_id": 50, "vision_start_token_id": 51, "vision_end_token_id": 52, "video_token_id": 53}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision, **special))
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_images_take_trls_step_and_text_goes_in_pieces(
+    images: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = _with_images()
+    theirs, ours = build("trl", model, tmp_path), build("lean", model, tmp_path, max_tokens_per_piece=40)
+    inputs = batch(off_policy=False)
+    del inputs["off_policy"]
+    for ids in (inputs["prompt_ids"], inputs["completion_ids"]):
+        ids[ids >= 50] -= 20
+    if images:  # of 8 by 8 pixels: four patches, one token
+        rows = inputs["prompt_ids"].shape[0]
+        inputs["prompt_ids"][:, -2:] = torch.tensor([51, 50])
+        inputs["pixel_values"] = torch.randn(4 * rows, 3 * 2 * 4 * 4)
+        inputs["image_grid_thw"] = torch.tensor([[1, 2, 2]] * rows)
+        inputs["num_images"] = [1] * rows
+        whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        inputs["mm_token_type_ids"] = (whole == 50).long()
+    found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
+    assert worst(found[1], found[0]) <= TOLERANCE
+    assert ours._whole_batch_reason is None
+    assert ("TRL's own step is used for batches with images" in caplog.text) is images
