@@ -21,7 +21,7 @@ _CHOICES = {
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
     "gradient_sums": ("auto", "fp32", "never"),
-    "on_oom": ("auto", "adapt", "raise"),
+    "on_oom": ("adapt", "raise"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
@@ -158,10 +158,10 @@ class LeanSettings:
         },
     )
     on_oom: str = field(
-        default="auto",
+        default="raise",
         metadata={
             "help": "Where memory runs out in a piece or a generation: 'adapt' (go on smaller, with the gradient and "
-            "tokens there would have been), 'raise'. 'auto': adapt on CUDA in one process, else raise."
+            "tokens there would have been), 'raise'. One process only."
         },
     )
     memory_budget: str | None = field(

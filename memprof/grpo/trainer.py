@@ -123,11 +123,9 @@ class LeanTrainer(_Trainer):
 
     def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
         """Return what lives through memory that runs out, or None where that is not wanted or cannot be exact."""
-        alone = self.accelerator.num_processes == 1
-        wanted = lean.on_oom == "adapt" or (lean.on_oom == "auto" and self.accelerator.device.type == "cuda" and alone)
-        if not wanted:
+        if lean.on_oom != "adapt":
             return None
-        if not alone:
+        if self.accelerator.num_processes > 1:
             raise UsageError("on_oom='adapt' works in one process: ranks would wait for the one that goes on smaller.")
         if (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise UsageError("on_oom='adapt' needs checkpointing with use_reentrant=False, torch's default.")
