@@ -17,9 +17,9 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.compat.targets import Target
+from memprof.simulate.plain import shortcut
 from memprof.simulate.world.attention import DEFAULT_CAPABILITY, use_cuda_attention
 from memprof.simulate.world.autocast import cuda_autocast
-from memprof.simulate.world.fake_cache_keys import quick_keys
 from memprof.snapshot.unpickle import collector_paused
 
 __all__ = ["as_fakes", "fake_world", "materialize"]
@@ -45,7 +45,8 @@ def fake_world(
     """
     with ExitStack() as stack:
         stack.enter_context(_modes_kept())
-        stack.enter_context(patching(*_changes(), *quick_keys()))
+        keys = shortcut("keys")
+        stack.enter_context(patching(*_changes(), *(keys.quick_keys() if keys is not None else ())))
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
