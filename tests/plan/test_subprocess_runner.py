@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_no_worker(tiny: str) -> None:  # noqa: F811
         os.killpg(asking.pid, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_an_executor_simulates_elsewhere_and_what_it_loses_is_simulated_here(
     settings_for: Callable[..., Settings],  # noqa: F811
 ) -> None:
