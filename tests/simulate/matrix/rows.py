@@ -66,7 +66,6 @@ def command(row: dict[str, str], model: str) -> list[str]:
         "optim": row.get("optim"),
         "per-device-train-batch-size": row.get("batch", "2"),
         "alloc-conf": row.get("alloc"),
-        "mixed-precision": "fp16" if row["dtype"] == "float16" else None,
     }
     if row.get("sharding"):
         asked |= {"gpus": "2", "sharding": row["sharding"]}
