@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.engine_share import engine_shares, share_note
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
@@ -25,10 +26,12 @@ def explain_log(log: str) -> dict[str, Any]:
     Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
     """
     reading = read_log(log)
+    shares = engine_shares(log)
     return {
         "schema": SCHEMA,
         "failures": [_explained(failure) for failure in reading.failures],
-        "notes": [*_notes(reading), *reading.notes],
+        "engines": shares,
+        "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
 
 
