@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memprof.analysis.host_growth import host_growth
+from memprof.analysis.host.growth import host_growth
 
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters

@@ -13,7 +13,7 @@ import pytest
 from memprof.reports.terminal.watch import render_counters
 
 from memprof.analysis.counters import CountersFile, read_counters
-from memprof.analysis.host_growth import host_growth
+from memprof.analysis.host.growth import host_growth
 from memprof.recording.system.host import host_parts
 
 G = 2**30
