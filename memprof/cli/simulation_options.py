@@ -160,10 +160,10 @@ def settings_of(
         InputError: the file cannot be used.
         UsageError: no model, settings that contradict each other, or an option that changes nothing.
     """
-    from memprof.config.settings import TRAINERS_OWN, Settings
+    from memprof.config.settings import TRAINERS_OWN, Settings, assumed_of
 
     values = given_settings(config_file, given)
-    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values}
+    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values, "assumed": assumed_of(values)}
     if isinstance(targets := values.get("lora_target_modules"), str):
         values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):

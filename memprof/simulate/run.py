@@ -11,7 +11,7 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.settings import not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
-from memprof.config.expected_error import expected_error
+from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu, bfloat16_note, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
@@ -95,7 +95,7 @@ def simulate(
     ):
         fn(session)
     raw = session.to_raw()
-    raw["memprof"]["expected_error"] = expected_error(config or {}, card=gpu)
+    raw["memprof"]["expected_error"] = stated_error(config or {}, card=gpu)
     raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
 
