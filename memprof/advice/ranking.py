@@ -36,7 +36,9 @@ def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> di
         if gaps:
             return min(gaps, key=_toll)
     missing = max(short, int(oom["requested_bytes"] or 0) - int(oom["device_free_bytes"] or 0))
-    enough = [row for row in rows if row.get("peak") != "device" and row["saves_bytes"] >= missing > 0]
+    open_ = [row for row in rows if row.get("peak") != "device"]
+    promised = [row for row in open_ if row.get("enough")]
+    enough = promised or [row for row in open_ if row["saves_bytes"] >= missing > 0]
     return min(enough, key=lambda row: (_toll(row), row["saves_bytes"]), default=None)
 
 
