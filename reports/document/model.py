@@ -257,12 +257,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known."""
+    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known.
+
+    ``shade`` runs from 1 (the lowest peak) to 8 (the highest), 0 where peaks hardly differ.
+    """
 
     rank: int
     node: str
     where: str
     peak_bytes: int
+    shade: int
     held_bytes: int | None
     oom: bool
     shown: bool
@@ -301,10 +305,12 @@ class Ranks:
     """Everything shown of the ranks beside the one that the document is about.
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
-    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all.
+    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all. ``in_full`` is the heading of
+    what is said of that one rank.
     """
 
     sentence: str
+    in_full: str
     missing: str
     differences: tuple[str, ...]
     count: int

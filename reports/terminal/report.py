@@ -22,6 +22,9 @@ __all__ = ["print_document", "render_short", "render_terminal"]
 
 # Of more ranks the fullest are listed.
 _MOST_RANKS = 16
+_FULLEST = 8
+# Up to so many lines of digits show all ranks.
+_STRIP = 8
 _MOST_ALLOCATIONS = 10
 
 
@@ -38,9 +41,6 @@ def render_short(document: Document) -> str:
     _print_summary(console, document, colour, facts=False)
     console.print()
     console.print(_components(document, width, colour))
-    if document.ranks:
-        console.print()
-        _print_ranks(console, document.ranks, colour)
     return text_of(console)
 
 
@@ -53,9 +53,6 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
         _print_prediction(console, document.prediction)
     console.print()
     console.print(_components(document, width, colour))
-    if document.ranks:
-        console.print()
-        _print_ranks(console, document.ranks, colour)
     if document.recordings:
         console.print()
         _print_recordings(console, document.recordings)
@@ -80,6 +77,11 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     console.print(Text(" · ".join(document.subtitle), style="dim"))
     if document.oom:
         console.print(Text(document.oom.sentence))
+    if document.ranks:
+        console.print()
+        _print_ranks(console, document.ranks, colour)
+        console.print()
+        console.print(Text(f"{document.ranks.in_full}:", style="bold"))
     if not document.headline.verdict.startswith(summary.peak_word):
         console.print(_peak_line(summary))
     parts = (*summary.bar, *summary.rest)
@@ -179,7 +181,8 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
     columns += [("GiB", "right", False), *([("", "left", True)] if wide else [])]
     table = table_of(*columns)
     scale = max((r.peak_bytes for r in ranks.rows), default=0)
-    for row in ranks.rows[:_MOST_RANKS]:
+    most = _MOST_RANKS if len(ranks.rows) <= _MOST_RANKS else _FULLEST
+    for row in ranks.rows[:most]:
         cells: list[Text | str] = [_rank_name(row), *([row.node] if nodes else []), row.where, gib(row.peak_bytes)]
         if wide:
             cells.append(_rank_bar(ranks, row, scale, max(console.width - (66 if nodes else 52), 10), colour))
@@ -188,12 +191,29 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
     if ranks.missing:
         console.print(Text(ranks.missing, style="bold red"))
     console.print(table)
-    if len(ranks.rows) > _MOST_RANKS:
-        rest = ranks.rows[_MOST_RANKS:]
-        low, high = gib(rest[-1].peak_bytes), gib(rest[0].peak_bytes)
+    if len(ranks.rows) > most:
+        rest = ranks.rows[most:]
+        low, high = gib(min(r.peak_bytes for r in rest)), gib(max(r.peak_bytes for r in rest))
         console.print(Text(f"{thousands(len(rest))} more, from {high} down to {low} GiB", style="dim"))
+        _print_strip(console, ranks)
     for sentence in ranks.differences:
         console.print(Text(sentence))
+
+
+def _print_strip(console: Console, ranks: Ranks) -> None:
+    """Print a digit for each rank's peak, in the order of their numbers."""
+    from rich.text import Text
+
+    shades = {row.rank: str(row.shade) for row in ranks.rows}
+    if set(shades.values()) == {"0"}:
+        return
+    digits = "".join(shades.get(rank, ".") for rank in range(ranks.world_size))
+    line = 64 if console.width >= 72 else 32
+    if len(digits) > _STRIP * line:
+        return
+    console.print(Text("Peaks of all ranks in order: 1 is the lowest, 8 the highest, . missing"))
+    for first in range(0, len(digits), line):
+        console.print(Text(f"{first:>6} {digits[first : first + line]}"))
 
 
 def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
