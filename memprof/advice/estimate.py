@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.growing_segments import saved_by_growing
-from memprof.advice.promise import enough_together, is_enough, with_words
-from memprof.advice.ranking import ranked
+from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.config.settings import Settings

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
-from memprof.advice.promise import simulated_is_enough, with_words
-from memprof.advice.ranking import ranked
+from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.promise import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
+from memprof.advice.ranking import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run
 
 GIB = 2**30
