@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,7 +25,7 @@ __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
-_MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.short_steps)
+_MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.shortcuts.micro_batches)
 # Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
 _STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
 
@@ -79,6 +80,7 @@ def make_plan(
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    executor: Executor | str | None = None,
 ) -> Plan:
     """Simulate the methods (or one setting's values) and search the best configuration that fits.
 
@@ -90,7 +92,7 @@ def make_plan(
             ``speed``: the fastest of the methods, with smaller micro-batches where one does not fit as given.
         vary: a setting and the values to compare instead of the methods.
         search: whether to search for the best configuration.
-        workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
+        workers, use_cache, progress, executor: see :func:`memprof.plan.subprocess_runner.runner`.
 
     Raises:
         UsageError: a name is not known, or no method agrees with the fixed settings.
@@ -110,7 +112,7 @@ def make_plan(
     if not wanted:
         why = "no method is left with these settings; leave some of them open."
         raise UsageError(next(iter(left_out.values()), why))
-    with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
+    with runner(gpu, workers=workers, progress=progress, use_cache=use_cache, executor=executor) as machine:
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
         sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None
