@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from memprof.oom.advice import answer
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.engine_share import engine_shares, share_note
+from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
-from memprof.oom.forms.not_memory import SENTENCES
-from memprof.oom.frameworks import names_for
+from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
+from memprof.oom.judge import judge
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB
@@ -17,6 +19,7 @@ __all__ = ["SCHEMA", "explain_log"]
 
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
+_TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 
 
 def explain_log(log: str) -> dict[str, Any]:
@@ -25,10 +28,12 @@ def explain_log(log: str) -> dict[str, Any]:
     Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
     """
     reading = read_log(log)
+    shares = engine_shares(log)
     return {
         "schema": SCHEMA,
         "failures": [_explained(failure) for failure in reading.failures],
-        "notes": [*_notes(reading), *reading.notes],
+        "engines": shares,
+        "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
 
 
@@ -44,16 +49,15 @@ def _notes(reading: Reading) -> list[str]:
     if "launcher" in kinds and len(kinds) > 1:
         notes.append("The −9 (SIGKILL) may be the launcher ending the other processes after the first failure.")
     if not reading.failures:
-        notes += [
-            f"This text is not about memory that ran out: {SENTENCES[form.id]}." for form in reading.elsewhere[:1]
-        ]
+        notes += [f"This text is not about memory that ran out: {form.says}." for form in reading.elsewhere[:1]]
     return notes
 
 
 def _explained(failure: Failure) -> dict[str, Any]:
     parts = parts_of(failure)
-    phase, logits, names = _phase(failure), makes_logits(failure.frames), names_for(failure)
-    verdict, tried = answer(failure, parts, phase, logits, names)
+    logits, names = makes_logits(failure.frames), _names(failure)
+    phase = _phase(failure, names)
+    verdict, tried = judge(failure, scope_of(failure, parts, phase, logits, names))
     return {
         "kind": failure.kind,
         "form": failure.form.id,
@@ -92,13 +96,21 @@ def _explained(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _phase(failure: Failure) -> str | None:
+def _names(failure: Failure) -> Names:
+    """Return the framework the failure's frames, message and surroundings show."""
+    text = "\n".join([*(frame.path for frame in failure.frames), failure.text, failure.around])
+    return names_in(text) or names_for_program(failure.form.program) or PLAIN
+
+
+def _phase(failure: Failure, names: Names) -> str | None:
     """Return what the run was doing, by its frames, else by what the message alone says."""
     if (found := phase_of(failure.frames)) is not None:
         return found
     if failure.form.event == "torch_memory_saver" and "resume" in failure.around.lower():
         return "wake"
-    return failure.form.phase or None
+    task = _TASK.search(failure.around)
+    known = next((phase for name, phase in names.tasks.items() if task and task[1].endswith(name)), None)
+    return known or failure.form.phase or None
 
 
 def _sum(parts: Parts) -> str | None:

@@ -11,12 +11,15 @@ import click
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
+from memprof.cli.help import grouped
+from memprof.cli.options import executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
-from memprof.cli.simulation_options import budget_option, given_settings, run_options, settings_of
+from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
 from memprof.simulate.own_process import take_process
+from memprof.simulate.plain import SHORTCUTS, without
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command(name="simulate")
+@click.command(name="simulate", cls=grouped(GROUPS))
 @run_options
 @budget_option
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")
@@ -45,6 +48,8 @@ __all__ = ["command"]
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate lengths in N processes; default: one a core."
 )
+@click.option("--no-shortcuts", is_flag=True, help="Execute everything, also what repeats: slow, and the same bytes.")
+@executor_option
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -67,6 +72,8 @@ def command(
     output: Output,
     completion_lengths: str | None,
     workers: int | None,
+    no_shortcuts: bool,
+    executor: str,
     script: Path | None,
     script_arguments: tuple[str, ...],
     like: Path | None,
@@ -80,6 +87,8 @@ def command(
     """
     if click.get_current_context().obj == OWN_PROCESS:
         take_process()
+    if no_shortcuts:
+        click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
     if memory_budget is not None and (like is not None or script is not None):
@@ -104,10 +113,10 @@ def command(
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:
             need_torch()
-            settings, gpu = _within(settings, memory_budget, gpu, given_settings(config_file, given), workers)
+            settings, gpu = _within(settings, memory_budget, gpu, given_settings(config_file, given), workers, executor)
         run = SettingsRun(settings, gpu)
     with working(f"Simulating {run.label}"):
-        outcome = run.outcome(completion_lengths, workers)
+        outcome = run.outcome(completion_lengths, workers, executor)
     emit_simulated(report_answer("simulate", outcome.analysis.to_dict(), outcome.analysis), outcome, output)
 
 
@@ -138,7 +147,8 @@ def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
 
 
 def _within(
-    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None
+    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None,
+    executor: str,
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and say them on stderr; returns them and what the run is judged on."""
     from memprof.config.gpus import find_gpu
@@ -154,7 +164,8 @@ def _within(
     if gpu is not None and not auto:  # that card, of whose memory so much may be used
         card = replace(card, total_bytes=find_gpu(budget).total_bytes)
     fixed = [name for name in CHOSEN if known.get(name) is not None]
-    with working(f"Choosing settings for {settings.model}"), runner(card, workers=workers) as machine:
+    opened = runner(card, workers=workers, executor=executor)
+    with working(f"Choosing settings for {settings.model}"), opened as machine:
         choice = choose(settings, card.total_bytes, machine.run, fixed, together=machine.workers)
     click.echo(sentences(choice), err=True)
     return choice.settings, gpu or budget

@@ -16,8 +16,10 @@ from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import MARGIN, comparisons, expected_error, stated_range, wide_margin
+from memprof.config.expected_error import comparisons, expected_error, stated_range
+from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
+from memprof.config.settings import Settings, assumed_of
 from tests.reports.sample import sample
 
 GIB = 2**30
@@ -38,7 +40,7 @@ def _point(length: int, name: str, fits: bool, executed: bool) -> dict[str, Any]
 def _parts() -> dict[str, Any]:
     need = {"phase": "backward", "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     return {
-        "expected_error": expected_error({"recipe": "trl", "generation": "vllm"}),
+        "expected_error": stated_error({"recipe": "trl", "generation": "vllm"}),
         "estimated_time": {
             "step_s": 41.5,
             "phases": {"generate": 40.0, "backward": 1.5},
@@ -139,15 +141,16 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
     trained = [expected_error({"recipe": recipe, "lora_r": 8}) for recipe in ("trl", "lean")]
     kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
     for found, kind in zip(trained, kinds, strict=True):
-        assert found["class"] == "GPU runs known by a text"
-        assert [each["class"] for each in found["basis"]] == [found["class"], "programs on GPUs", kind]
+        assert [each["class"] for each in found["basis"]] == [kind, program["class"]]
+        assert found["class"] == kind
         assert all(f"{each['comparisons']} " in found["sentence"] for each in found["basis"])
-        assert found["reserved"]["low"] < program["reserved"]["low"]
+        assert found["reserved"]["comparisons"] > program["reserved"]["comparisons"]
+        assert found["sentence"].startswith("If these settings are what runs: allocated ")
     assert expected_error({"recipe": "trl", "device": "cpu"})["allocated"]["high"] == 0.001
 
 
 def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path: Path) -> None:
-    assert expected_error({"recipe": "trl", "lora_r": 8, "load_in_4bit": True})["margin"] == MARGIN
+    assert margin_of({"recipe": "trl", "lora_r": 8, "load_in_4bit": True}) == MARGIN
     lacking = [1 / (1 + error) - 1 for error in _errors("programs on GPUs", "reserved", "peak")]
     assert MARGIN < max(lacking) <= wide_margin() < max(lacking) + 0.01
     for config in (
@@ -155,14 +158,26 @@ def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path
         {"recipe": "trl", "trainer": "dpo", "lora_r": 8, "load_in_4bit": True},
         {"recipe": "trl", "left_out": ["torch_compile"]},
     ):  # fmt: skip
-        assert expected_error(config)["margin"] == wide_margin(), config
+        assert margin_of(config) == wide_margin(), config
     assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**find_config("Qwen/Qwen3-8B"), "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
-    latent = expected_error({"recipe": "trl", "model": str(config)})
-    assert (latent["not_compared"], latent["margin"]) == (["latent attention"], wide_margin())
+    latent = {"recipe": "trl", "model": str(config)}
+    assert (expected_error(latent)["not_compared"], margin_of(latent)) == (["latent attention"], wide_margin())
     for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
-        assert expected_error({"recipe": "trl", "model": model})["margin"] == MARGIN
+        assert margin_of({"recipe": "trl", "model": model}) == MARGIN
+
+
+def test_what_nobody_gave_is_said_with_the_value_taken() -> None:
+    given = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "completion_length": 64}
+    settings = Settings(**given, assumed=assumed_of(given))
+    found = expected_error(settings.to_dict())
+    assert found["assumed"][0] == {"setting": "prompt_length", "value": 512}
+    assert "completion_length" not in [each["setting"] for each in found["assumed"]]
+    assert "Assumed, because nobody gave it: prompt_length 512," in found["sentence"]
+    assert "Assumed" not in expected_error(Settings(**given).to_dict())["sentence"]
+    longer = settings.with_(prompt_length=1024).to_dict()
+    assert "prompt_length" not in [each["setting"] for each in expected_error(settings.to_dict(), longer)["assumed"]]
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:

@@ -1,0 +1,136 @@
+"""Sort the dumps of a folder: which are shown together, and a row of the report for every one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memprof.analysis.ranks.files import Recording, not_read
+from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
+
+__all__ = ["DumpGroup", "dump_rows", "sort_dumps"]
+
+_MOST_STRANGERS = 5
+
+
+class DumpGroup:
+    """The recordings to show together, and what is known of those of the same step that are not.
+
+    Attributes:
+        shown: one of each rank, all of one role.
+        roles: of each recording that was read, its role and how that is known.
+        reports: of each that was read, its report.
+        refused: of each that could not be read, why.
+        from_json: how many were read from a report's JSON.
+        notes: what the reader should know.
+    """
+
+    def __init__(self, shown: Sequence[Recording]) -> None:
+        self.shown = list(shown)
+        self.roles: dict[Path, tuple[str | None, str | None]] = {}
+        self.reports: dict[Path, dict[str, Any]] = {}
+        self.refused: dict[Path, str] = {}
+        self.from_json = 0
+        self.notes: list[str] = []
+
+    def add(self, recording: Recording, report: dict[str, Any] | None, why: str) -> None:
+        """Take up what was read of a recording: its report, or why there is none."""
+        if report is None:
+            self.refused[recording.path] = why
+        else:
+            self.reports[recording.path] = report
+            self.roles[recording.path] = role_of(recording, report)
+
+
+def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Recording]], None], role: str | None) -> None:
+    """Keep one recording of each rank in ``group.shown``, all of one role, and read those.
+
+    All of the step are read only where their paths do not name their roles.
+
+    Args:
+        group: with the recordings of the step.
+        read_into: reads recordings, and adds them to the group.
+        role: the role to show; default: the one that trains.
+
+    Raises:
+        UsageError: none is of that role.
+    """
+    candidates = group.shown
+    if role is None and not several_of_a_rank(candidates):
+        read_into(group, candidates)
+        group.shown = [r for r in candidates if r.path in group.reports]
+        return
+    named = all(r.role is not None for r in candidates)
+    if not named:
+        read_into(group, candidates)
+    while True:
+        usable = [r for r in candidates if r.path not in group.refused]
+        if not usable:
+            group.shown = []
+            return
+        roles = {r.path: r.role if named else group.roles[r.path][0] for r in usable}
+        wanted = pick_role(roles.values(), role)
+        group.shown = newest_of_each_rank(r for r in usable if roles[r.path] == wanted)
+        known = len(group.refused)
+        read_into(group, group.shown)
+        if len(group.refused) == known:
+            break
+    if wanted is not None and any(how == "content" for _, how in group.roles.values()):
+        group.notes.append(
+            f"The paths do not say which dump is of which role: {wanted} is the role of those shown by what they hold."
+        )
+
+
+def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
+    """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
+    shown = {recording.path for recording in group.shown}
+    strangers, links = not_read(folder, found)
+    if strangers:
+        group.notes.append(
+            f"Not read, for nothing in the name says that it is a memory snapshot: {_first_of(strangers)}."
+        )
+    if links:
+        group.notes.append(f"Not read, for links are not followed: {_first_of(links)}.")
+    steps = {recording.step for recording in group.shown}
+    rows = []
+    for recording in found:
+        role, how = group.roles.get(recording.path, (recording.role, "name" if recording.role else None))
+        rows.append(
+            {
+                "file": recording.path.relative_to(folder).as_posix(),
+                "rank": recording.rank,
+                "step": recording.step,
+                "role": role,
+                "role_from": how,
+                "pid": recording.pid,
+                "time": recording.time,
+                "label": recording.label,
+                "out_of_memory": recording.out_of_memory,
+                "shown": recording.path in shown,
+                "peak_bytes": _peak(group.reports.get(recording.path)),
+                "because": None if recording.path in shown else _because(recording, role, steps, group),
+            }
+        )
+    return rows
+
+
+def _first_of(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - _MOST_STRANGERS} more" if len(paths) > _MOST_STRANGERS else ""
+    return f"{', '.join(map(str, paths[:_MOST_STRANGERS]))}{more}"
+
+
+def _peak(report: Mapping[str, Any] | None) -> int | None:
+    return None if report is None else int(report["peak"]["active_bytes"])
+
+
+def _because(recording: Recording, role: str | None, steps: set[int | None], group: DumpGroup) -> str:
+    """Say why a recording is not shown, and how to show it."""
+    if (why := group.refused.get(recording.path)) is not None:
+        return f"cannot be read: {why}"
+    if recording.step not in steps:
+        return "no step in its path" if recording.step is None else f"another step (--step {recording.step})"
+    same_role = {group.roles.get(r.path, (r.role, None))[0] for r in group.shown} == {role}
+    if not same_role:
+        return f"another role (--role {role})" if role else "its role is not known; report the file alone"
+    return "an earlier or parallel dump of the same rank; report the file alone"
