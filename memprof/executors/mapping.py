@@ -125,7 +125,7 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError:
         raise UsageError(f"--executor dask needs Dask: {how_to_install('dask')}.") from None
     try:
-        client: Any = Client(address, timeout="5s")  # type: ignore[no-untyped-call]
+        client: Any = Client(address, timeout="5s")  # type: ignore[no-untyped-call, unused-ignore]  # untyped where it is installed
     except (OSError, ValueError) as error:
         raise UsageError(f"--executor dask:{address}: no scheduler answers there ({error!s:.100}).") from None
     with client:
