@@ -14,7 +14,6 @@ from memprof.grpo.step.schemes import LossTerms
 
 if TYPE_CHECKING:
     from memprof.grpo.config import LeanGRPOConfig
-    from memprof.grpo.step.out_of_memory import Adaptation
 
 __all__ = ["StepContext", "base_model_of"]
 
@@ -56,7 +55,7 @@ class StepContext:
     tile: int | None = None
     piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
     balancing: LoadBalancing | None = None
-    adaptation: Adaptation | None = None
+    adaptation: Any = None  # an Adaptation of memprof.grpo.step.out_of_memory, which stands above this file
     adapter_outside: str | None = None
 
     @property
