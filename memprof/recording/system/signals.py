@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from memprof.recording.guard import Door, way_in
+
 __all__ = ["Interrupts", "Terminations"]
 
 # How long the main thread may take to notice a signal before it counts as stuck.
@@ -39,12 +41,15 @@ class Interrupts:
     def __init__(self) -> None:
         self.pending = False
         self._previous: Any = None
+        self.door = Door(lost="nothing: an interrupt is not put off")
 
+    @way_in
     def __enter__(self) -> Interrupts:
         if _main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._previous = signal.signal(signal.SIGINT, self._wait)
         return self
 
+    @way_in
     def __exit__(self, *_: object) -> None:
         if self._previous is not None and signal.getsignal(signal.SIGINT) == self._wait:
             signal.signal(signal.SIGINT, self._previous)
@@ -59,11 +64,12 @@ class Terminations:
     """Calls ``rescue`` when the process gets a SIGTERM it has no handler for, and then lets it die by it.
 
     Args:
-        rescue: writes what there is; whatever it raises is swallowed. Runs once.
+        rescue: writes what there is. Runs once.
     """
 
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue
+        self.door = Door(lost="what was recorded until this signal")
         self._owner = os.getpid()
         self._begun = threading.Event()
         self._once = threading.Lock()
@@ -71,6 +77,7 @@ class Terminations:
         self._finishing = self._pending = False
         self._pipe: tuple[int, int] | None = None
 
+    @way_in
     def start(self) -> None:
         """Begin to listen, where that is possible and nobody else does."""
         if not _main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -80,6 +87,7 @@ class Terminations:
         with suppress(OSError, ValueError):
             self._listen()
 
+    @way_in
     def stop(self) -> None:
         """Put everything back."""
         if not self._installed or not _main_thread():
@@ -114,7 +122,7 @@ class Terminations:
             return
         self._pipe = (read, write)
         _leave_children_alone()
-        threading.Thread(target=self._wait, args=(read,), name="memprof-signals", daemon=True).start()
+        threading.Thread(target=self.door.hook(self._wait), args=(read,), name="memprof-signals", daemon=True).start()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal on the main thread, between two steps of the program."""
@@ -144,18 +152,14 @@ class Terminations:
     def _save(self) -> None:
         # A forked worker inherits the handler, but the run is its parent's.
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
-            with suppress(BaseException):
-                self._rescue()
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            self.door.tidy(self._rescue, sys.stdout.flush, sys.stderr.flush)
 
 
 @functools.cache
 def _leave_children_alone() -> None:
     """Forget the pipe in a forked child: it shares it, and its signals are not ours."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
+        os.register_at_fork(after_in_child=Door().hook(lambda: signal.set_wakeup_fd(-1)))
 
 
 def _main_thread() -> bool:
@@ -178,8 +182,3 @@ def _read(handle: int) -> bytes:
         return os.read(handle, 64)
     except OSError:
         return b""
-
-
-def _quietly(call: Callable[..., Any], *arguments: Any) -> None:
-    with suppress(Exception):
-        call(*arguments)
