@@ -42,16 +42,17 @@ class Interrupts:
         self.pending = False
         self._previous: Any = None
         self.door = Door(lost="nothing: an interrupt is not put off")
+        self._handler = self.door.hook(self._wait)
 
     @way_in
     def __enter__(self) -> Interrupts:
         if _main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous = signal.signal(signal.SIGINT, self._wait)
+            self._previous = signal.signal(signal.SIGINT, self._handler)
         return self
 
     @way_in
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None and signal.getsignal(signal.SIGINT) == self._wait:
+        if self._previous is not None and signal.getsignal(signal.SIGINT) is self._handler:
             signal.signal(signal.SIGINT, self._previous)
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
@@ -70,6 +71,7 @@ class Terminations:
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue
         self.door = Door(lost="what was recorded until this signal")
+        self._handler = self.door.hook(self._caught)
         self._owner = os.getpid()
         self._begun = threading.Event()
         self._once = threading.Lock()
@@ -82,7 +84,7 @@ class Terminations:
         """Begin to listen, where that is possible and nobody else does."""
         if not _main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        signal.signal(signal.SIGTERM, self._caught)
+        signal.signal(signal.SIGTERM, self._handler)
         self._installed = True
         with suppress(OSError, ValueError):
             self._listen()
@@ -93,7 +95,7 @@ class Terminations:
         if not self._installed or not _main_thread():
             return
         self._installed = False
-        if signal.getsignal(signal.SIGTERM) == self._caught:
+        if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._pipe is not None:
             if (now := signal.set_wakeup_fd(-1)) not in (-1, self._pipe[1]):
@@ -131,8 +133,10 @@ class Terminations:
         if self._finishing:
             self._pending = True
             return
-        self._save()
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            self._save()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait(self, read: int) -> None:
         """Handle a signal on the listening thread: a byte is a signal's number."""
