@@ -22,7 +22,7 @@ GUARDS = {"hook", "around", "changing"}
 # Handlers that were there before, constants, and the mechanism itself.
 PLAIN = {
     "signal.SIG_DFL", "self._previous", "value", "previous", "observer", "waited",
-    "types.MethodType(function, instance)",
+    "types.MethodType(function, instance)", "lambda *_: None",
 }  # fmt: skip
 #: Torch calls it at every operation: it holds the door's ``try`` itself.
 OWN_TRY = {"memprof/recording/trace/dispatch_mode.py:Watching.__torch_dispatch__"}
@@ -42,8 +42,8 @@ def guarded_names(tree: ast.AST) -> set[str]:
 
 
 def is_guarded(value: ast.AST, names: set[str]) -> bool:
-    if isinstance(value, ast.Call) and isinstance(value.func, (ast.Attribute, ast.Name)):
-        return (value.func.attr if isinstance(value.func, ast.Attribute) else value.func.id) in GUARDS
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in GUARDS:
+        return True
     return ast.unparse(value) in names | PLAIN
 
 
@@ -53,7 +53,11 @@ def ways_in(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             name = called.rpartition(".")[2]
-            position = REGISTERS.get(name, 0 if name.startswith("register_") and name.endswith("_hook") else None)
+            position = (
+                None
+                if called.endswith(".attach")
+                else REGISTERS.get(name, 0 if name.startswith("register_") and name.endswith("_hook") else None)
+            )
             if any(called.endswith(f"{known}.get()") for known in TORCHS):
                 position = 0
             if isinstance(position, int) and len(node.args) > position:
@@ -81,12 +85,8 @@ def test_every_way_in_is_behind_the_door() -> None:
                 open_ways.append(f"{where}:{node.lineno} {ast.unparse(function)}")  # type: ignore[attr-defined]
         for name, method in methods(tree):
             called = name.partition(".")[2]
-            events = called.startswith("on_") and [a.arg for a in method.args.args[:4]] == [
-                "self",
-                "args",
-                "state",
-                "control",
-            ]
+            arguments = [a.arg for a in method.args.args[1:4]]
+            events = called.startswith("on_") and arguments == ["args", "state", "control"]
             if events or called in ("find_spec", "__torch_dispatch__", "__torch_function__"):
                 found += 1
                 behind = any(ast.unparse(d) == "way_in" for d in method.decorator_list)
