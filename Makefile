@@ -21,7 +21,8 @@ CUDA_READY := $(CUDA)/.ready
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # A process for each core, whole files each (a process takes about 1.5 GB); one thread of torch in each.
-PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
+	--ignore tests/cuda --durations 25 --durations-min 5
 
 .PHONY: setup demo test test-all cuda test-cuda docs lint types browser clean
 

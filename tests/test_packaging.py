@@ -74,7 +74,12 @@ def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
 
 def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    data = ("memprof/attribution/rules.toml", "memprof/packages.toml", "memprof/reports/report.schema.json")
+    data = (
+        "memprof/attribution/rules.toml",
+        "memprof/oom/knowledge/host.toml",
+        "memprof/packages.toml",
+        "memprof/reports/report.schema.json",
+    )
     for needed in ("memprof/py.typed", *data):
         assert needed in names
     assert any(name.startswith("memprof/reports/templates/") for name in names)

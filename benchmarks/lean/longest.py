@@ -57,11 +57,11 @@ def case(card: str, trainer: str, base: str, generates: bool, length: int) -> di
 
 
 def room(card: str) -> int:
-    """Return the bytes that torch may reserve: the card's, less context and margin."""
-    from memprof.config.expected_error import room_bytes
+    """Return the bytes that torch may reserve: the card's, less context and the margin of the kept results."""
+    from memprof.config.fits import room_bytes
     from memprof.config.gpus import find_gpu
 
-    return room_bytes(find_gpu(CARDS[card]))
+    return room_bytes(find_gpu(CARDS[card]), 0.03)
 
 
 def simulate(card: str, settings: dict[str, Any], capacity: int | None) -> dict[str, Any]:

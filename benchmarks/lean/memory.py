@@ -142,7 +142,7 @@ def simulated(
         warmed_up: see :func:`alike_once`.
     """
     from memprof import analyze
-    from memprof.config.expected_error import room_bytes
+    from memprof.config.fits import room_bytes
     from memprof.config.gpus import find_gpu
     from memprof.config.settings import Settings
     from memprof.simulate.recorder.host_memory import host_use
@@ -154,7 +154,7 @@ def simulated(
     start = time.process_time()
     priced = pricing([case["on"], SPEED] if card else [], offloaded_cache=bool(case.get("offloaded_cache")))
     with told(lean), alike_once(warmed_up=warmed_up), priced as price:
-        raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card), gpu=card, stacks=False)
+        raw = simulate_settings(Settings(**settings), capacity=card and room_bytes(card, 0.03), gpu=card, stacks=False)
     seconds = time.process_time() - start
     host = host_use(raw, 1).to_dict()
     report = analyze(snapshot_from_raw(raw)).to_dict()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tabling import table
 from memprof.oom import explain_log
-from memprof.oom.forms import FORMS
-from memprof.oom.forms.not_memory import SENTENCES
+from memprof.oom.messages import FORMS, NOT_MEMORY
 from tests.oom.examples import EXAMPLES, NOT_MEMORY_EXAMPLES
 
 __all__ = ["TABLES"]
@@ -31,7 +30,8 @@ def forms() -> str:
 
 def not_memory() -> str:
     """What sounds like memory and is not."""
-    rows = [(_cell(text), SENTENCES[name].split(":")[0]) for name, text in NOT_MEMORY_EXAMPLES.items()]
+    about = {form.id: form.says for form in NOT_MEMORY}
+    rows = [(_cell(text), about[name].split(":")[0]) for name, text in NOT_MEMORY_EXAMPLES.items()]
     return table(("a text", "what it is"), rows).replace("--:", "---")
 
 

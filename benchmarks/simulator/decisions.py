@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import click
 
 from benchmarks.tabling import RESULTS
-from memprof.config.expected_error import comparisons, margin_of, wide_margin
+from memprof.config.expected_error import comparisons
+from memprof.config.fits import fits, margin_of, wide_margin
 from memprof.config.gpus import known_gpus
 from memprof.config.settings import Settings
 
@@ -34,8 +35,7 @@ class Need(NamedTuple):
 
     def fits(self, card: int, outside: int = 0) -> tuple[bool, bool]:
         """Tell whether it fits a card of so many bytes, and whether it is said to."""
-        said = (self.predicted + outside) * (1 + self.margin) <= card
-        return self.measured + outside <= card, said
+        return self.measured + outside <= card, fits(self.predicted + outside, card, self.margin)
 
 
 def reserved(where: str) -> list[Need]:
@@ -85,9 +85,7 @@ def count(pairs: list[tuple[bool, bool]]) -> dict[str, Any]:
 
 def on_named_cards(needs: list[Need], outside: bool) -> list[tuple[bool, bool]]:
     """Decide on every run on every card memprof knows."""
-    return [
-        need.fits(gpu.total_bytes, gpu.context_bytes if outside else 0) for need in needs for gpu in known_gpus()
-    ]
+    return [need.fits(gpu.total_bytes, gpu.context_bytes if outside else 0) for need in needs for gpu in known_gpus()]
 
 
 def near(needs: list[Need]) -> list[tuple[bool, bool]]:

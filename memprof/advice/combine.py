@@ -11,6 +11,7 @@ from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
 from memprof.advice.recorded_run import Run
+from memprof.config.fits import fits, margin_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
@@ -102,15 +103,13 @@ class _Search:
 
     def margin(self, state: _State) -> float:
         """Return what is demanded above the prediction: more where a part of the run was never compared."""
-        from memprof.config.expected_error import margin_of
-
         return margin_of(state.settings.to_dict(), self.card)
 
     def fits(self, state: _State) -> bool:
         # Where the allocator has to give cached memory back, the simulation on the full card has the word.
         if not self.shift:
             return bool(state.row["fits"])
-        return self.need(state.row) * (1 + self.margin(state)) <= self.card.total_bytes
+        return fits(self.need(state.row), self.card.total_bytes, self.margin(state))
 
     def simulate(self, settings: Settings, changes: tuple[Candidate, ...]) -> _State | None:
         refused: dict[int, str] = {}

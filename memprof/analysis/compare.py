@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.allocation_differences import Holdings, surplus
+from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
 
@@ -281,31 +282,58 @@ def _device_peak(run: Run) -> int | None:
     return None if reserved is None else reserved + (_device(run, "non_torch_bytes") or 0)
 
 
+def _device_need(run: Run) -> int | None:
+    """Return what a run needs of a device, with a context where nobody recorded what is outside torch."""
+    reserved = _device(run, "reserved_bytes")
+    return None if reserved is None else needed_bytes(reserved, _device(run, "non_torch_bytes"))
+
+
+def _margin(run: Run, basis: str) -> float:
+    """Return what is kept above a run's need: its own prediction's margin, or for a total that of what is unknown."""
+    told = (run.report or {}).get("expected_error") or {}
+    return float(told.get("margin", MARGIN if basis == "device_peak" else wide_margin()))
+
+
+def _fits(run: Run, capacity: int, need: int, margin: float) -> bool:
+    """Judge a run by its own verdict on that card or, on the device that it was recorded on, by whether it ran out."""
+    report = run.report or {}
+    verdict = report.get("fit")
+    if verdict and verdict["total_bytes"] == capacity:
+        return bool(verdict["fits"])
+    if run.badge == "measured" and report["source"]["device_total_bytes"] == capacity:
+        return report["oom"] is None
+    return fits(need, capacity, margin)
+
+
 def _host(run: Run, key: str) -> int | None:
     value: object = None if run.report is None else (run.report.get("host") or {}).get(key)
     return value if isinstance(value, int) else None
 
 
 def _capacity(runs: Sequence[Run], asked: int | None) -> dict[str, Any] | None:
-    """Tell which runs fit the device: by the device peak where it is known, by the total otherwise."""
+    """Tell which runs fit the device (:mod:`memprof.config.fits`): by the device peak where it is known, by the total
+    otherwise, of which it is not known what the allocator reserves.
+    """
     own = {run.report["source"]["device_total_bytes"] for run in runs if run.report and _device_peak(run) is not None}
     own.discard(None)
     capacity = asked if asked is not None else own.pop() if len(own) == 1 else None
     if capacity is None:
         return None
     needs: list[int] = []
-    basis = []
+    basis, kept = [], []
     for run in runs:
-        device = _device_peak(run)
-        needs.append(device if device is not None else _group_peak(run, Group.TOTAL) or 0)
+        device = _device_need(run)
+        needs.append(device if device is not None else needed_bytes(_group_peak(run, Group.TOTAL) or 0, None))
         basis.append("device_peak" if device is not None else "total")
+        kept.append(_margin(run, basis[-1]))
     return {
         "bytes": capacity,
         "from": "device" if asked is None else "option",
         "needs": needs,
         "basis": basis,
         "left": [capacity - need for need in needs],
-        "fits": [need <= capacity for need in needs],
+        "margins": kept,
+        "fits": [_fits(run, capacity, need, more) for run, need, more in zip(runs, needs, kept, strict=True)],
     }
 
 
@@ -319,7 +347,7 @@ def _config_diff(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     configs = [(run.report or {}).get("source", {}).get("config") for run in runs]
     known = [config for config in configs if config]
-    keys = sorted({key for config in known for key in config})
+    keys = sorted({key for config in known for key in config} - {"assumed"})
     first = [k for k in _MATTERS if k in keys]
     settings = [*first, *[k for k in keys if k not in first]]
     found = [

@@ -53,6 +53,8 @@ def usable(name: str, value: Any) -> dict[str, Any] | None:
         if name == "fit":
             for inner, kinds in (("host", _HOST), ("ensemble", _ENSEMBLE)):
                 part[inner] = None if value.get(inner) is None else _like(value[inner], kinds)
+            if isinstance(value.get("kept"), str):
+                part["kept"] = value["kept"]
             if value.get("generation") is not None:
                 part["generation"] = _like(value["generation"], _GENERATION)
     except (TypeError, KeyError):

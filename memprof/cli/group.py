@@ -106,6 +106,13 @@ def _quiet_pipe() -> NoReturn:
 def main() -> None:
     """Show where every byte of a GRPO run's GPU memory went, and how that is known.
 
+    \b
+    memprof report snapshot.pickle -o page.html     where the memory went
+    memprof oom train.log                           why it ran out, and what to do
+    memprof run train.py                            record a run, unedited
+    memprof simulate --model Qwen/Qwen2.5-0.5B-Instruct --gpu 24GB
+    memprof plan --model Qwen/Qwen2.5-7B-Instruct --gpu "RTX 4090"
+
     Exit codes: 0 done, 1 above the limit of compare --fail-above, 2 wrong usage, 3 a file cannot be used, 4 a run does
     not fit.
     """

@@ -14,7 +14,7 @@ from memprof.errors import UsageError
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["budget_option", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
+__all__ = ["GROUPS", "budget_option", "given_settings", "names_of", "run_options", "settings_of", "value_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,6 +113,18 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+#: How ``--help`` groups these options, and those that simulate and plan add.
+GROUPS = {
+    "Model": "model dtype load_in_4bit bnb_4bit_use_double_quant bnb_4bit_compute_dtype lora_r lora_target_modules "
+    "lora_dropout reward_model attn",
+    "Training": "trainer config_file like assignments script per_device_train_batch_size gradient_accumulation_steps "
+    "num_iterations max_length beta optim gradient_checkpointing no_gradient_checkpointing padding recipe "
+    "max_tokens_per_piece tiled_mlp prefix_sharing memory_budget",
+    "Generation": "num_generations steps_per_generation prompt_length completion_length completion_lengths generation "
+    "cache_implementation cache_dtype generation_batch vllm_gpu_memory_utilization vllm_enable_sleep_mode park_weights",
+    "Sharding": "gpus gpus_per_node sharding reduce_bucket_size",
+    "Card and host": "gpu device alloc_conf host_memory",
+}
 budget_option = click.option(
     "--memory-budget",
     metavar="SIZE|auto",
@@ -148,10 +160,10 @@ def settings_of(
         InputError: the file cannot be used.
         UsageError: no model, settings that contradict each other, or an option that changes nothing.
     """
-    from memprof.config.settings import TRAINERS_OWN, Settings
+    from memprof.config.settings import TRAINERS_OWN, Settings, assumed_of
 
     values = given_settings(config_file, given)
-    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values}
+    values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values, "assumed": assumed_of(values)}
     if isinstance(targets := values.get("lora_target_modules"), str):
         values["lora_target_modules"] = names_of(targets)
     if not values.get("model"):

@@ -92,16 +92,6 @@ AFTER_FORWARD = Target(
 )  # fmt: skip
 BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_SIMULATED)
 AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_SIMULATED)
-BEFORE_BACKWARD_HOOKS = Target(
-    "torch.nn.modules.module", "Module._backward_pre_hooks", how=ASSIGNED, needed_by=_SIMULATED
-)
-AFTER_BACKWARD_HOOKS = Target("torch.nn.modules.module", "Module._backward_hooks", how=ASSIGNED, needed_by=_SIMULATED)
-GRADIENT_HOOKS = Target("torch", "Tensor._backward_hooks", how=READ, needed_by=_SIMULATED)
-ACCUMULATED_HOOKS = Target("torch", "Tensor._post_accumulate_grad_hooks", how=READ, needed_by=_SIMULATED)
-CLEAR_AUTOCAST_CACHE = Target(
-    "torch", "clear_autocast_cache", "()", how=REPLACED, needed_by=_SIMULATED,
-    used_in="torch.amp.autocast_mode:autocast.__exit__",
-)  # fmt: skip
 PROFILED = Target("torch.autograd.profiler", "record_function.__enter__", "(self)", how=REPLACED, needed_by=_SIMULATED)
 PROFILED_END = Target(
     "torch.autograd.profiler", "record_function.__exit__", "(self, exc_type, exc_value, traceback)", how=REPLACED,

@@ -7,7 +7,6 @@ it speaks for, and how many of those whose settings are known exactly have each 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -20,25 +19,17 @@ from memprof.errors import InputError
 
 __all__ = [
     "CAPTURED",
-    "MARGIN",
     "PUBLISHED",
     "TRACED",
+    "class_compared",
     "class_of",
     "comparisons",
     "expected_error",
-    "margin_of",
     "model_parts",
     "not_compared",
     "parts_of",
-    "room_bytes",
     "stated_range",
-    "wide_margin",
 ]
-
-# Demanded above the prediction before a run is said to fit, where its class was compared on the real allocator. Not one
-# of those was predicted too low by a thousandth (docs/accuracy.md); a real card's kernels may ask for more than an
-# emulated one's.
-MARGIN = 0.03
 
 #: Classes of comparisons that are not named after a trainer.
 CAPTURED, TRACED, PUBLISHED = "programs on GPUs", "TRL runs on a CPU", "GPU runs known by a text"
@@ -48,11 +39,6 @@ _ENOUGH = 20
 _LEAST = 0.001
 # They add the same tensors over the tokens.
 _TOKEN_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
-
-
-def room_bytes(gpu: Gpu, margin: float = MARGIN) -> int:
-    """Return what torch may reserve on a card for a run to be said to fit: its memory less margin and context."""
-    return int(gpu.total_bytes / (1 + margin)) - gpu.context_bytes
 
 
 @lru_cache(maxsize=1)
@@ -145,21 +131,10 @@ def not_compared(config: Mapping[str, Any], card: Gpu | None = None) -> list[str
     return [part for part in parts_of(config, card) if part not in _packaged()["compared"]]
 
 
-@lru_cache(maxsize=1)
-def wide_margin() -> float:
-    """Return what is demanded above other predictions: what the lowest of an exactly known run would have needed."""
-    exact = [row for row in comparisons() if row["class"] != PUBLISHED]
-    lacking = max(float(row["measured_bytes"] / row["simulated_bytes"] - 1) for row in exact)
-    return max(MARGIN, math.ceil(100 * lacking) / 100)
-
-
-def margin_of(config: Mapping[str, Any], card: Gpu | None = None) -> float:
-    """Return what a verdict demands above the prediction: :data:`MARGIN` where the run's class was compared on the real
-    allocator and each of its parts in some exactly known run, else :func:`wide_margin`.
-    """
+def class_compared(config: Mapping[str, Any]) -> bool:
+    """Tell whether the class of a run with these settings was compared with what runs for real."""
     name, others = _classes_of([config])
-    compared = bool(others) or name == TRACED
-    return MARGIN if compared and not not_compared(config, card) else wide_margin()
+    return bool(others) or name == TRACED
 
 
 def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict[str, Any]:
@@ -167,7 +142,7 @@ def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict
 
     ``allocated`` and ``reserved`` state a signed range (simulated / measured - 1) in which nine of ten comparisons of
     the ``class`` lie, and how many there were; ``basis`` lists every class that speaks for the run; ``not_compared``
-    names what no comparison covers; ``margin`` is what a verdict demands above the prediction.
+    names what no comparison covers.
     """
     told = list(dict.fromkeys(part for config in configs for part in not_compared(config, card)))
     name, others = _classes_of(configs)
@@ -176,7 +151,6 @@ def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict
         "allocated": _range(name, "reserved" if name == CAPTURED else ""),
         "reserved": _range(name, "peak" if name == CAPTURED else ""),
         "not_compared": told,
-        "margin": max(margin_of(config, card) for config in configs),
         "basis": [
             {"class": each, **_range(each)} for each in (name, *([CAPTURED] if name == PUBLISHED else []), *others)
         ],

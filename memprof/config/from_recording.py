@@ -26,10 +26,10 @@ from memprof.config.from_trainer import (
     sharding_of,
 )
 from memprof.config.gpus import find_gpu, known_gpus
-from memprof.config.left_out import left_out_of
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
+from memprof.config.trl_arguments import left_out_of
 from memprof.errors import InputError, UsageError
 
 __all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]

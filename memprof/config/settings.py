@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memprof.config.left_out import left_out_of
 from memprof.config.optimizers import OPTIMIZERS, optimizer
-from memprof.config.trl_arguments import said_by_trl
+from memprof.config.trl_arguments import left_out_of, said_by_trl
 from memprof.errors import InputError, UsageError
 from memprof.units import parse_size
 
-__all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]
+__all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "assumed_of", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -32,6 +31,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
     "bnb_4bit_compute_dtype": ("auto", "float32", "bfloat16", "float16"),
 }
+#: Settings that memory follows most, in the order in which a person should give them.
+_FOLLOWED = (
+    "prompt_length", "completion_length", "per_device_train_batch_size", "dtype", "lora_r", "gradient_checkpointing",
+    "optim", "generation", "num_generations", "beta", "attn",
+)  # fmt: skip
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
 TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
 _UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
@@ -47,7 +51,8 @@ class Settings:
     True is ``auto``, its default, and ``full`` a kind of its own. ``host_memory`` is a node's, such as ``256GB``.
     ``trainer`` is ``grpo`` or ``rloo``; or ``sft`` or ``dpo``, which generate nothing: ``per_device_train_batch_size``
     then counts rows, or pairs of a chosen and a rejected row, of ``max_length`` tokens each where that is given.
-    ``left_out`` names what a config file switches on and no simulation executes.
+    ``left_out`` names what a config file switches on and no simulation executes; ``assumed`` names the settings whose
+    defaults stand because nobody gave a value.
     ``bnb_4bit_compute_dtype`` ``auto`` is autocast's dtype, or the weights'.
     The ``stage3_`` limits and ``reduce_bucket_size`` are DeepSpeed's, in elements, with its own defaults.
     """
@@ -102,11 +107,13 @@ class Settings:
     device: str = "cuda"
     gpu: str | None = None
     left_out: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_kinds()
         object.__setattr__(self, "gradient_checkpointing", self._one_name_a_kind())
         object.__setattr__(self, "left_out", tuple(self.left_out))
+        object.__setattr__(self, "assumed", tuple(self.assumed))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
@@ -308,13 +315,13 @@ class Settings:
 
     def with_(self, **changes: Any) -> Settings:
         """Return a copy with some settings changed."""
-        return replace(self, **changes)
+        return replace(self, **{"assumed": tuple(n for n in self.assumed if n not in changes), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as it is kept in a snapshot."""
         plain = asdict(self)
         plain["lora_target_modules"] = list(self.lora_target_modules)
-        plain["left_out"] = list(self.left_out)
+        plain["left_out"], plain["assumed"] = list(self.left_out), list(self.assumed)
         return plain
 
     @classmethod
@@ -353,6 +360,14 @@ _ALIASES = {
     "activation_checkpointing": "gradient_checkpointing",
     "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
 }
+
+
+def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the settings that memory follows most and that ``given`` leaves open."""
+    known = set(given) - set(given.get("assumed") or ())
+    if given.get("max_length"):
+        known |= {"prompt_length", "completion_length"}
+    return tuple(name for name in _FOLLOWED if name not in known)
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

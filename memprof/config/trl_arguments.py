@@ -1,4 +1,4 @@
-"""Read what a config for TRL's command line says by other names than :class:`Settings` does."""
+"""Read what a config of TRL's says by other names than :class:`Settings` does, and what no simulation executes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Any
 
 from memprof.errors import UsageError
 
-__all__ = ["attention_of", "generation_of", "said_by_trl"]
+__all__ = ["LEFT_OUT", "attention_of", "generation_of", "left_out_of", "said_by_trl"]
+
+#: Settings that change a run's memory and that no simulation executes, with what each usually changes: names of
+#: ``TrainingArguments`` and the configs of TRL's trainers.
+LEFT_OUT = {
+    "torch_compile": "torch.compile is not simulated: it fuses operations, which keep fewer results for backward, and "
+    "with CUDA graphs it holds a memory pool of its own",
+    "use_liger_kernel": "Liger's kernels are not simulated here: they keep fewer results for backward than the model's "
+    "own layers do",
+    "packing": "packing is not simulated: every row is taken to be full, as packed rows nearly are",
+    "padding_free": "padding_free is not simulated: all rows of a batch are taken to be of one length",
+    "activation_offloading": "activation_offloading is not simulated: activations stay on the device, which holds more",
+    "load_in_8bit": "8-bit weights are not simulated: weights have the dtype given, which holds more",
+    "neftune_noise_alpha": "NEFTune's noise is not simulated: one more tensor as large as the embedded batch",
+}
 
 # Defaults of TRL's ``ModelConfig``, which it uses where ``use_peft`` is on and nothing else is said.
 _TRLS_ADAPTER = {"lora_r": 16, "lora_dropout": 0.05}
@@ -24,6 +38,11 @@ def generation_of(use_vllm: Any, mode: Any) -> str:
     if not use_vllm:
         return "hf"
     return "vllm" if mode == "colocate" else "none"
+
+
+def left_out_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the names among ``given`` that are switched on and are in :data:`LEFT_OUT`."""
+    return tuple(name for name in LEFT_OUT if given.get(name))
 
 
 def said_by_trl(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

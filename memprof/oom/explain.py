@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.oom.advice import answer
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
-from memprof.oom.forms.not_memory import SENTENCES
-from memprof.oom.frameworks import names_for
+from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
+from memprof.oom.judge import judge
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB
@@ -44,16 +44,14 @@ def _notes(reading: Reading) -> list[str]:
     if "launcher" in kinds and len(kinds) > 1:
         notes.append("The −9 (SIGKILL) may be the launcher ending the other processes after the first failure.")
     if not reading.failures:
-        notes += [
-            f"This text is not about memory that ran out: {SENTENCES[form.id]}." for form in reading.elsewhere[:1]
-        ]
+        notes += [f"This text is not about memory that ran out: {form.says}." for form in reading.elsewhere[:1]]
     return notes
 
 
 def _explained(failure: Failure) -> dict[str, Any]:
     parts = parts_of(failure)
-    phase, logits, names = _phase(failure), makes_logits(failure.frames), names_for(failure)
-    verdict, tried = answer(failure, parts, phase, logits, names)
+    phase, logits, names = _phase(failure), makes_logits(failure.frames), _names(failure)
+    verdict, tried = judge(failure, scope_of(failure, parts, phase, logits, names))
     return {
         "kind": failure.kind,
         "form": failure.form.id,
@@ -90,6 +88,12 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "numbers": _meanings(failure, parts),
         "try": [{"action": action, "why": why} for action, why in tried],
     }
+
+
+def _names(failure: Failure) -> Names:
+    """Return the framework the failure's frames, message and surroundings show."""
+    text = "\n".join([*(frame.path for frame in failure.frames), failure.text, failure.around])
+    return names_in(text) or names_for_program(failure.form.program) or PLAIN
 
 
 def _phase(failure: Failure) -> str | None:

@@ -25,7 +25,8 @@ class Failure:
 
     ``kind`` is ``device`` (torch's own message), ``driver``, ``library``, ``cpu``, ``host``, ``killed`` or ``engine``;
     ``processes`` are (process id, bytes in use) of those that are not said to be this one; ``frames`` of the
-    traceback around it, outermost first; ``facts`` what else its form reads, by name.
+    traceback around it, outermost first; ``facts`` what else its form reads, by name;
+    ``around`` the lines around it, ``head`` the log's first.
     """
 
     form: Form = field(repr=False)
@@ -49,3 +50,4 @@ class Failure:
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     facts: dict[str, int | float | str] = field(default_factory=dict)
     around: str = field(default="", repr=False)
+    head: str = field(default="", repr=False)

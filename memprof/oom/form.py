@@ -9,8 +9,14 @@ from memprof.oom.reading.sizes import SIZE
 
 __all__ = ["Form", "form"]
 
-_MACRO = re.compile(r"\{(size|int|num|word):(\w+)\}")
-_WHAT = {"size": SIZE, "int": r"\d{1,19}", "num": r"\d[\d,]{0,24}(?:\.\d{1,20})?", "word": r"[\w./:@-]{1,90}?"}
+_MACRO = re.compile(r"\{(size|tight|int|num|word):(\w+)\}")
+_WHAT = {
+    "size": SIZE,
+    "tight": r"\d[\d,]{0,24}(?:\.\d{1,9})?[kmgt]i?b?",
+    "int": r"\d{1,19}",
+    "num": r"\d[\d,]{0,24}(?:\.\d{1,20})?",
+    "word": r"[\w./:@-]{1,90}?",
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,9 @@ class Form:
         hint: a literal that has to be in the text, for speed.
         phase: what the program was doing whenever it words it so, where no frames tell.
         types: the type (``size``, ``int``, ``num``, ``word``) of each named group.
+        frames: it counts only where this is found in one of the innermost frames (``path:function code``).
+        asked_by: a driver's bare words are this form's where this is found in one of the innermost frames.
+        says: of a text that is not about memory: what it is about.
     """
 
     id: str
@@ -46,6 +55,9 @@ class Form:
     hint: str = ""
     phase: str = ""
     types: dict[str, str] = field(default_factory=dict)
+    frames: re.Pattern[str] | None = None
+    asked_by: re.Pattern[str] | None = None
+    says: str = ""
 
 
 def form(
@@ -61,11 +73,14 @@ def form(
     whole_line: bool = False,
     weak: bool = False,
     phase: str = "",
+    frames: str = "",
+    asked_by: str = "",
+    says: str = "",
 ) -> Form:
     """Make a form from ``words``: a regular expression in lower case whose spaces stand for any white space or none.
 
-    ``{size:free}`` reads ``5.06 MiB`` as ``free``, ``{int:pid}`` a whole number, ``{num:share}`` any number,
-    ``{word:node}`` a name.
+    ``{size:free}`` reads ``5.06 MiB`` as ``free`` (``{tight:free}`` where a word follows ``58.64M``),
+    ``{int:pid}`` a whole number, ``{num:share}`` any number, ``{word:node}`` a name.
     """
     squeezed = words.replace(" ?", "").replace(" ", "")
     types = {name: kind_of for kind_of, name in _MACRO.findall(squeezed)}
@@ -84,6 +99,9 @@ def form(
         _longest_literal(squeezed),
         phase,
         types,
+        re.compile(frames) if frames else None,
+        re.compile(asked_by) if asked_by else None,
+        says,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import MARGIN
+from memprof.config.fits import fits, kept_for, words_of
 from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS
 from memprof.config.settings import Settings
@@ -230,7 +230,7 @@ class _Search:
 
         def possible(settings: Settings) -> tuple[bool, bool]:
             least = least_bytes(settings, config, _piece_tokens(settings))
-            training, generation = (int(n * (1 + MARGIN)) <= self._budget for n in least)
+            training, generation = (fits(n, self._budget) for n in least)
             return training, generation
 
         training = [i for i, rung in enumerate(self._training) if possible(rung)[0]]
@@ -280,7 +280,7 @@ class _Search:
         row = self._rows[place]
         if row["verdict"] is not None:
             return bool(row["fits"])
-        return int(row["peak_bytes"] * (1 + MARGIN)) <= self._budget
+        return fits(int(row["peak_bytes"]), self._budget)
 
     def _choice(self, place: tuple[int, int]) -> Choice:
         below = tuple(self._settings((i, place[1])) for i in range(place[0] + 1, len(self._training)))
@@ -289,10 +289,11 @@ class _Search:
     def _refusal(self, last: tuple[int, int]) -> str:
         least = min(self._rows.values(), key=needed_bytes)
         row = self._rows[last]
+        kept = words_of(kept_for(self._settings(last).to_dict()))
         return (
             f"Nothing fits a memory budget of {format_gib(self._budget)} GiB: the leanest settings "
-            f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB and {MARGIN:.0%} for the "
-            f"prediction's error, highest in {row['peak_phase']}. Shorter sequences, a 4-bit base or a smaller model "
+            f"({describe(self._settings(last))}) need {format_gib(needed_bytes(least))} GiB, highest in "
+            f"{row['peak_phase']} ({kept}). Shorter sequences, a 4-bit base or a smaller model "
             "would need less."
         )
 
@@ -311,7 +312,7 @@ def _held_too_high(row: Mapping[str, Any], budget: int) -> set[str]:
     """Name the phases that hold more than there is, whatever the allocator keeps cached."""
     verdict = row["verdict"]
     if verdict is None:
-        return {phase for phase, peak in row["phases"].items() if int(peak * (1 + MARGIN)) > budget}
+        return {phase for phase, peak in row["phases"].items() if not fits(int(peak), budget)}
     room = verdict["limit_bytes"] - verdict["non_torch_bytes"]
     return {need["phase"] for need in verdict["phases"] if need["allocated_bytes"] > room}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import MARGIN, expected_error, margin_of, wide_margin
+from memprof.config.fits import kept_for, limit_bytes, stated_error, words_of
 from memprof.config.gpus import Gpu, bfloat16_note, find_gpu, older_note
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings
@@ -63,7 +63,7 @@ class Plan:
             "maximized": self.maximized,
             "total_bytes": find_gpu(self.gpu).total_bytes,
             "limit_bytes": max((row.limit_bytes for row in self.rows if row.limit_bytes), default=limit_of(self.gpu)),
-            "expected_error": expected_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
+            "expected_error": stated_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
 
@@ -214,7 +214,7 @@ def _largest_fitting(rows: list[Row]) -> Row | None:
 
 def limit_of(gpu: str) -> int:
     """Return the bytes that a prediction must not exceed on a GPU."""
-    return int(find_gpu(gpu).total_bytes / (1 + MARGIN))
+    return limit_bytes(find_gpu(gpu).total_bytes)
 
 
 def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
@@ -232,6 +232,14 @@ def _shrunk(machine: Runner, rows: list[Row]) -> Row | None:
         if tried.fits:
             return tried
     return None
+
+
+def _kept(rows: list[Row], card: Gpu) -> list[str]:
+    """Say how much room was kept for what is not known, and in which rows."""
+    kept: dict[str, list[str]] = {}
+    for row in rows:
+        kept.setdefault(words_of(kept_for(row.settings.to_dict(), card)), []).append(row.method)
+    return [f"{words} ({', '.join(methods) if len(kept) > 1 else 'every row'})" for words, methods in kept.items()]
 
 
 def _reasons(left_out: dict[str, str]) -> list[str]:
@@ -256,12 +264,7 @@ def _notes(base: Settings, rows: list[Row], best: Row | None, maximized: str, ca
         )
     notes += dict.fromkeys(note for settings in found if (note := bfloat16_note(card, settings.to_dict())) is not None)
     notes += [note for note in (older_note(card),) if note is not None]
-    uncompared = [row.method for row in rows if margin_of(row.settings.to_dict(), card) > MARGIN]
-    if uncompared:
-        whose = "every row" if len(uncompared) == len(rows) else ", ".join(uncompared)
-        notes.append(
-            f"{wide_margin():.0%} of room is kept, not {MARGIN:.0%}, where part of a run was never compared: {whose}"
-        )
+    notes += _kept(rows, card)
     if base.load_in_4bit or (best is not None and best.settings.load_in_4bit):
         notes.append("4-bit layers are modelled after bitsandbytes, not executed")
     reach, longest = positions_of(find_config(base.model)), max(row.settings.sequence_length for row in rows)

@@ -2,8 +2,8 @@
 
 What the allocator reserves hangs on which block a request finds: 48 MiB of workspace more have moved it by 324 MiB. So
 the same allocations go through the allocator's model again, with the workspaces of other cards where only the card's
-size is known, with sequences one token longer and shorter, and on a card that is full, where cached segments are given
-back. Nothing is simulated again.
+size is known, with sequences one token shorter (and longer, where nobody gave the prompts' length: else the lengths
+given are the longest), and on a card that is full, where cached segments are given back. Nothing is simulated again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from memprof.allocator.model import OutOfMemory
 from memprof.allocator.replay import Program, reserved_within
 from memprof.allocator.settings import AllocatorSettings, parse_settings, settings_of
-from memprof.config.expected_error import MARGIN, room_bytes
+from memprof.config.fits import MARGIN, room_bytes
 from memprof.config.gpus import Gpu, workspace_bytes, workspaces_of
 from memprof.vocabulary import Category
 
@@ -140,9 +140,10 @@ def variants_of(
         lengths = lengths[1:]
     if not completion:  # a script's own trainer, whose lengths are not known
         lengths = ()
+    shifts = (0,) if not lengths else (0, 1, -1) if "prompt_length" in (config.get("assumed") or ()) else (0, -1)
     for workspace in sorted(workspaces_of(gpu), key=lambda size: size != own):
         requested = np.where(is_workspace, workspace, program.requested)
-        for more in (0, 1, -1) if lengths else (0,):
+        for more in shifts:
             sizes = _with_length(requested, by_tokens, lengths, more)
             yield Variant(replace(program, requested=sizes), workspace, more)
 

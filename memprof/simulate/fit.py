@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.replay import reserved_within
-from memprof.config.expected_error import room_bytes
+from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memprof.allocator.replay import ALLOC, FLUSH, Program, in_order
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import room_bytes
+from memprof.config.fits import room_bytes
 from memprof.config.gpus import Gpu
 from memprof.config.model_shape import ModelShape
 from memprof.config.piece_size import MOST_TOKENS

@@ -11,7 +11,7 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.allocator.settings import not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
-from memprof.config.expected_error import expected_error
+from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu, bfloat16_note, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
@@ -95,7 +95,7 @@ def simulate(
     ):
         fn(session)
     raw = session.to_raw()
-    raw["memprof"]["expected_error"] = expected_error(config or {}, card=gpu)
+    raw["memprof"]["expected_error"] = stated_error(config or {}, card=gpu)
     raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})
     return raw
 
@@ -210,24 +210,6 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
-    from memprof.simulate.layers.repeating import executed_where_different
-
-    def once() -> dict[str, Any]:
-        return _simulated(settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
-
-    return executed_where_different(once)
-
-
-def _simulated(
-    settings: Settings,
-    features: list[str],
-    capacity: int | None,
-    gpu: Gpu | None,
-    *,
-    stacks: bool,
-    by_name: bool,
-    growth: bool,
-) -> dict[str, Any]:
     from memprof.simulate.sharding.process_group import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of

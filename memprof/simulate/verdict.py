@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memprof.config.expected_error import room_bytes
+from memprof.config.fits import kept_for, limit_bytes, room_bytes, words_of
 from memprof.config.gpus import Gpu
 from memprof.simulate.ensemble import Ensemble, margin_kept
 from memprof.simulate.recorder.host_memory import host_use
@@ -75,6 +75,7 @@ class Verdict:
     reserved_bytes: int
     non_torch_bytes: int
     margin: float
+    kept: str
     fits: bool
     flushes: bool
     phase: str
@@ -89,7 +90,7 @@ class Verdict:
     @property
     def limit_bytes(self) -> int:
         """Return the bytes the prediction must not exceed."""
-        return int(self.total_bytes / (1 + self.margin))
+        return limit_bytes(self.total_bytes, self.margin)
 
     @property
     def headroom_bytes(self) -> int:
@@ -126,14 +127,13 @@ class Verdict:
     def _judgement(self) -> str:
         need = f"needs {format_gib(self.needed_bytes)} GiB of {format_gib(self.total_bytes)} GiB on {self.gpu}"
         parts = f"reserved {format_gib(self.reserved_bytes)}, outside torch about {format_gib(self.non_torch_bytes)}"
-        kept = f"{self.margin:.0%} kept for the prediction's error"
         if self.fits:
             extra = " It only fits because cached memory is given back when the card is full." if self.flushes else ""
-            return f"Fits: {need} ({parts}; {kept}).{extra}{self._variants()}"
+            return f"Fits: {need} ({parts}; {self.kept}).{extra}{self._variants()}"
         if self.host is not None and self.host.fits is False and self.needed_bytes <= self.limit_bytes:
             held = f"{format_gib(self.host.needed_bytes)} GiB of {format_gib(self.host.total_bytes or 0)} GiB"
             return f"Does not fit: the host needs {held}; the GPU would do ({need})."
-        return f"Does not fit: {need} ({parts}; {kept}); highest in {self.phase}.{self._variants()}"
+        return f"Does not fit: {need} ({parts}; {self.kept}); highest in {self.phase}.{self._variants()}"
 
     def _variants(self) -> str:
         """Say how far variants of the run lie apart, and what decides where one of them does not fit."""
@@ -141,7 +141,7 @@ class Verdict:
         if told is None or told.lowest_bytes == told.highest_bytes:
             return ""
         low, high = (format_gib(size + self.non_torch_bytes) for size in (told.lowest_bytes, told.highest_bytes))
-        words = f" {told.members} variants of it (workspaces, lengths ± 1) need {low} to {high} GiB"
+        words = f" {told.members} variants of it (workspaces, a token shorter) need {low} to {high} GiB"
         return words + (f"; {told.failed} of them run out of memory." if told.failed else ".")
 
 
@@ -174,6 +174,7 @@ def verdict_of(analysis: Analysis, gpu: Gpu, *, fits: bool, flushes: bool, ensem
         reserved_bytes=peak.reserved_bytes,
         non_torch_bytes=gpu.context_bytes,
         margin=margin_kept(analysis),
+        kept=words_of(kept_for(analysis.snapshot.extra.get("config") or {}, gpu)),
         fits=fits,
         flushes=flushes,
         phase=peak.phase,

@@ -40,17 +40,17 @@ class TrainingPhases:
         self._step: list[Any] = []
 
     def __enter__(self) -> TrainingPhases:
-        hook, unseen = self._door.hook, torch_names.IS_COMPILING.get()
+        door, unseen = self._door, torch_names.IS_COMPILING.get()
         if hasattr(self._model, "register_forward_pre_hook"):
-            begin = hook(lambda *_: self._open(self._forward, Phase.FORWARD), unseen)
-            end = hook(lambda *_: self._close(self._forward), unseen)
+            begin = door.hook(lambda *_: self._open(self._forward, Phase.FORWARD), unseen)
+            end = door.hook(lambda *_: self._close(self._forward), unseen)
             self._handles += [
                 self._model.register_forward_pre_hook(begin),
                 self._model.register_forward_hook(end, always_call=True),
             ]
         self._handles += [
-            torch_names.BEFORE_STEP.get()(hook(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP))),
-            torch_names.AFTER_STEP.get()(hook(lambda *_: self._close(self._step))),
+            torch_names.BEFORE_STEP.get()(door.hook(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP))),
+            torch_names.AFTER_STEP.get()(door.hook(lambda *_: self._close(self._step))),
         ]
         self._watch_backward()
         return self

@@ -413,10 +413,13 @@ def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
     if capacity is None:
         return ()
     found = []
-    for left, fits, need, basis in zip(
-        capacity["left"], capacity["fits"], capacity["needs"], capacity["basis"], strict=True
+    margins = capacity.get("margins") or [0] * len(capacity["fits"])
+    for left, fits, need, basis, margin in zip(
+        capacity["left"], capacity["fits"], capacity["needs"], capacity["basis"], margins, strict=True
     ):
-        words = f"yes, {gib(left)} GiB free" if fits else f"no, {gib(-left)} GiB too much"
+        words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} kept"
+        if fits:
+            words = f"yes, {gib(left)} GiB free" if left >= 0 else "yes, it ran there"
         if not fits and need >= 2 * capacity["bytes"]:
             words = f"no, {gib(need)} GiB, {need / capacity['bytes']:.1f}× the device"
         found.append(Verdict(fits, words + ("" if basis == "device_peak" else ", by its total")))

@@ -29,7 +29,7 @@ class Reckoned:
         return [self._row(s) for s in wanted]
 
     def _row(self, s: Settings) -> dict[str, Any]:
-        from memprof.config.expected_error import MARGIN
+        from memprof.config.fits import MARGIN
         from memprof.config.gpus import find_gpu
 
         count = SHAPE.parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from memprof.analysis.allocation_differences import holdings_of_analysis, holdin
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, compare, distinct, over_limit, short_names
 from memprof.analysis.published import PUBLISHED, published_columns
+from memprof.config.fits import MARGIN, wide_margin
+from memprof.config.gpus import CONTEXT_BYTES
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import GROUP_OF, Category, Group
 from tests.reports.compared import as_run, leaner, published_comparison, sample_comparison
@@ -142,11 +145,13 @@ def test_device_peak_and_host_stand_beside_the_sum() -> None:
 def test_capacity_judges_by_the_device_peak_and_by_totals_where_there_is_none() -> None:
     first, trace = sample()[0], leaner("trace")
     need = first["device_peak"]["reserved_bytes"] + first["device_peak"]["non_torch_bytes"]
-    data = compare([as_run(first, "a"), as_run(trace, "b")], need)
-    assert data["capacity"]["needs"] == [need, trace["peak"]["active_bytes"]]
+    room = math.ceil(need * (1 + MARGIN))
+    data = compare([as_run(first, "a"), as_run(trace, "b")], room)
+    assert data["capacity"]["needs"] == [need, trace["peak"]["active_bytes"] + CONTEXT_BYTES]
     assert data["capacity"]["basis"] == ["device_peak", "total"]
+    assert data["capacity"]["margins"] == [MARGIN, wide_margin()]
     assert data["capacity"]["fits"] == [True, True]
-    assert compare([as_run(first, "a"), as_run(trace, "b")], need - 1)["capacity"]["fits"] == [False, True]
+    assert compare([as_run(first, "a"), as_run(trace, "b")], room - 2)["capacity"]["fits"] == [False, True]
 
 
 def test_capacity_defaults_to_the_runs_own_device_where_they_agree() -> None:

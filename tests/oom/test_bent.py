@@ -16,7 +16,7 @@ from memprof.reports.terminal.oom import render_failures as render_text
 
 from memprof.oom import explain_log, find_failures
 from memprof.oom.form import Form
-from memprof.oom.forms import DEVICE_FORMS, FORMS, NOT_MEMORY
+from memprof.oom.messages import DEVICE_FORMS, FORMS, NOT_MEMORY
 from memprof.oom.reading.unbend import streams_of
 from tests.oom.examples import EXAMPLES
 from tests.oom.wordings import WORDINGS, gib, mib

@@ -35,7 +35,7 @@ WORDINGS = {
         "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 1; 10.76 GiB total capacity; 9.71 GiB "
         "already allocated; 5.62 MiB free; 83.50 MiB cached)",
         {"backend": "CUDA", "device": 1, "requested": mib(20), "total": gib(10.76), "allocated": gib(9.71),
-         "free": mib(5.62), "reserved": mib(83.5)},
+         "free": mib(5.62), "unallocated": mib(83.5)},
     ),
     "2.0": Wording(
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.25 GiB (GPU 0; 23.69 GiB total capacity; "

@@ -18,6 +18,7 @@ from memprof.reports.markdown.plan import render_plan as render_markdown
 from memprof.reports.terminal.plan import render_bars
 from memprof.reports.terminal.plan import render_plan as render_text
 
+from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml
 from memprof.errors import UsageError
@@ -62,7 +63,6 @@ class _Known:
         return changes[place - 1] if place else None
 
     def _one(self, s: Settings) -> dict[str, Any]:
-        from memprof.config.expected_error import MARGIN
         from memprof.config.gpus import find_gpu
 
         fixed = 30 * GB if s.lora_r is None else 5 * GB if s.load_in_4bit else 12 * GB
@@ -103,7 +103,7 @@ def test_the_longest_context_is_found_and_executed(known: list[_Known]) -> None:
     assert plan.best is not None
     assert plan.best.method == "QLoRA, lean trainer"  # not the first method that fits: the one that takes the most
     assert plan.best.settings in known[0].asked
-    most = (24 * GB / 1.03 - 5 * GB) / (40_000 * 8)
+    most = (24 * GB / (1 + MARGIN) - 5 * GB) / (40_000 * 8)
     assert 0.9 * most < plan.best.settings.sequence_length <= most
 
 
@@ -119,7 +119,7 @@ def test_every_method_has_its_own_longest(known: list[_Known]) -> None:
             floor, token = fixed[row.method]
             assert row.largest is not None
             assert row.largest.fits
-            assert 0.9 < row.largest.settings.sequence_length / ((24 / 1.03 - floor) * GB / (token * 8)) <= 1
+            assert 0.9 < row.largest.settings.sequence_length / ((24 / (1 + MARGIN) - floor) * GB / (token * 8)) <= 1
     assert plan.rows[0].largest is None  # full fine-tuning does not fit at any length
     shown = build_plan({**plan.to_dict(), "code": None})
     assert shown.cells()[0][-1] == "Longest completion"

@@ -53,11 +53,8 @@ def ways_in(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             name = called.rpartition(".")[2]
-            position = (
-                None
-                if called.endswith(".attach")
-                else REGISTERS.get(name, 0 if name.startswith("register_") and name.endswith("_hook") else None)
-            )
+            torchs_own = name.startswith("register_") and name.endswith("_hook")
+            position = None if called.endswith(".attach") else REGISTERS.get(name, 0 if torchs_own else None)
             if any(called.endswith(f"{known}.get()") for known in TORCHS):
                 position = 0
             if isinstance(position, int) and len(node.args) > position:

@@ -48,6 +48,20 @@ def test_storages_are_counted_once_and_until_their_last_view_goes() -> None:
         assert recorder.allocator.requested == 0
 
 
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float16", 4), ("bfloat16", 8)])
+@pytest.mark.parametrize("operation", ["softmax", "log_softmax"])
+def test_cuda_reads_fp16_where_a_softmax_answers_in_float32(operation: str, dtype: str, bytes_each: int) -> None:
+    """As an emulated T4 did: of bfloat16 there is a copy in float32 first."""
+    with _recording() as recorder:
+        scores = torch.empty(64, 64, dtype=getattr(torch, dtype))
+        peak = _peak_over(recorder, lambda: getattr(torch, operation)(scores, dim=-1, dtype=torch.float32))
+        assert peak == bytes_each * scores.numel()
+        wanted = scores.clone().requires_grad_()
+        made = getattr(torch, operation)(wanted, dim=-1, dtype=torch.float32)
+        (given,) = torch.autograd.grad(made.sum(), wanted)
+        assert (made.dtype, given.dtype) == (torch.float32, scores.dtype)
+
+
 def test_the_engine_adds_in_place_what_it_alone_holds() -> None:
     with _recording() as recorder:
         w = torch.empty(64, 64)

@@ -18,7 +18,7 @@ import click
 from benchmarks.simulator.emulated.cases import _LLAMA_1B, Case, _case
 from benchmarks.simulator.emulated.device import ask
 from benchmarks.simulator.emulated.matrix import keep_row, read_rows, settings_of
-from memprof.config.expected_error import room_bytes
+from memprof.config.fits import margin_of, room_bytes
 from memprof.config.gpus import CONTEXT_BYTES, Gpu, find_gpu
 
 __all__ = ["main", "table"]
@@ -95,13 +95,13 @@ def said(case: Case) -> dict[str, Any]:
     """
     if find_gpu(case.card).capability < (8, 0):
         made = _needs(case, find_gpu(case.card))
-        of_make = max(_card_for(*need) for need in made)
+        of_make = max(_card_for(case, *need) for need in made)
         return {"by_size": None, "by_make": of_make, "alone": None, "needs": made, "reserved_bytes": made[0][3]}
     made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
     return {
-        "by_size": max(_card_for(*need) for need in unknown),
-        "by_make": max(_card_for(*need) for need in made),
-        "alone": _card_for(*unknown[0]),
+        "by_size": max(_card_for(case, *need) for need in unknown),
+        "by_make": max(_card_for(case, *need) for need in made),
+        "alone": _card_for(case, *unknown[0]),
         "needs": unknown,
         "reserved_bytes": made[0][3],
     }
@@ -134,17 +134,11 @@ def _needed(program: Any, settings: Any, held: int) -> tuple[int, int]:
     return high, reserved
 
 
-def _card_for(workspace: int, more: int, need: int, reserved: int) -> int:
+def _card_for(case: Case, workspace: int, more: int, need: int, reserved: int) -> int:
     """Return the smallest card of whole MiB for a variant; the margin is kept for the lengths that were asked for."""
-    if not more:
-        return _card_with(need)
-    return -(-(need + CONTEXT_BYTES) // _MIB) * _MIB
-
-
-def _card_with(room: int) -> int:
-    """Return the smallest card of whole MiB that has this room for torch, the margin kept."""
-    total = room // _MIB * _MIB
-    while room_bytes(Gpu("?", total)) < room:
+    margin = 0.0 if more else margin_of(case.settings.to_dict())
+    total = (need + CONTEXT_BYTES) // _MIB * _MIB
+    while room_bytes(Gpu("?", total), margin) < need:
         total += _MIB
     return total
 

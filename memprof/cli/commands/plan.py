@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.help import grouped
 from memprof.cli.progress import progress
 from memprof.cli.serving import refuse_without, serving_answer
 from memprof.cli.simulating import need_torch
-from memprof.cli.simulation_options import given_settings, run_options, settings_of, value_of
+from memprof.cli.simulation_options import GROUPS, given_settings, run_options, settings_of, value_of
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+SEARCH = "maximize vary no_search workers no_cache serve_beside max_model_len max_num_seqs"
 
-@click.command(name="plan")
+
+@click.command(name="plan", cls=grouped({**GROUPS, "Search": SEARCH}))
 @run_options
 @click.option(
     "--gpu", required=True, metavar="NAME|SIZE", help="Plan for this GPU: a name such as H100, or a size such as 24GB."

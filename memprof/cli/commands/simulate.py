@@ -11,9 +11,10 @@ import click
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
+from memprof.cli.help import grouped
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
-from memprof.cli.simulation_options import budget_option, given_settings, run_options, settings_of
+from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
 from memprof.simulate.own_process import take_process
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command(name="simulate")
+@click.command(name="simulate", cls=grouped(GROUPS))
 @run_options
 @budget_option
 @click.option("--gpu", metavar="NAME|SIZE", help="Say whether it fits: a name such as H100, or a size such as 24GB.")

@@ -6,14 +6,18 @@ import re
 from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
-from memprof.oom.forms.torch_allocator import FIELDS, FORMS, INDEX, PROCESS
-from memprof.oom.reading.sizes import bytes_of
+from memprof.oom.messages import DEVICE_FORMS
+from memprof.oom.reading.sizes import SIZE, bytes_of
+from memprof.oom.tables import table
 
 __all__ = ["Message", "messages_in"]
 
 # No two fields of one message stand further apart, spaces not counted.
 _GAP = 260
-_HEAD, _BLOCK, _ASYNC, _FIELDS_ONLY, _CLASS = FORMS
+_HEAD, _BLOCK, _ASYNC, _FIELDS_ONLY, _CLASS = DEVICE_FORMS
+_TABLE = table("torch")
+_FIELDS = {name: re.compile(words.replace("{size}", f"({SIZE})")) for name, words in _TABLE["fields"].items()}
+_PROCESS, _INDEX = (re.compile(_TABLE["also"][name].replace("{size}", f"({SIZE})")) for name in ("process", "index"))
 _END = re.compile(r"traceback\(mostrecentcalllast")
 _STRICT = ("total", "allocated", "unallocated", "in_use")
 _EXABYTE = 2**60
@@ -43,7 +47,7 @@ def messages_in(text: str) -> list[Message]:
             found.append(last)
         _take(last, start, stop, name, match)
     for message in found:
-        index = INDEX.search(text, message.start, message.stop + 1)
+        index = _INDEX.search(text, message.start, message.stop + 1)
         message.device = int(index.group(1)) if index else None
     return [message for message in found if _is_message(message)]
 
@@ -61,12 +65,13 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
         "toallocate" not in text
         and "allocationondevice" not in text
         and "bypytorch" not in text
+        and "reservedbut" not in text
         and "totalcapac" not in text
     ):
         return pieces
-    for name, pattern in FIELDS.items():
+    for name, pattern in _FIELDS.items():
         pieces += [(m.start(), m.end(), name, m) for m in pattern.finditer(text)]
-    return pieces + [(m.start(), m.end(), "process", m) for m in PROCESS.finditer(text)]
+    return pieces + [(m.start(), m.end(), "process", m) for m in _PROCESS.finditer(text)]
 
 
 def _begins_another(last: Message, text: str, start: int, name: str) -> bool:

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 from memprof.oom.failure import Failure
 from memprof.oom.form import Form
-from memprof.oom.forms import NOT_MEMORY
+from memprof.oom.messages import NOT_MEMORY
 from memprof.oom.reading.events import events_of
 from memprof.oom.reading.frames import frames_around
 from memprof.oom.reading.hits import Hit, hits_in
 from memprof.oom.reading.regions import regions
-from memprof.oom.reading.retold import retold
+from memprof.oom.reading.retold import fits_frames, retold
 from memprof.oom.reading.unbend import Stream, streams_of
 
 __all__ = ["Reading", "find_failures", "read_log"]
 
 _MOST_EVENTS = 200
+_HEAD = 60_000  # characters at the beginning of a log, where programs print their settings
 _LOG_RANK = re.compile(r"\brank[ =:]{1,2}(\d{1,5})\b|\[rank(\d{1,5})\]", re.I)
 _NUMBERS = ("requested", "total", "free", "allowed", "allocated", "device", "rank")
 
@@ -46,7 +47,11 @@ def read_log(log: str) -> Reading:
         streams = streams_of(region, first_line)
         actors = " ".join(sorted({line.actor for stream in streams for line in stream.lines if line.actor}))
         for stream in streams:
-            found += [retold(replace(f, around=f"{f.around}\n{actors}")) for f in _of_stream(stream, notes)]
+            found += [
+                retold(replace(f, around=f"{f.around}\n{actors}", head=text[:_HEAD]))
+                for f in _of_stream(stream, notes)
+                if fits_frames(f)
+            ]
             for form_ in NOT_MEMORY:
                 if form_.pattern.search(stream.squeezed):
                     elsewhere.setdefault(form_.id, form_)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memprof.oom.form import Form
-from memprof.oom.forms import DEVICE_FORMS, FORMS
+from memprof.oom.messages import DEVICE_FORMS, FORMS
 from memprof.oom.reading.fields import messages_in
 from memprof.oom.reading.sizes import bytes_of
 from memprof.oom.reading.unbend import Stream
@@ -80,7 +80,7 @@ def _stands(stream: Stream, form: Form, match: re.Match[str]) -> bool:
 
 def _value(form: Form, name: str, text: str) -> int | float | str:
     what = form.types.get(name)
-    if what == "size":
+    if what in ("size", "tight"):
         return bytes_of(text)
     if what == "int":
         return int(text)

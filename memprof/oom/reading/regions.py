@@ -4,115 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from memprof.oom.messages import TRIGGERS
+
 __all__ = ["regions"]
 
-# A region of the log is read closely where one of these stands; they are searched for in lower case, one by one, which
-# is ten times as fast as one expression of all of them. Words that ordinary log lines hold (memory, kv cache usage) are
-# not among them.
-_TRIGGERS = (
-    "out of mem",
-    "outofmem",
-    "out_of_mem",
-    "out_of_resource",
-    "out_of_device",
-    "outofresource",
-    "out of resource",
-    "oom_kill",
-    "oom-kill",
-    "oom kill",
-    "oomkill",
-    "oom when",
-    "to allocate",
-    "by pytorch",
-    "total capac",
-    "alloc_failed",
-    "status_not_init",
-    "cudamalloc",
-    "memoryerror",
-    "memoryallocation",
-    "memory_error",
-    "cache blocks",
-    "kv cache is",
-    "in kv cache",
-    "gpu memory util",
-    "memory profiling",
-    "mem-fraction-static",
-    "enough memory",
-    "enough gpu",
-    "memory_saver",
-    "cumem_alloc",
-    "expandable segments",
-    "shared memory",
-    "/dev/shm",
-    "bus error",
-    "paging file",
-    " 1455",
-    "allocate memory",
-    "calloc",
-    "buffer size",
-    "insufficient memory",
-    "memory capacity",
-    "killed",
-    "kill process",
-    "sigkill",
-    "signal 9",
-    "9/kill",
-    "137",
-    "-9",
-    "oom_reaper",
-    "low on memory",
-    "memory pressure",
-    "memory usage threshold",
-    "memory low",
-    "object store",
-    "objectstore",
-    "pod memory",
-    "worker exit",
-    "low on resource",
-    "session crashed",
-    "abruptly",
-    "memlimit",
-    "memory limit",
-    "exceeded limit",
-    "swap space",
-    "bad_alloc",
-    "hostalloc",
-    "mallochost",
-    "memlock",
-    "pinning memory",
-    "cudnn algorithm",
-    "engine to execute",
-    "el0004",
-    "207001",
-    "swapping",
-    "posix_memalign",
-    "wake_up",
-    "shared data",
-    "illegal memory",
-    "device-side",
-    "no space left",
-    "quota exceeded",
-    "open files",
-    "ancdata",
-    "segmentation fault",
-    "collective operation",
-    "kernel appears to have died",
-    "resources requested",
-    "req_slots",
-    "unbalanced",
-    "after sleeping",
-    "failed for size",
-    "sigbus",
-    "exitcode",
-    "exceeding memory",
-    "due to memory",
-    "than is available",
-    "context length",
-    "model length",
-    "graph failed",
-    "dummy requests",
-    "of the memory on node",
-)
 _SMALL = 150_000  # characters that are read closely whatever they hold: a broken line can hide every trigger
 _BEFORE, _AFTER = 40_000, 8_000
 # A log that speaks of memory everywhere: its head and tail are read, and a note says so.
@@ -144,7 +39,7 @@ def regions(text: str, notes: list[str]) -> Iterator[tuple[int, str]]:
 def _places(lowered: str) -> list[int]:
     """Return where a trigger stands, in order, not more than one in a quarter of what is read after it."""
     places = []
-    for word in _TRIGGERS:
+    for word in TRIGGERS:
         at = lowered.find(word)
         while at >= 0:
             places.append(at)

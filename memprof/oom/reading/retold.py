@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.oom.failure import Failure, Frame
-from memprof.oom.forms import FORMS
+from memprof.oom.messages import FORMS
 
-__all__ = ["retold"]
+__all__ = ["fits_frames", "retold"]
 
-_BY_ID = {form.id: form for form in FORMS}
 _DEPTH = 4
-# File and function of a frame that asked, and the form whose answer fits.
-_ASKED: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("vllm.wake", re.compile(r"(?:^|/)cumem\.py:(?:create_and_map|wake_up)")),
-    ("torch_memory_saver.resume", re.compile(r"/torch_memory_saver/[^:]*:_?resume")),
-    ("pinned", re.compile(r":_?pin_memory(?:_loop)?$")),
-)
+_ASKED = tuple(form for form in FORMS if form.asked_by is not None)
 
 
 def retold(failure: Failure) -> Failure:
     """Return a failure in the form that its innermost frames tell, where its message is the driver's bare words."""
     if failure.form.event != "driver" or failure.requested is not None:
         return failure
-    for frame in reversed(failure.frames[-_DEPTH:]):
-        if (form_id := _asked(frame)) is not None:
-            form = _BY_ID[form_id]
-            return replace(failure, form=form, kind=form.kind)
+    for place in reversed(_places(failure.frames)):
+        for form in _ASKED:
+            if form.asked_by is not None and form.asked_by.search(place):
+                return replace(failure, form=form, kind=form.kind)
     return failure
 
 
-def _asked(frame: Frame) -> str | None:
-    place = f"{frame.path.replace(chr(92), '/')}:{frame.function}"
-    found = next((form_id for form_id, pattern in _ASKED if pattern.search(place)), None)
-    return "pinned" if found is None and ".pin_memory(" in frame.code else found
+def fits_frames(failure: Failure) -> bool:
+    """Say whether the frames are those its form asks for, where it asks for any."""
+    pattern = failure.form.frames
+    return pattern is None or any(pattern.search(place) for place in _places(failure.frames))
+
+
+def _places(frames: Sequence[Frame]) -> list[str]:
+    return [f"{frame.path.replace(chr(92), '/')}:{frame.function} {frame.code}" for frame in frames[-_DEPTH:]]

@@ -1,1 +1,1 @@
-"""Repeat the layers of a model that are alike, in passes without gradients and in training."""
+"""Repeat the layers of a model that are alike, in passes without gradients."""

@@ -14,7 +14,7 @@ from memprof.simulate.layers.structure import structure_of
 from memprof.simulate.layers.values import Values
 from memprof.simulate.recorder.recorder import FakeRecorder
 
-__all__ = ["claims_of", "known_by", "modes", "where"]
+__all__ = ["known_by"]
 
 
 def known_by(recorder: FakeRecorder, layer: nn.Module, given: Any, values: Values) -> tuple[tuple[str, ...], Any]:
@@ -30,11 +30,11 @@ def known_by(recorder: FakeRecorder, layer: nn.Module, given: Any, values: Value
         NotAlike: a module has something that is not known to say all about itself.
     """
     names, roles = zip(*map(recorder.scope.name_of, layer.modules()), strict=True)
-    claims = claims_of(recorder, values.tensors)
-    return names, (structure_of(layer, names[0]), given, claims, roles, *modes(recorder), where())
+    claims = _claims_of(recorder, values.tensors)
+    return names, (structure_of(layer, names[0]), given, claims, roles, *_modes(recorder), _where())
 
 
-def modes(recorder: FakeRecorder) -> tuple[Any, ...]:
+def _modes(recorder: FakeRecorder) -> tuple[Any, ...]:
     """List the modes that decide what operations do."""
     return (
         *recorder.circumstances(),
@@ -44,14 +44,9 @@ def modes(recorder: FakeRecorder) -> tuple[Any, ...]:
     )
 
 
-def where(above: str | None = None) -> tuple[tuple[int, int], ...]:
-    """Return the places in the code that are on the stack: what is made under the same has the same stack.
-
-    ``above``: only those that called the innermost function of this name.
-    """
+def _where() -> tuple[tuple[int, int], ...]:
+    """Return the places in the code that are on the stack: what is made under the same has the same stack."""
     frame: Any = sys._getframe(1)
-    while above is not None and frame is not None and frame.f_code.co_name != above:
-        frame = frame.f_back
     found = []
     while frame is not None:
         found.append((id(frame.f_code), frame.f_lasti))
@@ -59,7 +54,7 @@ def where(above: str | None = None) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def claims_of(recorder: FakeRecorder, tensors: Sequence[Any]) -> tuple[bool, ...]:
+def _claims_of(recorder: FakeRecorder, tensors: Sequence[Any]) -> tuple[bool, ...]:
     """Tell of each tensor whether it was claimed."""
     owners = recorder.owners
     return tuple(owners is not None and owners.is_known(tensor.untyped_storage()) for tensor in tensors)

@@ -23,12 +23,9 @@ class Place(NamedTuple):
 
 
 class Before:
-    """Know the tensors that a call was given, without holding them: weakly, and by storage and address.
+    """Know the tensors that a call was given, without holding them: weakly, and by storage and address."""
 
-    ``blocks``: addresses of further memory that was there, numbered after the tensors; None where it is gone.
-    """
-
-    def __init__(self, values: Values, recorder: FakeRecorder, blocks: Sequence[int | None] = ()) -> None:
+    def __init__(self, values: Values, recorder: FakeRecorder) -> None:
         self.tensors = [weakref.ref(tensor) for tensor in values.tensors]
         self.storages = dict(values.storages)
         self.of_storage: dict[int, int] = {}  # the first tensor of a storage, by the storage's number
@@ -39,9 +36,6 @@ class Before:
             self.of_storage.setdefault(values.storages[storage_key(storage)], number)
             if address := recorder.address_of(storage):
                 self.addresses.setdefault(address, number)
-        for number, block in enumerate(blocks, len(self.tensors)):
-            if block is not None:
-                self.addresses.setdefault(block, number)
 
     def storage_number(self, storage: Any) -> int | None:
         """Return the number of a storage that was there; None for a new one, which may lie where an old one lay."""
@@ -82,45 +76,26 @@ class Pattern:
         log: of the call.
         before: the tensors that were there.
         left: what the call returned, and the layer's part of the cache.
-        keeps: whether it may leave memory in which none of them lies: autograd's graph keeps it.
-
-    ``kept`` has the numbers of that memory.
 
     Raises:
         NotAlike: it did what cannot be done again from a log.
     """
 
     def __init__(
-        self,
-        recorder: FakeRecorder,
-        make: Making,
-        place: Place,
-        log: CallLog,
-        before: Before,
-        left: Sequence[Any],
-        *,
-        keeps: bool = False,
+        self, recorder: FakeRecorder, make: Making, place: Place, log: CallLog, before: Before, left: Sequence[Any]
     ) -> None:
         if not log.only_device:
             raise NotAlike("it takes or gives back host memory")
         self._recorder, self._make, self._log, self._place = recorder, make, log, place
         self._own: dict[int, int] = {}  # number of what is alive, by address
-        self._blocks: list[tuple[int, int]] = []  # bytes and stream of what was taken
-        self._heirs: dict[int, int] = {}  # new storages that lie where one was before: that one's number
+        self._streams: list[int] = []
         self.steps = list(self._read(log, before))
         self._rooms: dict[int, tuple[int, int, bool]] = {}  # own number -> bytes, stream, claimed
         values = Values()
         self.left = tuple(self._left(values.add(part), values, before) for part in left)
-        self.kept = sorted(set(self._own.values()) - set(self._rooms))
-        if self.kept and not keeps:
+        if set(self._own.values()) != set(self._rooms):
             raise NotAlike("it leaves memory that neither its result nor its cache holds")
-        self._rooms.update((number, (*self._blocks[number], False)) for number in self.kept)
         self.key = self._key(values, left)
-
-    def kept_at(self) -> list[int]:
-        """Return the addresses of the memory that the call left and no value holds, in order."""
-        at = {number: address for address, number in self._own.items()}
-        return [at[number] for number in self.kept]
 
     # -- what was done ------------------------------------------------------------------------------------------
 
@@ -128,9 +103,8 @@ class Pattern:
         given = dict(before.addresses)
         for step in log.steps:
             if isinstance(step, (Born, Rehearsed)):
-                self._own[step.address] = len(self._blocks)
-                nbytes = step.nbytes if isinstance(step, Born) else step.born.nbytes
-                self._blocks.append((nbytes, step.stream))
+                self._own[step.address] = len(self._streams)
+                self._streams.append(step.stream)
                 if isinstance(step, Born):
                     yield _Take(step.nbytes, step.stream, step.captured, step.tag)
                 else:
@@ -163,25 +137,17 @@ class Pattern:
         number = before.storage_number(storage)
         address = self._recorder.address_of(storage)
         if address in self._own:
-            base, room = self._own[address], self._room(self._own[address], storage)
+            base, room = self._own[address], self._make.room(storage.nbytes())
+            claimed = self._recorder.owners is not None and self._recorder.owners.is_known(storage)
+            self._rooms[base] = (storage.nbytes(), self._recorder.stream_at(storage), claimed)
         elif number is not None and address in before.addresses:
             base, room = -1 - before.of_storage[number], tensor
-        elif address in before.addresses:  # autograd's sum of two gradients lies where the first one lay
-            base = len(self._blocks) + before.addresses[address]
-            self._heirs[base] = before.addresses[address]
-            room = self._room(base, storage)
         else:
             raise NotAlike("it returns what it neither took nor was given")
         maker = self._make.maker_in(tensor, room)
         if maker is None:
             raise NotAlike("a tensor that it leaves cannot be made otherwise")
         return Stand(None, base, maker)
-
-    def _room(self, base: int, storage: Any) -> Any:
-        """Note what is to be made for a storage that the call leaves; return a tensor of such a storage."""
-        claimed = self._recorder.owners is not None and self._recorder.owners.is_known(storage)
-        self._rooms[base] = (storage.nbytes(), self._recorder.stream_at(storage), claimed)
-        return self._make.room(storage.nbytes())
 
     # -- comparing ----------------------------------------------------------------------------------------------
 
@@ -191,8 +157,7 @@ class Pattern:
         steps = tuple(_plain(step) for step in self._said(any_layer))
         again = Values()
         described = tuple(again.add(part) for part in left)
-        rooms = (tuple(self._rooms.items()), tuple(self.kept), tuple(self._heirs.items()))
-        return steps, described, rooms, tuple(map(_shown, self.left))
+        return steps, described, tuple(self._rooms.items()), tuple(map(_shown, self.left))
 
     def _said(self, place: Place) -> Iterator[Any]:
         """Go through the steps in another layer's names."""
@@ -220,23 +185,16 @@ class Pattern:
         Raises:
             OutOfMemory: the simulated device is full, with which the simulation ends.
         """
-        return self.repeat_keeping(place, given)[0]
-
-    def repeat_keeping(self, place: Place, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Do as :meth:`repeat`; beside what that returns, return tensors that hold the memory kept, in order."""
         recorder, own = self._recorder, dict[int, int]()
         recorder.repeat_work(self._log)
         self._repeat_steps(place, given, own)
         rooms = {}
         for number, (nbytes, stream, claimed) in self._rooms.items():
-            heir_of = self._heirs.get(number)
-            address = own[number] if heir_of is None else recorder.let_go(_storage(given[heir_of]))
             rooms[number] = room = self._make.room(nbytes)
-            recorder.let_stand(_storage(room), address, nbytes, stream)
+            recorder.let_stand(_storage(room), own[number], nbytes, stream)
             if claimed and recorder.owners is not None:
                 recorder.owners.know(_storage(room))
-        left = [rebuilt(part, given, rooms, self._make) for part in self.left]
-        return left, [rooms[number] for number in self.kept]
+        return [rebuilt(part, given, rooms, self._make) for part in self.left]
 
     def _repeat_steps(self, place: Place, given: Sequence[Any], own: dict[int, int]) -> None:
         recorder, rehearsal, count = self._recorder, self._recorder.rehearsal, 0

@@ -1,10 +1,10 @@
-"""Execute a few of a model's layers, and repeat their events for those alike: here where nothing is differentiated.
+"""Execute a few of a model's layers wherever nothing is differentiated, and repeat their events for those alike.
 
 Generation, and the log-probabilities of the old and the reference policy, call the same layer tens of times in a row.
 What a layer asks of the allocator follows from its modules' structure and the facts of what it is given. Of layers that
 have both in common two are executed, and where they did the same, the others are repeated from the log: takings, frees,
 claims, kernels and work, under the other layer's names. Only the inside of ``forward`` is repeated: hooks run. All that
-is not understood is executed. Training's layers are :mod:`memprof.simulate.layers.trained`'s.
+is not understood is executed, and so is every layer that is trained.
 """
 
 from __future__ import annotations
@@ -13,30 +13,24 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from memprof.compat import patching
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.simulate.layers.circumstances import known_by
 from memprof.simulate.layers.pattern import Before, Pattern, Place
 from memprof.simulate.layers.structure import cache_index
-from memprof.simulate.layers.trained import LayersDiffer, TrainedRow
 from memprof.simulate.layers.values import NotAlike, Values
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.world.known_results import Making, making
 
-__all__ = ["all_layers_executed", "executed_where_different", "layers_repeated"]
+__all__ = ["all_layers_executed", "layers_repeated"]
 
 _FEWEST = 3  # layers, of which two are executed
-_FEWEST_TRAINED = 5  # of which four are
 _executed: ContextVar[bool] = ContextVar("_executed", default=False)
-_trained_executed: ContextVar[bool] = ContextVar("_trained_executed", default=False)
-_Result = TypeVar("_Result")
 _graph_task: Any = torch_names.GRAPH_TASK.get()
 
 
@@ -50,34 +44,19 @@ def all_layers_executed() -> Iterator[None]:
         _executed.reset(token)
 
 
-def executed_where_different(simulate: Callable[[], _Result]) -> _Result:
-    """Return what a simulation returns; where the layers trained turn out to differ, of one that executes them all."""
-    try:
-        return simulate()
-    except LayersDiffer:
-        token = _trained_executed.set(True)
-    try:
-        return simulate()
-    finally:
-        _trained_executed.reset(token)
-
-
 @contextlib.contextmanager
 def layers_repeated(models: list[Any], recorder: FakeRecorder) -> Iterator[None]:
     """Repeat the layers of these models that are alike, while open."""
     make = making()
     wrapped: list[nn.Module] = []
-    rows: list[_Row] = []
     if make is not None and not _executed.get():
         for layers in _layers_of(models):
-            rows.append(row := _Row(recorder, make, layers))
+            row = _Row(recorder, make, layers)
             for number, layer in enumerate(layers):
                 layer.forward = types.MethodType(row.forward_of(number), layer)  # which a copy of the layer binds anew
                 wrapped.append(layer)
-    clear = torch_names.CLEAR_AUTOCAST_CACHE
     try:
-        with patching((clear, partial(_cleared, clear.get(), rows))):
-            yield
+        yield
     finally:
         for layer in wrapped:
             vars(layer).pop("forward", None)
@@ -95,20 +74,6 @@ def _layers_of(models: list[Any]) -> Iterator[list[nn.Module]]:
                 yield layers
 
 
-def _share(layers: list[nn.Module]) -> bool:
-    """Tell whether layers share parameters, whose gradients are then sums over several."""
-    parameters = [parameter for layer in layers for parameter in layer.parameters()]
-    return len(set(map(id, parameters))) < len(parameters)
-
-
-def _cleared(original: Callable[[], None], rows: list[_Row]) -> None:
-    """Empty autocast's cache, the repeated layers' share of it too."""
-    original()
-    for row in rows:
-        if row.trained is not None:
-            row.trained.cache_cleared()
-
-
 class _Row:
     """Hold the layers of one model, which are called one after another; what is known of them lasts for one pass."""
 
@@ -117,16 +82,11 @@ class _Row:
         self._last = len(layers)
         self._patterns: dict[Any, Pattern | None] = {}  # by what is given; None where it cannot be repeated
         self._sure: set[Any] = set()  # of these two were alike
-        trained = len(layers) >= _FEWEST_TRAINED and not _trained_executed.get() and not _share(layers)
-        self.trained = TrainedRow(recorder, make, layers) if trained else None
 
     def forward_of(self, number: int) -> Callable[..., Any]:
         """Return what takes the place of a layer's forward."""
 
         def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and self.trained is not None and self._is_free():
-                run = partial(type(layer).forward, layer, *args, **kwargs)
-                return self.trained.called(number, layer, run, args, kwargs)
             call = self._call(number, layer, args, kwargs)
             if call is None:
                 return type(layer).forward(layer, *args, **kwargs)

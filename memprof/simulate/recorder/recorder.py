@@ -271,11 +271,6 @@ class FakeRecorder:
             self._workspaces.add(in_engine)
             self.hold(self.workspace, Category.WORKSPACE, self.owners, "cuBLAS workspace")
 
-    @property
-    def engine_has_workspace(self) -> bool:
-        """Tell whether cuBLAS has its workspace for the autograd engine's thread, or needs none."""
-        return not self.workspace or True in self._workspaces
-
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
         """Count what is made inside as pinned host memory, not the device's, for as long as it lives."""
@@ -359,23 +354,14 @@ class FakeRecorder:
     @contextlib.contextmanager
     def logging_call(self) -> Iterator[CallLog]:
         """Log what is taken, claimed and given back inside, in a rehearsal too; one log at a time."""
-        log = self.begin_call_log()
-        try:
-            yield log
-        finally:
-            self.end_call_log(log)
-
-    def begin_call_log(self) -> CallLog:
-        """Log what is taken, claimed and given back from now on; one log at a time."""
         assert self._call is None
         self._call = log = CallLog()
         self.work.also.append(log.work)
-        return log
-
-    def end_call_log(self, log: CallLog) -> None:
-        """Stop logging a call."""
-        self._call = None
-        self._count_no_more(log.work)
+        try:
+            yield log
+        finally:
+            self._call = None
+            self._count_no_more(log.work)
 
     def _count_no_more(self, tally: Tally) -> None:
         self.work.also = [other for other in self.work.also if other is not tally]
@@ -408,15 +394,6 @@ class FakeRecorder:
     def watch_at(self, address: int) -> Any:
         """Return what stands for the storage at ``address``, None if nothing does; its ``address`` may be changed."""
         return next((watch for watch in self._live.values() if watch.address == address), None)
-
-    def watches_at(self, addresses: Sequence[int]) -> list[Any]:
-        """Return what stands for the storages at these addresses; None where nothing does."""
-        at = {watch.address: watch for watch in self._live.values()}
-        return [at.get(address) for address in addresses]
-
-    def stands(self, watch: Any) -> bool:
-        """Tell whether what stood for a storage still does: the storage is alive, and its block is its own."""
-        return watch is not None and self._live.get(watch.key) is watch
 
     def _born(self, storage: Any, shape: tuple[int, ...], dtype: torch.dtype, func: Any) -> None:
         nbytes = storage.nbytes()

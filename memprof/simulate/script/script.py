@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
-from memprof.config.expected_error import expected_error
+from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu
 from memprof.errors import InputError
 from memprof.simulate.run import simulate, simulate_settings
@@ -89,7 +89,7 @@ def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> d
     extra = raw["memprof"]
     if found.trainer.settings is not None:
         extra["config"] = {**(extra["config"] or {}), **found.trainer.settings.to_dict()}
-        extra["expected_error"] = expected_error(extra["config"], card=gpu)
+        extra["expected_error"] = stated_error(extra["config"], card=gpu)
     told = {"script": found.script.name, "trainer": found.trainer.name}
     if found.trainer.settings is not None and found.trainer.settings.trainer == "rloo":
         told["trainer_kind"] = "rloo"

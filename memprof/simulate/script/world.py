@@ -19,7 +19,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import ARGUMENTS
-from memprof.config.left_out import LEFT_OUT
+from memprof.config.trl_arguments import LEFT_OUT
 from memprof.errors import InputError
 from memprof.simulate.trainer.models import load_config
 from memprof.simulate.world.nf4 import Nf4, quantize_nf4

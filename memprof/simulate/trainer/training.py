@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.config.left_out import LEFT_OUT
 from memprof.config.settings import Settings
+from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases

@@ -1,9 +1,12 @@
-"""Apply CUDA's autocast rules on the device that fake tensors have.
+"""Apply CUDA's autocast rules, and its softmax of fp16 in float32, on the device that fake tensors have.
 
 Fake tensors live on ``cpu`` (fake CUDA ones need a driver), and ``torch.autocast("cpu")`` casts other operations than
 ``torch.autocast("cuda")`` does. The lower-precision lists agree where language models go; what CUDA runs in float32
 and the CPU does not is registered here, for as long as :func:`cuda_autocast` is open. Lists: torch's
 ``aten/src/ATen/autocast_mode.h``.
+
+``softmax`` of fp16 that is told to answer in float32 is one kernel on CUDA; the CPU copies its input into float32
+first, as both do with bfloat16 (``aten/src/ATen/native/SoftMax.cpp``).
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ _DTYPE = [
 # Left alone by CUDA's autocast; the CPU's brings their arguments to one dtype first (``autocast_mode.cpp``).
 _UNTOUCHED = ["cat", "stack", "index_copy"]
 _WIDEST = ["addcdiv", "addcmul", "atan2", "cross", "dot", "scatter_add"]
+
+# What reads fp16 and answers in float32 without a copy, and the kernel that does it.
+_READS_HALF = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 _AUTOCAST: Any = torch_names.AUTOCAST_KEY.get()
 _OFF = torch_names.KEY_SET.get()(_AUTOCAST)
@@ -91,6 +97,16 @@ def _untouched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _half_to_float(op: Any) -> Callable[..., Any]:
+    def kernel(values: Any, dim: int, dtype: Any = None) -> Any:
+        fused = values.dtype is torch.float16 and dtype is torch.float32
+        if dtype is not None and not fused:
+            values = values.to(dtype)
+        return op(values, dim, fused)
+
+    return kernel
+
+
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """While open, ``torch.autocast("cpu")`` casts what ``torch.autocast("cuda")`` would."""
@@ -101,6 +117,9 @@ def cuda_autocast() -> Iterator[None]:
         for names, make in lists:
             for name in names:
                 library.impl(name, make(_operation(name)), "AutocastCPU")
+        for name, kernel in _READS_HALF.items():
+            for key in ("AutogradCPU", "CPU"):
+                library.impl(name, _half_to_float(_operation(kernel)), key)
     try:
         yield
     finally:

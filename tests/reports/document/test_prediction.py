@@ -16,7 +16,8 @@ from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
 from memprof.config.catalogue import find_config
-from memprof.config.expected_error import MARGIN, comparisons, expected_error, stated_range, wide_margin
+from memprof.config.expected_error import comparisons, expected_error, stated_range
+from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
 from tests.reports.sample import sample
 
@@ -38,7 +39,7 @@ def _point(length: int, name: str, fits: bool, executed: bool) -> dict[str, Any]
 def _parts() -> dict[str, Any]:
     need = {"phase": "backward", "allocated_bytes": 9 * GIB, "reserved_bytes": 10 * GIB, "needed_bytes": 11 * GIB}
     return {
-        "expected_error": expected_error({"recipe": "trl", "generation": "vllm"}),
+        "expected_error": stated_error({"recipe": "trl", "generation": "vllm"}),
         "estimated_time": {
             "step_s": 41.5,
             "phases": {"generate": 40.0, "backward": 1.5},
@@ -147,7 +148,7 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
 
 
 def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path: Path) -> None:
-    assert expected_error({"recipe": "trl", "lora_r": 8, "load_in_4bit": True})["margin"] == MARGIN
+    assert margin_of({"recipe": "trl", "lora_r": 8, "load_in_4bit": True}) == MARGIN
     lacking = [1 / (1 + error) - 1 for error in _errors("programs on GPUs", "reserved", "peak")]
     assert MARGIN < max(lacking) <= wide_margin() < max(lacking) + 0.01
     for config in (
@@ -155,14 +156,14 @@ def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path
         {"recipe": "trl", "trainer": "dpo", "lora_r": 8, "load_in_4bit": True},
         {"recipe": "trl", "left_out": ["torch_compile"]},
     ):  # fmt: skip
-        assert expected_error(config)["margin"] == wide_margin(), config
+        assert margin_of(config) == wide_margin(), config
     assert expected_error({"recipe": "trl"}, card=find_gpu("MI300X"))["not_compared"] == ["AMD's cards"]
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**find_config("Qwen/Qwen3-8B"), "kv_lora_rank": 512, "qk_rope_head_dim": 64}))
-    latent = expected_error({"recipe": "trl", "model": str(config)})
-    assert (latent["not_compared"], latent["margin"]) == (["latent attention"], wide_margin())
+    latent = {"recipe": "trl", "model": str(config)}
+    assert (expected_error(latent)["not_compared"], margin_of(latent)) == (["latent attention"], wide_margin())
     for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
-        assert expected_error({"recipe": "trl", "model": model})["margin"] == MARGIN
+        assert margin_of({"recipe": "trl", "model": model}) == MARGIN
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:

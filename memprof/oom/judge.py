@@ -1,0 +1,175 @@
+"""Why a failure happened and what would help, ranked: the rules of ``causes.toml`` and ``remedies.toml`` applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from memprof.oom.expressions import Scope, evaluate
+from memprof.oom.failure import Failure
+from memprof.oom.messages import answer_of
+from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.wording import choose
+
+__all__ = ["Remedy", "Verdict", "judge"]
+
+Remedy = tuple[str, str]
+_CERTAINTY, _HELP, _PRICE = 0.9, 0.8, 1
+# Of what makes less of the work, where what surrounds the message names what was done.
+_WORK_BESIDE = 0.7
+# A remedy that would free less of what is missing is of no use.
+_USELESS = 0.05
+_NO_RECORDING = ("overflow", "metal_buffer")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The cause as an id, a finer id of why, and a sentence."""
+
+    cause: str
+    reason: str
+    because: str
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A remedy as one source proposes it: how sure that source is, and where in its list it stands."""
+
+    entry: Mapping[str, Any]
+    certainty: float
+    place: int
+    scope: Scope
+
+
+def judge(failure: Failure, scope: Scope) -> tuple[Verdict, list[Remedy]]:
+    """Return why it failed and what to try, first things first."""
+    if failure.kind == "device":
+        rule = _rule(scope)
+        cause, reason = rule["cause"], rule["reason"]
+    else:
+        rule = answer_of(failure.form)
+        cause, reason = failure.kind, failure.form.id
+    inner = scope.within({**rule.get("let", {}), "cause": repr(cause), "fragmented": repr(cause == "fragmentation")})
+    around = [entry for entry in table("causes")["circumstance"] if _holds(entry, cause, failure, inner)]
+    # What surrounds a message decides over what its numbers alone would say.
+    over = next((entry for entry in around if _decides(entry, cause, inner)), None)
+    said = [choose(rule["because"], inner, rule.get("because_when", ())) or ""]
+    if over is not None:
+        said, cause, reason = [], over["cause"], over["id"]
+        rule = {"work": _WORK_BESIDE}
+        inner = inner.within({"cause": repr(cause)})
+    for entry in around:
+        sentence = choose(entry["says"], inner.within(entry.get("let", {}))) or ""
+        said.insert(0 if entry.get("leads") else len(said), sentence)
+    because = " ".join(_sentences(said))
+    proposals = [*_proposed(rule, rule.get("certainty", _CERTAINTY), inner)]
+    for entry in around:
+        proposals += _proposed(entry, entry["certainty"], inner.within(entry.get("let", {})))
+    if failure.kind == "device" and rule.get("work"):
+        proposals += _of_work(rule["work"], inner)
+    tried = _ranked(proposals)
+    if failure.kind == "device" and reason not in _NO_RECORDING:
+        tried.append((_remedies()["snapshot"]["do"], _remedies()["snapshot"]["why"]))
+    return Verdict(cause, reason, because), _for_backend(failure.backend, list(dict(tried).items()))
+
+
+def _rule(scope: Scope) -> dict[str, Any]:
+    causes = table("causes")
+    inner = scope.within(causes["let"])
+    return next(rule for rule in causes["cause"] if evaluate(rule["when"], inner))
+
+
+def _holds(entry: Mapping[str, Any], cause: str, failure: Failure, scope: Scope) -> bool:
+    only = entry.get("only_causes")
+    if cause not in only if only is not None else failure.kind != "device":
+        return False
+    return bool(evaluate(entry["when"], scope))
+
+
+def _decides(entry: Mapping[str, Any], cause: str, scope: Scope) -> bool:
+    return cause in entry.get("instead_of", ()) and bool(evaluate(entry.get("instead_when", "True"), scope))
+
+
+def _sentences(said: Sequence[str]) -> Iterator[str]:
+    """Yield what is said as sentences: each after the first begins with a capital and follows a full stop."""
+    kept = [text for text in said if text]
+    for i, text in enumerate(kept):
+        text = text if i == 0 or text.startswith("torch ") else text[:1].upper() + text[1:]
+        yield text if i == len(kept) - 1 or text.endswith(".") else f"{text}."
+
+
+# ------------------------------------------------------------------------------------------------------ remedies
+
+
+@cache
+def _remedies() -> dict[str, dict[str, Any]]:
+    """Return every remedy by its id, each with the conditions of its own table."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("remedies", *MESSAGE_FILES):
+        found.update(table(name).get("remedy", {}))
+    return found
+
+
+def _proposed(source: Mapping[str, Any], certainty: float, scope: Scope) -> Iterator[_Proposal]:
+    for place, item in enumerate(source.get("try", ())):
+        entry = _remedies()[item] if isinstance(item, str) else {"do": item[0], "why": item[1]}
+        yield _Proposal(entry, certainty, place, scope.within(entry.get("let", {})))
+
+
+def _of_work(certainty: float, scope: Scope) -> Iterator[_Proposal]:
+    """Yield what makes less of the work that was being done."""
+    work = table("remedies")["work"]
+    kind = "images" if scope["images"] else "serving" if scope["serving"] else "training"
+    phase = scope["phase"]
+    listed = work[kind].get(phase) or work[kind]["other"]
+    yield from _proposed({"try": listed}, certainty, scope)
+
+
+def _ranked(proposals: Sequence[_Proposal]) -> list[Remedy]:
+    """Return what is possible and of use: by certainty and what it frees of what is missing, then by its price."""
+    scored = []
+    for proposal in proposals:
+        score = _score(proposal)
+        if score is None:
+            continue
+        entry, scope = proposal.entry, proposal.scope
+        do = choose(entry["do"], scope, entry.get("do_when", ()))
+        why = choose(entry["why"], scope, entry.get("why_when", ()))
+        if do and why:
+            scored.append((score, (do, why)))
+    scored.sort(key=lambda row: -row[0])
+    return [row for _, row in scored]
+
+
+def _score(proposal: _Proposal) -> float | None:
+    """Return a remedy's rank, None where it is impossible, done already or of no use."""
+    entry, scope = proposal.entry, proposal.scope
+    if not evaluate(entry.get("when", "True"), scope):
+        return None
+    if evaluate(entry.get("impossible", "False"), scope) or evaluate(entry.get("useless", "False"), scope):
+        return None
+    if "already" in entry and scope.functions["set_in_log"](entry["already"]):
+        return None
+    helps = entry.get("help", _HELP)
+    helps = float(evaluate(helps, scope) if isinstance(helps, str) else helps)
+    need = scope["missing"] or scope["asked"]
+    if "frees" in entry and need:
+        freed = evaluate(entry["frees"], scope)
+        if freed is not None:
+            if freed < _USELESS * need:
+                return None
+            helps *= min(1.0, freed / need)
+    return float(proposal.certainty * helps - 0.02 * entry.get("price", _PRICE) - 0.004 * proposal.place)
+
+
+def _for_backend(backend: str, rows: Sequence[Remedy]) -> list[Remedy]:
+    """Return the rows with the backend's own names of tools, variables and modules."""
+    names: list[list[str]] = table("remedies")["backend"].get(backend, [])
+    found = []
+    for action, why in rows:
+        for ours, theirs in names:
+            action, why = action.replace(ours, theirs), why.replace(ours, theirs)
+        found.append((action, why))
+    return found

@@ -1,0 +1,56 @@
+"""Every wording that is known, from the knowledge files; the specific ones before the general ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memprof.oom.form import Form, form
+from memprof.oom.tables import MESSAGE_FILES, table
+
+__all__ = ["ANSWERS", "DEVICE_FORMS", "FORMS", "NOT_MEMORY", "TRIGGERS", "answer_of"]
+
+# What is not the form itself: what tests and docs read.
+_ASIDE = {"id", "kind", "program", "words", "source", "example", "expect", "comment"}
+
+
+def _forms(name: str) -> tuple[Form, ...]:
+    return tuple(_form(entry) for entry in table(name).get("message", ()))
+
+
+def _form(entry: dict[str, Any]) -> Form:
+    more: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k not in _ASIDE}
+    return form(
+        entry["id"],
+        entry.get("kind", "not_memory"),
+        entry["program"],
+        entry["words"],
+        **more,
+    )
+
+
+#: Where two match the same words the earlier one is taken.
+FORMS: tuple[Form, ...] = tuple(row for name in MESSAGE_FILES for row in _forms(name))
+#: Read field by field, see :mod:`memprof.oom.reading.fields`.
+DEVICE_FORMS = _forms("torch")
+NOT_MEMORY = _forms("elsewhere")
+#: A region of a long log is read closely where one of these stands, in lower case.
+TRIGGERS: tuple[str, ...] = tuple(
+    word for name in (*MESSAGE_FILES, "torch", "elsewhere") for word in table(name).get("triggers", ())
+)
+#: What is said of each message, by its id, its event or the answer that it shares.
+ANSWERS: dict[str, dict[str, Any]] = {
+    key: answer for name in MESSAGE_FILES for key, answer in table(name).get("answer", {}).items()
+}
+
+
+def answer_of(row: Form) -> dict[str, Any]:
+    """Return a form's own answer, else its event's.
+
+    Raises:
+        LookupError: It has none.
+    """
+    for key in (row.id, row.event):
+        if (found := ANSWERS.get(key)) is not None:
+            shared = ANSWERS[found["same_as"]] if "same_as" in found else {}
+            return {**shared, **found}
+    raise LookupError(f"no answer for {row.id}")
