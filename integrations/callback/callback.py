@@ -101,6 +101,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._state: Any = None
         self._early: tuple[weakref.ref[Any], Session] | None = None
         self.door = Door("training")
+        self._over = False
 
     stream = "stdout"
 
@@ -119,8 +120,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if switched_off():
             return
-        if self._run is None and self.door.failure is not None:
-            self.door = Door("training")  # each training has its own
+        if self._over:
+            self.door, self._over = Door("training"), False  # each training has its own
         self.door(self._begin, state)
         if self._options.rehearse and (run := self._following(state)) is not None:
             sentence = run.rehearse(kwargs.get("train_dataloader"))
@@ -139,6 +140,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @way_in
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._over = self._state is None or state is self._state
         if (run := self._following(state)) is not None:
             with run.finishing():
                 self.door(run.end)
@@ -184,6 +186,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         run, self._run, self._state = self._run, None, None
         if run is None:
             return
+        self._over = True
         self.result = Result(list(run.snapshots))
         if not run.snapshots or not self._options.report:
             run.gathering.tell([])

@@ -202,7 +202,7 @@ class TrainingRun:
     def _undo(self) -> None:
         """Undo everything after a mistake of memprof's own."""
         self._ended = self._failed = True
-        tracking = [] if self._tracking is None else [lambda: self._tracking.end(True)]
+        tracking = [] if (followed := self._tracking) is None else [lambda: followed.end(True)]
         stops = (self._terminations.stop, self._seams.restore, self._phases.forget, self._stop_session)
         self._door.tidy(*stops, *tracking, lambda: self.gathering.tell([]))
 

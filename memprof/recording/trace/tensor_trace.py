@@ -104,7 +104,7 @@ class TensorTrace:
         """Adopt every tensor Python can see (they were there before), then watch."""
         self._start_us = self._clock.tick()
         self._on_death = self.door.hook(self._died)
-        keep_compiler_off(self._on_death.__code__)  # type: ignore[attr-defined]
+        keep_compiler_off(self._on_death.__code__)
         for tensor in _visible_tensors():
             self._adopt(tensor)
         self.scope.start(self.door)
