@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numpro
 
 setup: $(READY) $(DEMO_READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt memprof/_native/scan.c
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
 	{ echo "No Python 3.11 or later with venv was found (Debian: apt-get install python3-venv)." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

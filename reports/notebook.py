@@ -44,7 +44,8 @@ def document_fragment(document: Document, link: str = "") -> str:
     rows = [line for row in document.rows for line in _lines(row)]
     more = f'<p><a href="{escape(link, quote=True)}">{escape(link)}</a></p>' if link else ""
     return _fragment(
-        f"{shown.peak_word} in {shown.where}", shown.peak_bytes, shown.cause, shown.bar, _table(rows, "Own peak"), more
+        f"{shown.peak_word} in {shown.where}", shown.peak_bytes, document.headline.sentences, shown.bar,
+        _table(rows, "Own peak"), more,
     )
 
 

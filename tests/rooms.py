@@ -18,17 +18,22 @@ FIRST_FLOOR = ("_version", "errors", "frame_paths", "redact", "units", "vocabula
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "snapshot": ("read and write snapshot files, safely", ()),
+    "_native": ("run the slowest loop in C, where it could be built", ()),
+    "executors": ("run work in other processes and on clusters", ()),
+    "snapshot": ("read and write snapshot files, safely", ("_native",)),
     "allocator": ("model the caching allocator: its rules and settings", ()),
     "timeline": ("rebuild lifetimes, block sizes and reserved memory", ("snapshot", "allocator")),
     "attribution": ("decide what each allocation is for: evidence and rules", ("timeline", "snapshot")),
     "config": ("hold a run's settings, model shapes, GPUs, optimizers; say what fits", ()),
-    "analysis": ("say everything about a run as plain data", ("attribution", "config", "timeline", "snapshot")),
+    "analysis": (
+        "say everything about a run as plain data",
+        ("attribution", "config", "timeline", "snapshot", "executors"),
+    ),
     "compat": ("name, check and patch what is private in other packages", ()),
     "assistants": ("answer assistants: run commands for them, read-only", ()),
     "oom": ("explain out-of-memory texts", ("attribution", "allocator")),
     "recording": ("record a run: sessions, phases, owners, both recorders", ("snapshot", "compat", "config")),
-    "plan": ("search what fits, by simulations in other processes", ("config",)),
+    "plan": ("search what fits, by simulations in other processes", ("config", "executors")),
     "advice": (
         "find what to change, estimated or simulated",
         ("config", "oom", "plan", "analysis", "attribution", "allocator", "snapshot"),
@@ -52,7 +57,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cli": (
         "parse commands and connect the rooms",
         (
-            "advice", "analysis", "assistants", "attribution", "config", "demo", "emulate", "oom", "plan", "recording",
+            "advice", "analysis", "assistants", "config", "demo", "emulate", "executors", "oom", "plan", "recording",
             "reports", "simulate", "snapshot", "watch",
         ),
     ),

@@ -20,6 +20,7 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parents[1]
 MAPPED = {"integrations": "memprof.integrations", "reports": "memprof.reports"}
 SOURCES = ("memprof", *MAPPED)
+SCANNER = ROOT / "memprof" / "_native" / "scan.c"
 
 
 def packages_in_tree() -> set[str]:
@@ -32,12 +33,16 @@ def packages_in_tree() -> set[str]:
     return names
 
 
+def is_compiled(name: str) -> bool:
+    return name.endswith((".so", ".pyd"))
+
+
 def files_in_tree() -> set[str]:
-    """Every file of the package under the path it has once installed."""
+    """Every file of the package, what is compiled left out, under the path it has once installed."""
     files = set()
     for top in SOURCES:
         for path in (ROOT / top).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path != SCANNER and not is_compiled(path.name):
                 relative = path.relative_to(ROOT).as_posix()
                 files.add(relative.replace(top, MAPPED.get(top, top).replace(".", "/"), 1))
     return files
@@ -50,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*SOURCES, "pyproject.toml", "README.md", "LICENSE"):
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.pyd"))
         else:
             shutil.copy(source, tree)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tree / "dist"), str(tree)]
@@ -69,7 +74,9 @@ def test_package_list_is_the_tree() -> None:
 def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert inside == files_in_tree()
+    compiled = {name for name in inside if is_compiled(name)}
+    assert inside - compiled == files_in_tree()
+    assert len(compiled) == (shutil.which("cc") is not None)
 
 
 def test_wheel_holds_what_code_reads_at_run_time(wheel: Path) -> None:

@@ -171,11 +171,14 @@ def _document_of(path: Path) -> Any:
 
 
 def _show(result: Result, folder: Path, document: Any, whole: dict[str, Any]) -> None:
+    from memprof.reports.document.build import subtitle_of, title_of
     from memprof.reports.document.ranks import ranks_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal import report as terminal
 
-    document = replace(document, report=whole, ranks=ranks_of(whole))
+    document = replace(
+        document, report=whole, ranks=ranks_of(whole), title=title_of(whole), subtitle=subtitle_of(whole)
+    )
     result.table = terminal.render_short(document)
     write_html(document, folder / "report.html")
     result.page = folder / "report.html"

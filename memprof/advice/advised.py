@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memprof.advice.ahead import look_ahead
 from memprof.advice.estimate import estimated_advice
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from memprof.attribution.rules import RuleSet
     from memprof.snapshot import Snapshot
 
-__all__ = ["analyze"]
+__all__ = ["ReportOf", "analyze"]
 
 
 def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: RuleSet | None = None) -> Analysis:
@@ -30,3 +31,41 @@ def analyze(snapshot: Snapshot | str | Path, device: int | None = None, rules: R
         UsageError: the snapshot holds nothing of ``device``.
     """
     return analyze_without_advice(snapshot, device, rules, estimated_advice, look_ahead)
+
+
+@dataclass(frozen=True)
+class ReportOf:
+    """Make the report of a snapshot's file, in any process: the answer is plain data.
+
+    Attributes:
+        device: as of :func:`analyze`.
+        rules: a file of stack rules.
+        allocations: how many of those alive at the peak are listed; None for all.
+    """
+
+    device: int | None = None
+    rules: Path | None = None
+    allocations: int | None = 50
+
+    def __call__(self, path: Path) -> dict[str, Any]:
+        """Return the report of the snapshot at ``path``.
+
+        Raises:
+            InputError: the file, or the file of rules, cannot be used.
+            UsageError: the snapshot holds nothing of the device.
+        """
+        return self.of(self.analysis(path), path)
+
+    def analysis(self, path: Path) -> Analysis:
+        """Attribute the snapshot at ``path``; raises as calling does."""
+        if self.rules is None:
+            return analyze(path, self.device)
+        from memprof.attribution.rules import load_rules
+
+        return analyze(path, self.device, load_rules(self.rules))
+
+    def of(self, analysis: Analysis, path: Path) -> dict[str, Any]:
+        """Return the report of what was read from ``path``, with the file's size: a report belongs to its file."""
+        report = analysis.to_dict(self.allocations)
+        report["source"]["file_bytes"] = path.stat().st_size
+        return report

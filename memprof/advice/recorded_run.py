@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memprof.analysis.allocations.places import place_of
 from memprof.config.from_recording import settings_like
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.errors import InputError
-from memprof.frame_paths import text_path
 from memprof.oom.frameworks import PLAIN, Names, names_in
 
 __all__ = ["Effect", "Made", "Peak", "Run", "bounded", "highest", "run_of"]
 
-_PYTHON = re.compile(r"\.py:\d+")
 _ENGINE = re.compile(r"[/\\](?:vllm|sglang)[/\\]")
 # Idle memory at the device's peak, of what is reserved, from which on a change of the allocator is looked at.
 _FRAGMENTED = 0.05
@@ -149,7 +148,7 @@ def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:
     """Add up by category and line what the largest allocations hold, the largest sums first."""
     sums: dict[str, dict[str, int]] = {}
     for group in _groups(peak):
-        if site := _site(group.get("stack") or []):
+        if site := re.split(r"[/\\]", place_of(group.get("stack") or []))[-1]:
             of = sums.setdefault(group["category"], {})
             of[site] = of.get(site, 0) + int(group["bytes"])
     return {
@@ -181,17 +180,6 @@ def _engine(report: Mapping[str, Any]) -> bool:
         return True
     caches = [group.get("stack") or [] for group in _groups(report["peak"]) if group["category"] == "kv_cache"]
     return any(_ENGINE.search(frame) for stack in caches for frame in stack)
-
-
-def _site(stack: Sequence[str]) -> str:
-    """Name the innermost line of Python outside torch and the standard library."""
-    for frame in stack:
-        file = text_path(frame)
-        library = (file.rooted and file.path.startswith(("torch/", "memprof/"))) or "/lib/python3" in frame
-        if not _PYTHON.search(frame) or (library and "-packages/" not in frame) or (file.rooted and library):
-            continue
-        return re.split(r"[/\\]", frame)[-1]
-    return ""
 
 
 def _names(report: Mapping[str, Any]) -> Names:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.analysis.allocations.places import places_at_peak
+from memprof.analysis.headline import headline_of, named_category
 from memprof.analysis.peaks.by_device import devices_report
 from memprof.analysis.report import report_dict
 from memprof.analysis.shown import Largest, drawing
@@ -58,7 +60,8 @@ class Analysis(Views):
             report["oom"]["ahead"] = self._outlook(report)
         if self._advisor is not None:
             report["advice"] = self._advisor(report, self)
-        return report
+        category = named_category(report)
+        return {**report, "headline": headline_of(report, places_at_peak(self, category) if category else ())}
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report's page to ``path`` and return it; the page is one file and asks the network for nothing.

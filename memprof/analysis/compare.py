@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memprof.analysis.allocation_differences import Holdings, surplus
+from memprof.analysis.allocations.differences import Holdings, surplus
 from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memprof.analysis.headline import with_headline
+
 __all__ = ["check_card", "estimated", "fits_asked_card", "simulated"]
 
 
@@ -24,7 +26,7 @@ def estimated(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report with its advice estimated from recorded sizes, whatever advice it had."""
     from memprof.advice import estimated_advice
 
-    return {**report, "advice": estimated_advice(report)}
+    return with_headline({**report, "advice": estimated_advice(report)})
 
 
 def simulated(
@@ -48,7 +50,7 @@ def simulated(
             report, cache_folder() / "models", gpu=gpu, seconds=seconds, workers=workers, use_cache=use_cache,
             progress=told,
         )  # fmt: skip
-    return {**report, **found}
+    return with_headline({**report, **found})
 
 
 def fits_asked_card(report: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import click
 
 from memprof.errors import InputError
 
-__all__ = ["check_folder", "device_option", "redact_option", "rules_option", "seconds_option"]
+__all__ = ["check_folder", "device_option", "executor_option", "redact_option", "rules_option", "seconds_option"]
 
 device_option = click.option(
     "--device",
@@ -29,6 +29,20 @@ redact_option = click.option(
 seconds_option = click.option(
     "--seconds", type=click.FloatRange(min=0), default=180.0, show_default=True, metavar="S",
     help="Start no simulation after this long; estimate the rest.",
+)  # fmt: skip
+
+
+def _checked(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    if name != "local":
+        from memprof.executors import check_executor
+
+        check_executor(name)
+    return name
+
+
+executor_option = click.option(
+    "--executor", default="local", callback=_checked, show_default=True, metavar="local|dask:ADDRESS|ray[:ADDRESS]",
+    help="Work in processes of this machine, on a Dask or on a Ray cluster.",
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _compared(
     page: bool,
 ) -> tuple[dict[str, Any], list[Document | None]]:
     """Compare what was recorded with what was simulated; returns ``memprof.compare/1`` and each run's document."""
-    from memprof.analysis.allocation_differences import holdings_of_analysis, holdings_of_report
+    from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report
     from memprof.analysis.compare import Run, badge_of, compare
 
     held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)

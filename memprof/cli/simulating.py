@@ -65,7 +65,7 @@ class SettingsRun:
         self.card = find_gpu(gpu) if gpu is not None else None
         self.label = settings.model
 
-    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+    def outcome(self, completion_lengths: str | None, workers: int | None, executor: str | None = None) -> Outcome:
         """Simulate and judge the run, and study it over lengths where they are given."""
         from memprof.simulate.lengths import read_lengths
 
@@ -75,17 +75,17 @@ class SettingsRun:
         lengths = read_lengths(completion_lengths, longest) if completion_lengths is not None else None
         outcome = self.judged()
         if lengths is not None:
-            self._study(outcome, lengths, workers)
+            self._study(outcome, lengths, workers, executor)
         return outcome
 
-    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None) -> None:
+    def _study(self, outcome: Outcome, lengths: Lengths, workers: int | None, executor: str | None) -> None:
         """Simulate other lengths too, and keep what is found in the snapshot and in all that is made of it."""
         from memprof.simulate.fit import summary_of
         from memprof.simulate.lengths import study
 
         settings = self.settings
         known = {settings.completion_length: summary_of(outcome)}
-        found = study(settings, lengths, lambda wanted: self.rows(wanted, workers), known).to_dict()
+        found = study(settings, lengths, lambda wanted: self.rows(wanted, workers, executor), known).to_dict()
         outcome.raw["memprof"]["lengths"] = outcome.analysis.snapshot.extra["lengths"] = found
 
     def judged(self) -> Outcome:
@@ -95,11 +95,11 @@ class SettingsRun:
 
         return evaluate(self.settings, self.card, advisor=estimated_advice)
 
-    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
         """Simulate the run at other lengths, in parallel; results are remembered."""
         from memprof.plan.subprocess_runner import runner
 
-        with runner(self.gpu, workers=workers) as machine:
+        with runner(self.gpu, workers=workers, executor=executor) as machine:
             return machine.run(wanted)
 
 
@@ -114,14 +114,14 @@ class ScriptRun(SettingsRun):
         super().__init__(Settings(model=script.name, device=device), gpu)
         self.script, self.arguments, self.changes, self.device = script, tuple(arguments), changes, device
 
-    def outcome(self, completion_lengths: str | None, workers: int | None) -> Outcome:
+    def outcome(self, completion_lengths: str | None, workers: int | None, executor: str | None = None) -> Outcome:
         """Simulate and judge the run; how long completions may be is known only when the script has run."""
         from memprof.simulate.lengths import read_lengths
 
         outcome = self.judged()
         if completion_lengths is not None:
             self.settings = self._own_settings(outcome)
-            self._study(outcome, read_lengths(completion_lengths, self.settings.completion_length), workers)
+            self._study(outcome, read_lengths(completion_lengths, self.settings.completion_length), workers, executor)
         return outcome
 
     def _own_settings(self, outcome: Outcome) -> Settings:
@@ -137,7 +137,7 @@ class ScriptRun(SettingsRun):
         """Simulate the script's trainer with the changes."""
         return self._simulated(self.changes)
 
-    def rows(self, wanted: list[Settings], workers: int | None) -> list[dict[str, Any]]:
+    def rows(self, wanted: list[Settings], workers: int | None, executor: str | None = None) -> list[dict[str, Any]]:
         """Simulate the script at other lengths, one after the other: a script runs in this process."""
         from memprof.simulate.fit import summary_of
 

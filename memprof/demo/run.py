@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.errors import InputError, MemprofError, UsageError, how_to_install
 
 if TYPE_CHECKING:
-    from memprof.analysis.allocation_differences import Holdings
+    from memprof.analysis.allocations.differences import Holdings
     from memprof.demo.data import Questions
     from memprof.demo.model import Checkpoint
     from memprof.demo.training import Recipe, Scale, Trained
@@ -157,7 +157,7 @@ def _board(folder: Path) -> list[Any]:
 
 def _reported(recipe: Recipe, model: str, snapshot: Path, trained: Trained) -> RunResult:
     from memprof.advice.advised import analyze
-    from memprof.analysis.allocation_differences import holdings_of_analysis
+    from memprof.analysis.allocations.differences import holdings_of_analysis
     from memprof.reports.document.build import document_of
     from memprof.reports.html.report import write_html
     from memprof.reports.terminal.report import print_document

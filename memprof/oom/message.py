@@ -28,7 +28,8 @@ def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
     oom = report["oom"]
     rank = report["source"].get("rank")
     who = f"memprof [rank {rank}]" if (report["source"].get("world_size") or 1) > 1 else "memprof"
-    lines = [f"{who}: out of memory in {_where(oom)}."]
+    headline = report["headline"]
+    lines = [f"{who}: {headline['verdict']}. {headline['cause']}"]
     lines.append(f"  asked for  {_asked(oom, report['source'].get('device_total_bytes'))}")
     lines += [f"  by         {frame}" for frame in _frames(oom["stack"])]
     lines.append(f"  held       {_held(oom, report)}")
@@ -42,11 +43,6 @@ def oom_lines(report: Mapping[str, Any], page: str | None = None) -> list[str]:
     if page is not None:
         lines.append(f"  page       {page}")
     return lines
-
-
-def _where(oom: Mapping[str, Any]) -> str:
-    phase = oom["phase"] or "an unknown phase"
-    return phase if oom["step"] is None else f"{phase}, step {oom['step']}"
 
 
 def _asked(oom: Mapping[str, Any], total: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,6 +80,7 @@ def make_plan(
     workers: int | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    executor: Executor | str | None = None,
 ) -> Plan:
     """Simulate the methods (or one setting's values) and search the best configuration that fits.
 
@@ -90,7 +92,7 @@ def make_plan(
             ``speed``: the fastest of the methods, with smaller micro-batches where one does not fit as given.
         vary: a setting and the values to compare instead of the methods.
         search: whether to search for the best configuration.
-        workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
+        workers, use_cache, progress, executor: see :func:`memprof.plan.subprocess_runner.runner`.
 
     Raises:
         UsageError: a name is not known, or no method agrees with the fixed settings.
@@ -110,7 +112,7 @@ def make_plan(
     if not wanted:
         why = "no method is left with these settings; leave some of them open."
         raise UsageError(next(iter(left_out.values()), why))
-    with runner(gpu, workers=workers, progress=progress, use_cache=use_cache) as machine:
+    with runner(gpu, workers=workers, progress=progress, use_cache=use_cache, executor=executor) as machine:
         searched = search and vary is None
         machine.expect(len(wanted) * (1 + ROUNDS) if searched else len(wanted))
         sizes = [choices(settings, maximize) for _, settings in wanted] if searched else None

@@ -12,10 +12,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from queue import SimpleQueue
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext, suppress
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -23,9 +22,10 @@ from memprof.config.catalogue import find_config
 from memprof.config.gpus import Gpu
 from memprof.config.settings import Settings
 from memprof.errors import InputError, MemprofError, UsageError
+from memprof.executors import cores, free_memory, open_executor
 from memprof.plan import cache
 
-__all__ = ["Runner", "runner"]
+__all__ = ["Runner", "runner", "simulated_there"]
 
 _ONE = 1_200_000_000  # bytes a worker takes while it simulates, as measured and with some reserve
 _MOST_WORKERS = 4  # more only share a machine's memory bandwidth
@@ -38,6 +38,9 @@ _LAUNCHERS = (
 )  # fmt: skip
 _LAUNCHERS_PREFIXES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PARALLELISM_CONFIG_", "DEEPSPEED_")
 
+# The idle processes that simulate for a worker of an executor; they end with it, when their standard input does.
+_BESIDE: SimpleQueue[_Worker] = SimpleQueue()
+
 
 class Runner:
     """Simulate settings in parallel and keep the results.
@@ -47,6 +50,7 @@ class Runner:
         workers: number of processes; None takes one per core, as far as memory allows.
         progress: called after every simulation or cached result with (how many are done, how many were requested).
         use_cache: whether to keep results on disk.
+        executor: simulates elsewhere, in a process of memprof's own beside each worker; None for processes here.
 
     ``workers`` is how many simulations run side by side; ``executed`` counts those that were not in the cache.
     """
@@ -57,9 +61,11 @@ class Runner:
         workers: int | None,
         progress: Callable[[int, int], None] | None,
         use_cache: bool = True,
+        executor: Executor | None = None,
     ) -> None:
+        self._executor = executor
         self.gpu = gpu.to_dict() if isinstance(gpu, Gpu) else gpu
-        self.workers = workers or max(1, min(_cores(), _MOST_WORKERS, _free_memory() // _ONE))
+        self.workers = workers or max(1, min(cores(), _MOST_WORKERS, free_memory() // _ONE))
         self._progress = progress
         self._use_cache = use_cache
         self._threads: ThreadPoolExecutor | None = None
@@ -98,7 +104,7 @@ class Runner:
         for future in as_completed(waiting):
             index = waiting[future]
             try:
-                rows[index] = future.result()
+                rows[index] = self._row(future, wanted[index], asked[index])
             except MemprofError as error:
                 if refused is None:
                     raise
@@ -108,6 +114,17 @@ class Runner:
                 self._keep(wanted[index], asked[index], rows[index])
             self._step()
         return [rows[i] for i in range(len(wanted))]
+
+    def _row(self, future: Future[dict[str, Any]], settings: Settings, sizes: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a simulation's row; what a lost worker of an executor did not answer is simulated here."""
+        if self._executor is None:
+            return future.result()
+        try:
+            return future.result()
+        except MemprofError:
+            raise
+        except (Exception, CancelledError):
+            return self._here(settings, sizes).result()
 
     def _key(self, settings: Settings, sizes: dict[str, Any] | None) -> str:
         config = find_config(settings.model)
@@ -135,6 +152,12 @@ class Runner:
         self._threads.shutdown(wait=True)
 
     def _submit(self, settings: Settings, sizes: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+        if self._executor is not None:
+            with suppress(RuntimeError):  # a broken executor takes nothing more
+                return self._executor.submit(simulated_there, self._question(settings.to_dict(), sizes))
+        return self._here(settings, sizes)
+
+    def _here(self, settings: Settings, sizes: dict[str, Any] | None) -> Future[dict[str, Any]]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="memprof-simulations")
             self._all = [_Worker() for _ in range(self.workers)]
@@ -144,11 +167,14 @@ class Runner:
 
     def _ask(self, settings: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
         worker = self._idle.get()
-        question = {"settings": settings, "gpu": self.gpu}
         try:
-            return worker.ask(question if sizes is None else {**question, "sizes": sizes})
+            return worker.ask(self._question(settings, sizes))
         finally:
             self._idle.put(worker)
+
+    def _question(self, settings: dict[str, Any], sizes: dict[str, Any] | None) -> dict[str, Any]:
+        question = {"settings": settings, "gpu": self.gpu}
+        return question if sizes is None else {**question, "sizes": sizes}
 
     def _step(self) -> None:
         self._done += 1
@@ -211,13 +237,42 @@ def runner(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     use_cache: bool = True,
+    executor: Executor | str | None = None,
 ) -> Iterator[Runner]:
-    """Open a runner whose workers end with the block."""
-    made = Runner(gpu, workers, progress, use_cache)
+    """Open a runner whose workers end with the block.
+
+    Args:
+        gpu, workers, progress, use_cache: as of :class:`Runner`.
+        executor: an executor, or the name of one (:func:`memprof.executors.open_executor`); None and ``local`` are
+            processes of this machine.
+
+    Raises:
+        UsageError: there is no such executor.
+    """
+    here = None if executor == "local" else executor
+    far = open_executor(here, 1) if isinstance(here, str) else nullcontext(here)
+    with far as opened:
+        made = Runner(gpu, workers, progress, use_cache, opened)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def simulated_there(question: dict[str, Any]) -> dict[str, Any]:
+    """Simulate in a process beside this one, which stays for the next question: a cluster's worker calls this.
+
+    Raises:
+        InputError, UsageError: as of :meth:`Runner.run`.
+    """
     try:
-        yield made
+        worker = _BESIDE.get_nowait()
+    except Empty:
+        worker = _Worker()
+    try:
+        return worker.ask(question)
     finally:
-        made.close()
+        _BESIDE.put(worker)
 
 
 def _start() -> subprocess.Popen[str]:
@@ -231,27 +286,3 @@ def _start() -> subprocess.Popen[str]:
         encoding="utf-8",
         env={"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "MEMPROF": "0"},
     )
-
-
-def _cores() -> int:
-    """Count the cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
-def _free_memory() -> int:
-    """Return the bytes that can be taken without swapping, in a container at most what is left of its limit."""
-    with suppress(OSError, ValueError, IndexError):
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(meminfo.split("MemAvailable:")[1].split()[0]) * 1024
-        with suppress(OSError, ValueError):  # no limit: the word "max"
-            group = Path("/sys/fs/cgroup")
-            limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-            free = min(free, limit - used)
-        return free
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return _ONE

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memprof.snapshot.extra import clean_text
 from memprof.snapshot.model import I32, I64, Action, Blocks, BlockState, Frame, Segments, StackTable, Trace
 
-__all__ = ["Interner", "read_segments", "read_trace"]
+__all__ = ["Interner", "action_code", "check_range", "note_unknown", "read_segments", "read_trace", "times_filled"]
 
 _ACTIONS = {a.name.lower(): int(a) for a in Action if a is not Action.UNKNOWN}
 _STATES = {
@@ -142,7 +142,7 @@ def _column(events: list[dict[str, Any]], key: str) -> I64:
         return _ints((e.get(key) or 0 for e in events), len(events))
 
 
-def _check_range(address: I64, size: I64) -> None:
+def check_range(address: I64, size: I64) -> None:
     """Refuse sizes and addresses that cannot be memory.
 
     Raises:
@@ -182,14 +182,15 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
     if set(map(type, events)) != {dict}:
         raise TypeError("an entry of the trace is not a record")
     names = _values(events, "action")
-    action = _by_value(names, _action_code).astype(np.uint8)
-    _note_unknown(names, action, device, notes)
+    action = _by_value(names, action_code).astype(np.uint8)
+    unknown = np.flatnonzero(action == Action.UNKNOWN).tolist()
+    note_unknown((names[i] for i in unknown), device, notes)
     address = _column(events, "addr")
     for index in np.flatnonzero(action == Action.OOM).tolist():
         free = events[index].get("device_free")
         address[index] = free if isinstance(free, int) else -1
     size = _column(events, "size")
-    _check_range(address, size)
+    check_range(address, size)
     has_times = "time_us" in events[0] or "time_us" in events[-1]
     return Trace(
         action=action,
@@ -215,12 +216,16 @@ def _times(events: list[dict[str, Any]]) -> I64:
 
 def _filled(values: list[Any]) -> I64:
     known = np.fromiter((v is not None for v in values), np.bool_, len(values))
-    times = _ints((v if v is not None else 0 for v in values), len(values))
-    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    return times_filled(_ints((v if v is not None else 0 for v in values), len(values)), known)
+
+
+def times_filled(times: I64, known: NDArray[np.bool_]) -> I64:
+    """Return times of which some are not known with those before them in their place."""
+    last = np.maximum.accumulate(np.where(known, np.arange(len(times)), -1))
     return times[np.where(last < 0, int(np.argmax(known)), last)]
 
 
-def _action_code(name: Any) -> int:
+def action_code(name: Any) -> int:
     return _ACTIONS.get(name, int(Action.UNKNOWN)) if isinstance(name, str) else int(Action.UNKNOWN)
 
 
@@ -231,12 +236,12 @@ def _optional(events: list[dict[str, Any]], key: str, intern: Callable[[Any], in
     return _by_value(_values(events, key), intern)
 
 
-def _note_unknown(names: list[Any], action: NDArray[np.uint8], device: int, notes: list[str]) -> None:
-    unknown = np.flatnonzero(action == Action.UNKNOWN).tolist()
-    if unknown:
-        counts = Counter(clean_text(n, 40) if isinstance(n := names[i], str) else "no name" for i in unknown)
+def note_unknown(names: Iterable[Any], device: int, notes: list[str]) -> None:
+    """Add a note on events whose actions, one name an event, are not known."""
+    counts = Counter(clean_text(name, 40) if isinstance(name, str) else "no name" for name in names)
+    if counts:
         listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common(5))
-        notes.append(f"device {device}: {len(unknown)} events of unknown actions were skipped: {listed}")
+        notes.append(f"device {device}: {counts.total()} events of unknown actions were skipped: {listed}")
 
 
 def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segments, Blocks]:
@@ -260,9 +265,9 @@ def read_segments(raw: list[dict[str, Any]], interner: Interner) -> tuple[Segmen
         large=np.fromiter((s.get("segment_type") == "large" for s in raw), np.bool_, count),
         expandable=np.fromiter((bool(s.get("is_expandable")) for s in raw), np.bool_, count),
     )
-    _check_range(segments.address, segments.total)
-    _check_range(table[:, 0], table[:, 1])
-    _check_range(table[:, 0], table[:, 2])
+    check_range(segments.address, segments.total)
+    check_range(table[:, 0], table[:, 1])
+    check_range(table[:, 0], table[:, 2])
     blocks = Blocks(
         address=table[:, 0].copy(),
         size=table[:, 1].copy(),

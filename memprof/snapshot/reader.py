@@ -7,7 +7,8 @@ data is converted one device at a time, so that millions of dicts do not stay in
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
 from memprof.snapshot.extra import check_extra, clean, clean_text
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
+from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.vocabulary import Kind
 
@@ -22,9 +24,10 @@ __all__ = ["load_snapshot", "snapshot_from_raw"]
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """Read a torch memory snapshot: a pickle, a gzip'd pickle or JSON.
+    """Read a torch memory snapshot: a pickle or JSON, packed with gzip, xz or zstd or not.
 
-    Nothing in the file is executed: a pickle that names a global is refused.
+    Nothing in the file is executed: a pickle that names a global is refused. What the native scanner does not take, and
+    whatever is wrong, is left to the Python reader.
 
     Raises:
         UnsafePickle: the pickle tries to load code.
@@ -32,17 +35,21 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """
     file = Path(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
+        scanned = scan_file(file)
+        if scanned is not None:
+            with suppress(InputError):
+                return snapshot_from_raw(scanned[0], path=str(file), rows=scanned[1])
         raw, stacks = read_shared(file)
         return snapshot_from_raw(raw, path=str(file), consume=True, stacks=stacks)
 
 
 def snapshot_from_raw(
-    raw: Any, path: str | None = None, *, consume: bool = False, stacks: Sequence[Any] = ()
+    raw: Any, path: str | None = None, *, consume: bool = False, stacks: Sequence[Any] = (), rows: Rows | None = None
 ) -> Snapshot:
     """Convert the result of ``torch.cuda.memory._snapshot()`` to columns.
 
     ``consume`` empties ``raw`` while it is read, which halves the memory needed. ``stacks`` are the lists of frames
-    that stand in ``raw`` as their positions.
+    that stand in ``raw`` as their positions. With ``rows`` each trace in ``raw`` is the ``(begin, end)`` of its rows.
 
     Raises:
         InputError: ``raw`` is not a memory snapshot.
@@ -50,7 +57,7 @@ def snapshot_from_raw(
     name = path or "the snapshot"
     try:
         with collector_paused():
-            return _from_raw(raw, path, name, consume, stacks)
+            return _from_raw(raw, path, name, consume, stacks, rows)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -61,7 +68,9 @@ def snapshot_from_raw(
         ) from None
 
 
-def _from_raw(raw: Any, path: str | None, name: str, consume: bool, stacks: Sequence[Any]) -> Snapshot:
+def _from_raw(
+    raw: Any, path: str | None, name: str, consume: bool, stacks: Sequence[Any], rows: Rows | None
+) -> Snapshot:
     if isinstance(raw, list):
         raw = {"segments": raw, "device_traces": []}
     if not isinstance(raw, dict) or not ("segments" in raw or "device_traces" in raw):
@@ -75,7 +84,8 @@ def _from_raw(raw: Any, path: str | None, name: str, consume: bool, stacks: Sequ
     notes: list[str] = []
     extra = check_extra(raw.get("memprof"), notes)
     settings, annotations = clean(raw.get("allocator_settings")), clean(raw.get("external_annotations"))
-    version = _guess_version(raw, raw_segments, raw_traces)
+    last = rows.last_event(raw_traces) if rows else _last_event(raw_traces)
+    version = _guess_version(raw, raw_segments, last)
     interner = Interner(stacks)
     segments: dict[int, Segments] = {}
     blocks: dict[int, Blocks] = {}
@@ -84,6 +94,10 @@ def _from_raw(raw: Any, path: str | None, name: str, consume: bool, stacks: Sequ
     traces: dict[int, Trace] = {}
     for device in range(len(raw_traces)):
         events = raw_traces[device]
+        if rows is not None:
+            if len(events := rows.of(events)):
+                traces[device] = events.trace(interner, device, notes)
+            continue
         if consume:
             raw_traces[device] = None
         if not isinstance(events, list):
@@ -120,9 +134,15 @@ def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, A
     return parts
 
 
-def _guess_version(raw: dict[str, Any], segments: list[Any], traces: list[Any]) -> str:
-    """Guess the torch release from the keys it introduced: a version, a range, or "" where no key tells."""
-    event = next((t[-1] for t in traces if isinstance(t, list) and t and isinstance(t[-1], dict)), {})
+def _last_event(traces: list[Any]) -> dict[str, Any]:
+    return next((t[-1] for t in traces if isinstance(t, list) and t and isinstance(t[-1], dict)), {})
+
+
+def _guess_version(raw: dict[str, Any], segments: list[Any], event: Container[str]) -> str:
+    """Guess the torch release from the keys it introduced: a version, a range, or "" where no key tells.
+
+    ``event`` is the newest event, or its keys.
+    """
     if "user_metadata" in event:
         return ">=2.10"
     if "compile_context" in event:

@@ -12,22 +12,19 @@ import json
 import os
 import pickle
 import stat
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UnsafePickle
+from memprof.snapshot.packed import is_packed, pieces_of, unpacked
 from memprof.snapshot.scan import check_opcodes, without_frames
 from memprof.snapshot.shared_stacks import share_stacks
 from memprof.units import format_bytes
 
-__all__ = ["collector_paused", "plain_from_bytes", "read_plain", "read_shared", "shared_from_bytes"]
+__all__ = ["collector_paused", "physical_memory", "plain_from_bytes", "read_plain", "read_shared", "shared_from_bytes"]
 
-# Snapshots compress 5 to 30 times; a gzip file that grows by more than this was made to fill memory.
-_MAX_INFLATION = 200
-_FREE_INFLATION = 64 * 2**20
 # Bytes of memory per byte of file while a snapshot is read; a hostile file can reach five times as many.
 _BYTES_PER_BYTE = 6
 
@@ -58,7 +55,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def read_plain(path: Path) -> Any:
-    """Return the plain Python data in a pickle, gzip'd pickle or JSON file.
+    """Return the plain Python data in a pickle or JSON file, packed with gzip, xz or zstd or not.
 
     Raises:
         UnsafePickle: the pickle names a global.
@@ -114,16 +111,16 @@ def plain_from_bytes(data: bytes, name: str) -> Any:
 
 
 def _whole(data: bytes, name: str) -> bytes:
-    """Return a file's bytes, unpacked where they are gzip.
+    """Return a file's bytes, unpacked where they are packed.
 
     Raises:
         InputError: there are none, or more than this machine can read.
     """
     if not data:
         raise InputError(f"{name}: the file is empty; the run may have died while writing it.")
-    if data[:2] == b"\x1f\x8b":
-        data = _inflate(data, name)
-    needed, total = _BYTES_PER_BYTE * len(data), _physical_memory()
+    if is_packed(data):
+        data = b"".join(unpacked(pieces_of(data), len(data), name))
+    needed, total = _BYTES_PER_BYTE * len(data), physical_memory()
     if needed > total:
         raise InputError(
             f"{name}: reading it would take about {format_bytes(needed)} of memory and this machine has "
@@ -156,7 +153,7 @@ def _read_bytes(path: Path) -> bytes:
             raise InputError(f"{path}: a folder, not a snapshot file; name the files in it.")
         if not stat.S_ISREG(mode):
             raise InputError(f"{path}: not a regular file; write the snapshot to one first.")
-        size, total = os.path.getsize(path), _physical_memory()
+        size, total = os.path.getsize(path), physical_memory()
         if size > total // _BYTES_PER_BYTE:
             raise InputError(
                 f"{path}: {format_bytes(size)} are too much to read with {format_bytes(total)} of memory; "
@@ -171,29 +168,7 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{str(path)!r}: not a file name ({error}).") from None
 
 
-def _inflate(data: bytes, name: str) -> bytes:
-    """Unpack all members of a gzip file, up to a bound in proportion to its size."""
-    left = _FREE_INFLATION + _MAX_INFLATION * len(data)
-    parts: list[bytes] = []
-    rest = data
-    try:
-        while rest[:2] == b"\x1f\x8b":
-            member = zlib.decompressobj(wbits=31)
-            parts.append(member.decompress(rest, left))
-            left -= len(parts[-1])
-            if left <= 0:
-                raise InputError(
-                    f"{name}: refused, because this gzip unpacks to more than {_MAX_INFLATION} times itself."
-                )
-            if not member.eof:
-                raise InputError(f"{name}: the gzip data end too early; copy the file again.")
-            rest = member.unused_data
-    except zlib.error:
-        raise InputError(f"{name}: damaged gzip data; copy the file again.") from None
-    return b"".join(parts)
-
-
-def _physical_memory() -> int:
+def physical_memory() -> int:
     """Return the bytes of memory in this machine; a very large number where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

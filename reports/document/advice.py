@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.reports.document.model import Advice, Advised, Combination
-from memprof.reports.document.summary import room_of
-from memprof.reports.document.text import amount, gib, phase_label, plain
+from memprof.reports.document.text import gib, phase_label, plain
 
 __all__ = ["NOTHING_KNOWN", "advised"]
 
 NOTHING_KNOWN = "memprof knows no change of settings that would lower this peak."
-# With this share of the card left a run fits with room: nothing has to change.
-_ROOMY = 0.25
 
 
 def advised(report: Mapping[str, Any]) -> Advised:
     """Collect everything a renderer says of advice; without advice, the changes are empty."""
     changes = tuple(_change(entry, report) for entry in report.get("advice") or [])
-    return Advised(_first(report, changes), changes, _basis(changes, report), _combination(report.get("combination")))
+    return Advised(changes, _basis(changes, report), _combination(report.get("combination")))
 
 
 def _change(entry: Mapping[str, Any], report: Mapping[str, Any]) -> Advice:
@@ -75,36 +72,6 @@ def _time(ratio: float | None) -> str:
     if not change:
         return "Time of a step: about the same (estimated)."
     return f"Time of a step: {'+' if change > 0 else '−'}{abs(change)} % (estimated)."
-
-
-def _first(report: Mapping[str, Any], changes: Sequence[Advice]) -> str:
-    """Name the change to begin with, row 1 of the list; or say that nothing has to change where the run fits easily."""
-    if not changes:
-        return ""
-    if room := _to_spare(report):
-        return room
-    chosen = changes[0]
-    how = "simulated" if chosen.basis == "simulated" else "an estimate"
-    stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
-    same = f"; {stays} the same" if chosen.exact else ""
-    whole = f" of the {gib(chosen.of_bytes)} GiB that the step needs in all" if chosen.of_bytes else ""
-    saves = gib(chosen.saves_bytes) + whole if whole else amount(chosen.saves_bytes)
-    return f"First thing to change: {_lower(chosen.action)}. It saves {saves} ({how}{same})."
-
-
-def _to_spare(report: Mapping[str, Any]) -> str:
-    """Say that a run fits its card with room; nothing where it does not, or where the card is not known."""
-    room = room_of(report)
-    if room is None or room.capacity_bytes is None or report.get("oom") or report["peak"]["reserved_bytes"] is None:
-        return ""
-    left = room.capacity_bytes - max(room.needed_bytes, report["peak"]["active_bytes"])
-    if left < _ROOMY * room.capacity_bytes:
-        return ""
-    return f"Nothing has to change: {gib(left)} of {gib(room.capacity_bytes)} GiB are left."
-
-
-def _lower(words: str) -> str:
-    return words[:1].lower() + words[1:]
 
 
 def _basis(changes: Sequence[Advice], report: Mapping[str, Any]) -> str:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.reports.document.advice import advised
 from memprof.reports.document.checks import adds_up
-from memprof.reports.document.model import Allocation, DevicePeak, Document, Fact, Growth, Leftover, Oom, Step, Steps
+from memprof.reports.document.model import (
+    Allocation,
+    DevicePeak,
+    Document,
+    Fact,
+    Growth,
+    Headline,
+    Leftover,
+    Oom,
+    Step,
+    Steps,
+)
 from memprof.reports.document.outside_torch import outside_facts, switch_rows
 from memprof.reports.document.prediction import assumed, prediction_of
 from memprof.reports.document.ranks import ranks_of, recording_rows
@@ -41,12 +52,13 @@ from memprof.reports.document.timeline import timeline_of
 
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
+from memprof.analysis.headline import headline_of
 from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["Document", "build_document", "document_of"]
+__all__ = ["Document", "build_document", "document_of", "subtitle_of", "title_of"]
 
 
 # How many groups of alike allocations a document looks at: the page's icicle wants more than the JSON lists.
@@ -108,9 +120,10 @@ def build_document(
     timed = report["source"]["kind"] != "simulated"
     rows = allocation_rows(_groups(report["peak"]) if allocations is None else allocations, active, timed=timed)
     return Document(
-        title=plain(label) if label else _title(report),
-        subtitle=_subtitle(report),
+        title=plain(label) if label else title_of(report),
+        subtitle=subtitle_of(report),
         badge={"simulated": "simulated"}.get(report["source"]["kind"], "measured"),
+        headline=_headline(report),
         summary=summary_of(report, rows),
         oom=_oom(report.get("oom")),
         advice=advised(report),
@@ -138,6 +151,19 @@ def build_document(
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
         room=room_of(report),
+    )
+
+
+def _headline(report: Mapping[str, Any]) -> Headline:
+    """Take the report's headline; a report that was written before reports had one gets it here."""
+    found = report.get("headline") or headline_of(report)
+    fit = report.get("fit")
+    return Headline(
+        verdict=plain(found["verdict"]),
+        cause=plain(found["cause"]),
+        action=plain(found["action"]),
+        assumed=plain(f"Assumed: {', '.join(found['assumed'])}.") if found["assumed"] else "",
+        bad=bool(report.get("oom") or (fit and not fit["fits"])),
     )
 
 
@@ -172,16 +198,32 @@ def _base_name(path: object) -> str:
     return PureWindowsPath(text).name if "\\" in text else PurePosixPath(text).name
 
 
-def _title(report: Mapping[str, Any]) -> str:
+def title_of(report: Mapping[str, Any]) -> str:
+    """Name a report's run: by its model and how many ranks it has, else by its file or folder."""
     source = report["source"]
     config = source["config"] or {}
     model = next((config[k] for k in _MODEL_KEYS if isinstance(config.get(k), str) and config[k]), None)
+    if report.get("across_ranks") and report.get("ranks"):
+        return _run_title(report, model)
     if model:
         return plain(_base_name(model.rstrip("/")) or model)
     return plain(_base_name(source["files"][0])) if source["files"] else "Memory report"
 
 
-def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
+def _run_title(report: Mapping[str, Any], model: str | None) -> str:
+    """Name a run of several ranks: by its model, else by the folder that all its files are in."""
+    ranks, world = len(report["ranks"]), report["across_ranks"]["world_size"]
+    count = f"{ranks} of {world} ranks" if world and world != ranks else f"{ranks} rank{'' if ranks == 1 else 's'}"
+    folders = {str(PurePosixPath(rank["file"]).parent) for rank in report["ranks"] if rank.get("file")}
+    folder = PurePosixPath(folders.pop()) if len(folders) == 1 else PurePosixPath()
+    # The callback's own folder says nothing; the trainer's output folder is above it.
+    inner = folder.parent if folder.name.startswith("_memprof") else folder
+    name = _base_name(model.rstrip("/")) if model else inner.name
+    return plain(f"{name}: {count}" if name else f"Run of {count}")
+
+
+def subtitle_of(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what was recorded, where and how."""
     source = report["source"]
     words = [KIND_WORDS.get(source["kind"], source["kind"])]
     if (source.get("device_name") or "").endswith(EMULATED):
@@ -196,7 +238,8 @@ def _subtitle(report: Mapping[str, Any]) -> tuple[str, ...]:
     if source["torch"]:
         words.append(f"torch {source['torch']}")
     if (source["world_size"] or 1) > 1:
-        words.append(f"rank {source['rank']} of {source['world_size']}")
+        shown = " shown in full" if report.get("across_ranks") else ""
+        words.append(f"rank {source['rank']} of {source['world_size']}{shown}")
     words.append(f"{thousands(source['events'])} events")
     steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
     if steps:

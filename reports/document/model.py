@@ -74,19 +74,38 @@ class Fact:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The answer in sentences, as the JSON's ``headline`` has them; ``bad`` where memory ran out or does not suffice.
+
+    Renderers draw them as they are; a part may be empty.
+    """
+
+    verdict: str
+    cause: str = ""
+    action: str = ""
+    assumed: str = ""
+    bad: bool = False
+
+    @property
+    def sentences(self) -> str:
+        """The whole answer in a line."""
+        verdict = self.verdict if self.verdict.endswith((".", "!", "?")) else f"{self.verdict}."
+        return " ".join(part for part in (verdict, self.cause, self.action, self.assumed) if part)
+
+
+@dataclass(frozen=True)
 class Summary:
-    """The first screen.
+    """The first screen below the headline.
 
     ``capacity_bytes`` is the device's memory, ``None`` where it has none worth naming. ``bar`` is the composition at
-    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``cause`` says
-    in a sentence what the peak is made of, ``where`` when it was. ``guessed`` counts what only lifetimes, shapes or
-    sets of sizes speak for, and says what else it could be.
+    the allocated peak followed by what else the device held; ``scale_bytes`` is the bar's full width. ``where`` says
+    when the peak was. ``guessed`` counts what only lifetimes, shapes or sets of sizes speak for, and says what else it
+    could be.
     """
 
     peak_bytes: int
     peak_word: str
     where: str
-    cause: str
     capacity_bytes: int | None
     scale_bytes: int
     facts: tuple[Fact, ...]
@@ -154,9 +173,8 @@ class Combination:
 
 @dataclass(frozen=True)
 class Advised:
-    """*What would lower the peak*: the first thing to change in a sentence, all changes, and how they were found."""
+    """*What would lower the peak*: all changes, and how they were found."""
 
-    first: str
     changes: tuple[Advice, ...]
     basis: str
     combination: Combination | None = None
@@ -230,12 +248,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known."""
+    """One rank at its own peak. ``cells`` follow the columns; ``held_bytes`` is what its device held, where known.
+
+    ``shade`` runs from 1 (the lowest peak) to 8 (the highest), 0 where peaks hardly differ.
+    """
 
     rank: int
     node: str
     where: str
     peak_bytes: int
+    shade: int
     held_bytes: int | None
     oom: bool
     shown: bool
@@ -274,10 +296,12 @@ class Ranks:
     """Everything shown of the ranks beside the one that the document is about.
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
-    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all.
+    ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all. ``in_full`` is the heading of
+    what is said of that one rank.
     """
 
     sentence: str
+    in_full: str
     missing: str
     differences: tuple[str, ...]
     count: int
@@ -561,6 +585,7 @@ class Document:
     title: str
     subtitle: tuple[str, ...]
     badge: str
+    headline: Headline
     summary: Summary
     oom: Oom | None
     advice: Advised

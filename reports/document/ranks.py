@@ -37,11 +37,12 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         max((s["highest_bytes"] for s in spreads.values()), default=0),
         _CLEARLY * peak["median_bytes"],
     )
-    rows = [_row(r, report["source"]["rank"], scale) for r in ranks]
+    rows = [_row(r, report["source"]["rank"], scale, peak) for r in ranks]
     rows.sort(key=lambda r: (not r.oom, -r.peak_bytes, r.rank))
     world = across["world_size"] or len(ranks)
     return Ranks(
         sentence=_sentence(across, len(ranks), report["source"]["rank"], rows),
+        in_full=_in_full(report["source"]["rank"], peak, rows),
         missing=_missing(across["missing"]),
         differences=tuple(_difference(d) for d in across["differences"]),
         count=len(ranks),
@@ -96,12 +97,15 @@ class _Scale:
     def cell(self, column: str, n: int) -> Cell:
         """Make a rank's cell in one column."""
         spread = self.spreads[column]
+        return Cell(n, ceil(_HEATS * n / self.most), self.shade(spread, n), n - spread["median_bytes"] > self.clearly)
+
+    def shade(self, spread: Mapping[str, Any], n: int) -> int:
+        """Place a figure between the lowest and the highest of its spread: 1 to 8, 0 where they hardly differ."""
         low, high = spread["lowest_bytes"], spread["highest_bytes"]
-        shade = 1 + round((_HEATS - 1) * (n - low) / (high - low)) if high - low > self.clearly else 0
-        return Cell(n, ceil(_HEATS * n / self.most), shade, n - spread["median_bytes"] > self.clearly)
+        return 1 + round((_HEATS - 1) * (n - low) / (high - low)) if high - low > self.clearly else 0
 
 
-def _row(rank: Mapping[str, Any], shown: int, scale: _Scale) -> RankRow:
+def _row(rank: Mapping[str, Any], shown: int, scale: _Scale, peaks: Mapping[str, Any]) -> RankRow:
     peak, device, held = rank["peak"], rank["device_peak"], rank["peak"]["categories"]
     reserved = device["reserved_bytes"]
     cells = [scale.cell(c, held.get(c, 0)) for c in scale.columns]
@@ -113,6 +117,7 @@ def _row(rank: Mapping[str, Any], shown: int, scale: _Scale) -> RankRow:
         node=plain(rank["node"] or ""),
         where=_where(peak),
         peak_bytes=peak["active_bytes"],
+        shade=scale.shade(peaks, peak["active_bytes"]),
         held_bytes=None if reserved is None else reserved + (device["non_torch_bytes"] or 0),
         oom=rank["oom"] is not None,
         shown=rank["rank"] == shown,
@@ -142,7 +147,15 @@ def _sentence(across: Mapping[str, Any], count: int, shown: int, rows: Sequence[
             f"{100 * peak['imbalance']:.1f} % above the mean of {count} ranks; "
             f"rank {peak['lowest_rank']} lowest: {size(peak['lowest_bytes'])}."
         )
-    return f"{words} Everything else on this page is about rank {shown}."
+    return words
+
+
+def _in_full(shown: int, peak: Mapping[str, Any], rows: Sequence[RankRow]) -> str:
+    """Name the rank that the rest of the page is about, and why that one."""
+    failed = any(row.shown and row.oom for row in rows)
+    fullest = shown == peak["highest_rank"] and peak["lowest_bytes"] < (1 - _ALIKE) * peak["highest_bytes"]
+    why = ", which ran out of memory," if failed else ", the fullest," if fullest else ""
+    return f"Rank {shown}{why} in full"
 
 
 def _missing(missing: Sequence[Mapping[str, Any]]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
-from memprof.reports.document.tables import call_site, category_parts
-from memprof.reports.document.text import amount, gib, percent, sentence_list, size, where_words
+from memprof.reports.document.tables import category_parts
+from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
 from memprof.units import GIB
 
@@ -35,7 +35,6 @@ def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()
             source["kind"], "Peak allocated memory"
         ),
         where=where_words(None if unknown else peak["phase"], peak["step"]),
-        cause=_cause(report, bar) + _pending(peak),
         capacity_bytes=capacity,
         scale_bytes=max(shown, 1),
         facts=_facts(report, capacity),
@@ -69,48 +68,6 @@ def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part
     if capacity:
         parts.append(Part("free", "Free", capacity - peak["reserved_bytes"] - (peak["non_torch_bytes"] or 0)))
     return tuple(p for p in parts if p.bytes > 0)
-
-
-# Categories that are simply there; the others come and go with the phase.
-_STANDING = {
-    "weights", "adapters", "reference_model", "reward_model", "value_model", "optimizer_state", "inference_engine",
-    "workspace",
-}  # fmt: skip
-
-
-def _cause(report: Mapping[str, Any], bar: Sequence[Part]) -> str:
-    """Name the largest category and, where it is held in every phase, the largest of those that come and go."""
-    if not bar:
-        return "Nothing was allocated."
-    active = report["peak"]["active_bytes"]
-    largest = max(bar, key=lambda p: p.bytes)
-    passing = max((p for p in bar if p.id not in _STANDING), key=lambda p: p.bytes, default=None)
-    sentence = (
-        f"Largest: {largest.label.lower()}, {amount(largest.bytes)}, {percent(largest.bytes, active)} of the peak"
-    )
-    if passing is None or passing is largest:
-        return f"{sentence}{_made_at(report, largest.id)}."
-    share = percent(passing.bytes, active)
-    also = f"largest that comes and goes: {passing.label.lower()}, {amount(passing.bytes)}, {share}"
-    return f"{sentence}; {also}{_made_at(report, passing.id)}."
-
-
-def _pending(peak: Mapping[str, Any]) -> str:
-    """Say why the table's total is above the allocated peak: freed blocks that wait for a stream are in it."""
-    if not peak["pending_free_bytes"]:
-        return ""
-    waiting, active = gib(peak["pending_free_bytes"]), gib(peak["active_bytes"])
-    return (
-        f" {waiting} GiB more were freed by the program and wait for a stream: phases, shares and the total, "
-        f"{active} GiB, count them."
-    )
-
-
-def _made_at(report: Mapping[str, Any], category: str) -> str:
-    listed = (a for a in report["peak"]["allocations"] if a["category"] == category and a.get("stack"))
-    first = next(listed, None)
-    site = call_site(first["stack"]) if first else ""
-    return f", made at {site}" if site else ""
 
 
 def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:

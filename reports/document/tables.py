@@ -27,6 +27,7 @@ from memprof.reports.document.text import (
 )
 
 from memprof.analysis.allocations.alike import tag_shape
+from memprof.analysis.allocations.places import is_native, is_torch, place_of
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -39,7 +40,6 @@ __all__ = [
     "evidence_shares",
     "group_rows",
     "icicle",
-    "is_native",
     "phase_rows",
     "shown_stack",
     "whole_stack",
@@ -52,9 +52,6 @@ SMALLEST_BOX = 250
 _CATEGORIES_OF: dict[str, list[str]] = defaultdict(list)
 for _category, _group in GROUP_OF.items():
     _CATEGORIES_OF[str(_group)].append(str(_category))
-
-# Frames outside Python: by their file's ending, or because there is no file.
-_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
 
 # Frames of the interpreter's own library, and what stands before a package's name in a path.
 _LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
@@ -171,21 +168,9 @@ def evidence_shares(report: Mapping[str, Any]) -> tuple[EvidenceShare, ...]:
 
 
 def call_site(stack: Sequence[str]) -> str:
-    """Find the innermost Python frame outside torch and the standard library, else the innermost one; shortened."""
-    python = [frame for frame in stack if not is_native(frame)]
-    found = next((frame for frame in python if not _is_inner(frame)), python[0] if python else None)
+    """Return the user's or the model's line on a stack, shortened; ``place_of`` chooses it."""
+    found = place_of(stack)
     return plain(short_path(found)) if found else ""
-
-
-def _is_inner(frame: str) -> bool:
-    file = text_path(frame)
-    torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
-    return torch or frame.startswith("<") or bool(_LIBRARY.search(frame))
-
-
-def is_native(frame: str) -> bool:
-    """Tell whether a frame lies outside Python: in C++, CUDA or a library without a source file."""
-    return bool(_NATIVE.search(frame))
 
 
 def shown_stack(stack: Sequence[str]) -> tuple[str, ...]:
@@ -343,7 +328,7 @@ def _nested(category: str, placed: Sequence[tuple[tuple[str, ...], Allocation]])
 
 def _path(allocation: Allocation) -> tuple[str, ...]:
     """Say where an allocation was made: its frames, the outermost first; else its module; else ``no stack``."""
-    frames = [frame for frame in allocation.whole_stack if not is_native(frame) and not _is_inner(frame)]
+    frames = [frame for frame in allocation.whole_stack if not is_native(frame) and not is_torch(frame)]
     if frames or allocation.site:
         inner = [short_path(frame) for frame in frames[:_FRAMES]] or [allocation.site]
         return tuple(dict.fromkeys(reversed(inner)))

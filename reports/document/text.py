@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-from memprof.units import GIB, format_bytes, format_gib
+from memprof.units import GIB, amount, format_bytes, format_gib, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group, phase_words
 
 __all__ = [
@@ -53,30 +53,9 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
-def gib(n_bytes: int) -> str:
-    """Write GiB with two decimals and no unit, below zero with a true minus.
-
-    Values below 0.005 GiB that are not zero print as ``<0.01``, or ``>−0.01``.
-    """
-    if n_bytes and abs(n_bytes) < 0.005 * GIB:
-        return "<0.01" if n_bytes > 0 else ">−0.01"
-    return format_gib(n_bytes) if n_bytes >= 0 else f"−{format_gib(-n_bytes)}"
-
-
 def size(n_bytes: int) -> str:
     """Write a size with its unit, the largest that leaves a digit before the point."""
     return format_bytes(n_bytes)
-
-
-def amount(n_bytes: int) -> str:
-    """Write a size with its unit in few digits: GiB with two decimals from 1 GiB on, MiB and smaller below."""
-    size_, sign = abs(n_bytes), "−" if n_bytes < 0 else ""
-    if size_ >= 1023.5 * 2**20:
-        return f"{sign}{size_ / GIB:.2f} GiB"
-    if size_ >= 1023.5 * 2**10:
-        value = size_ / 2**20
-        return f"{sign}{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} MiB"
-    return f"{sign}{size_ / 2**10:.0f} KiB" if size_ >= 1024 else f"{sign}{size_} B" if size_ else "0"
 
 
 def signed_gib(n_bytes: int) -> str:
@@ -84,16 +63,6 @@ def signed_gib(n_bytes: int) -> str:
     if abs(n_bytes) < 0.005 * GIB:
         return "0.00"
     return f"{'−' if n_bytes < 0 else '+'}{format_gib(abs(n_bytes))}"
-
-
-def percent(part: int, whole: int) -> str:
-    """Write ``part`` of ``whole`` in percent: whole numbers from 10 on, one decimal below, ``–`` of nothing."""
-    if not whole:
-        return "–"
-    value = 100 * part / whole
-    if 0 < value < 0.1:
-        return "<0.1 %"
-    return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
 
 
 def thousands(number: int) -> str:

@@ -99,7 +99,7 @@ def _card(comparison: Comparison, index: int, total: int | None) -> Markup:
     words: list[Child] = []
     if document:
         words.append(el("p", {}, f"{document.summary.peak_word} in {document.summary.where}"))
-        words.append(el("p", {"class": "muted"}, document.summary.cause))
+        words.append(el("p", {"class": "muted"}, document.headline.cause))
     else:
         words.append(el("p", {}, "A sum of components, not a peak"))
     words += [el("p", {"class": "muted fine"}, " · ".join(column.facts))]

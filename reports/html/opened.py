@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from memprof.reports.document.model import Allocation, Document, Growth, Leftover
-from memprof.reports.document.tables import is_native
 from memprof.reports.document.text import amount, size, thousands
 from memprof.reports.html.elements import colour_class, what
+
+from memprof.analysis.allocations.places import is_native
 
 __all__ = ["Opened", "opened_data", "particulars"]
 

@@ -11,8 +11,9 @@ from memprof.reports.palette import slug
 
 __all__ = ["ranks_section", "recordings_section"]
 
-# Up to so many ranks are rows at once; of more the fullest are, and the others open below.
+# Up to so many ranks are rows at once; of more the fullest are, and the others open below: a screen shows them all.
 _ROWS_AT_ONCE = 32
+_FULLEST = 8
 _NODES_AT_ONCE = 12
 # From so many on a picture of all of them stands above the table.
 _PICTURE_FROM = 12
@@ -29,14 +30,18 @@ def ranks_section(ranks: Ranks | None) -> Markup | None:
         "ranks",
         "Ranks",
         note,
-        el("p", {}, ranks.sentence),
+        el("p", {}, ranks.sentence, " ", el("a", {"href": "#in-full"}, ranks.in_full)),
         el("p", {"class": "bad"}, ranks.missing) if ranks.missing else None,
         el("ul", {"class": "notes"}, *[el("li", {}, d) for d in ranks.differences]) if ranks.differences else None,
         _picture(ranks) if ranks.count >= _PICTURE_FROM else None,
-        _matrix(ranks, ranks.rows[:_ROWS_AT_ONCE]),
+        _matrix(ranks, ranks.rows[: _at_once(ranks)]),
         _others(ranks),
         el("div", {"class": "columns even"}, _phases(ranks), _nodes(ranks)),
     )
+
+
+def _at_once(ranks: Ranks) -> int:
+    return _ROWS_AT_ONCE if ranks.count <= _ROWS_AT_ONCE else _FULLEST
 
 
 def _matrix(ranks: Ranks, rows: Sequence[RankRow], heading: str = "") -> Markup:
@@ -75,7 +80,7 @@ def _cell(cell: Cell) -> Markup:
 
 
 def _others(ranks: Ranks) -> Markup | None:
-    rest = ranks.rows[_ROWS_AT_ONCE:]
+    rest = ranks.rows[_at_once(ranks) :]
     if not rest:
         return None
     summary = el("summary", {}, f"The other {thousands(len(rest))} ranks")
@@ -85,7 +90,8 @@ def _others(ranks: Ranks) -> Markup | None:
 def _picture(ranks: Ranks) -> Markup | None:
     """Draw every rank as a column, in the order of their numbers; neighbours of one shade are drawn as one."""
     rows = {row.rank: row for row in ranks.rows}
-    lines = [
+    lines = [("Peak", [rows[r].shade if r in rows else 0 for r in range(ranks.world_size)])]
+    lines += [
         (label, [rows[r].cells[line].shade if r in rows else 0 for r in range(ranks.world_size)])
         for line, (_, label) in enumerate(ranks.columns)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.reports.document.model import Fact, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
+from memprof.reports.document.model import Fact, Headline, LengthRow, NeedRow, Oom, Part, Prediction, Room, Row, Summary
 from memprof.reports.document.text import amount, percent, thousands
 from memprof.reports.html.elements import (
     Markup,
@@ -33,8 +33,8 @@ def oom_banner(oom: Oom | None) -> Markup | None:
     )
 
 
-def summary(summary: Summary, badge: str, first: str = "", rows: tuple[Row, ...] = ()) -> Markup:
-    """Draw the peak in large, the facts beside it, one bar of the device, and the first thing to change.
+def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, ...] = ()) -> Markup:
+    """Draw the headline, the peak in large, the facts beside it, and one bar of the device.
 
     The legend ends with the categories of ``rows`` that the run had, though not at its peak.
     """
@@ -46,6 +46,7 @@ def summary(summary: Summary, badge: str, first: str = "", rows: tuple[Row, ...]
     return el(
         "section",
         {"id": "summary", "aria-label": "Summary"},
+        *_headline(headline),
         el(
             "div",
             {"class": "headline"},
@@ -58,12 +59,20 @@ def summary(summary: Summary, badge: str, first: str = "", rows: tuple[Row, ...]
             ),
             el("dl", {"class": "facts"}, *[_fact_card(fact) for fact in summary.facts], _guess_card(summary.guessed)),
         ),
-        el("p", {"class": "cause"}, summary.cause),
         bar((*summary.bar, *summary.rest), summary.scale_bytes, labels=True, described=_bar_words(summary)),
         _bar_axis(summary),
         el("ul", {"class": "legend"}, *[_legend(p) for p in (*summary.bar, *others, *summary.rest)]),
-        el("p", {"class": "first"}, first, " ", el("a", {"href": "#advice"}, "All changes")) if first else None,
     )
+
+
+def _headline(headline: Headline) -> list[Markup]:
+    """Draw the answer: verdict and cause, then what to change, then what was assumed."""
+    lines = [el("p", {"class": "verdict bad" if headline.bad else "verdict"}, headline.verdict)]
+    if headline.cause:
+        lines.append(el("p", {"class": "cause"}, headline.cause))
+    if headline.action:
+        lines.append(el("p", {"class": "first"}, headline.action, " ", el("a", {"href": "#advice"}, "All changes")))
+    return [*lines, el("p", {"class": "muted"}, headline.assumed)] if headline.assumed else lines
 
 
 def _fact_card(fact: Fact) -> Markup:

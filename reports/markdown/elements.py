@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["code", "fence", "table", "text"]
+from memprof.reports.document.model import Headline
+
+__all__ = ["code", "fence", "headline", "table", "text"]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 
@@ -13,6 +15,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@]|:(?=\S))")
 def text(words: str) -> str:
     """Escape words from anywhere: nothing in them is markup, a link, a mention or the end of a table's cell."""
     return _SPECIAL.sub(r"\\\1", words.replace("\n", " ")).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def headline(found: Headline) -> str:
+    """Render the answer as one paragraph, its verdict in bold."""
+    parts = (text(part) for part in (found.cause, found.action, found.assumed) if part)
+    return " ".join([f"**{text(found.verdict)}.**", *parts])
 
 
 def code(words: str) -> str:

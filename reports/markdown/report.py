@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memprof.reports.document.model import Document, Ranks, RecordingRow, Row
 from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
 from memprof.reports.markdown.advice import render_advised
-from memprof.reports.markdown.elements import code, table, text
+from memprof.reports.markdown.elements import code, headline, table, text
 
 __all__ = ["render_markdown"]
 
@@ -20,6 +20,7 @@ def render_markdown(document: Document) -> str:
     blocks = [
         f"### {text(document.title)}",
         text(" · ".join(document.subtitle)),
+        headline(document.headline),
         _oom(document),
         _peak(document),
         text(f"How far from out of memory: {document.room.sentence}") if document.room else "",
@@ -37,14 +38,15 @@ def render_markdown(document: Document) -> str:
 
 
 def _oom(document: Document) -> str:
-    return f"> **{text(document.oom.sentence)}**" if document.oom else ""
+    return f"> {text(document.oom.sentence)}" if document.oom else ""
 
 
 def _peak(document: Document) -> str:
     summary = document.summary
+    if document.headline.verdict.startswith(summary.peak_word):
+        return ""
     share = f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device" if summary.capacity_bytes else ""
-    head = f"**{text(summary.peak_word)}: {gib(summary.peak_bytes)} GiB** in {text(summary.where)}{share}."
-    return f"{head} {text(summary.cause)}"
+    return f"{text(summary.peak_word)}: **{gib(summary.peak_bytes)} GiB** in {text(summary.where)}{share}."
 
 
 def _facts(document: Document) -> str:

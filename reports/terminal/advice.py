@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memprof.reports.document.advice import NOTHING_KNOWN
 from memprof.reports.document.model import Advice, Advised, Document
 from memprof.reports.document.text import gib
+from memprof.reports.terminal.elements import print_headline
 from memprof.reports.terminal.report import render_terminal
 from memprof.reports.terminal.screen import console_of, text_of
 
@@ -21,14 +22,12 @@ def render_advice(document: Document, width: int = 100, colour: bool = False) ->
     from rich.text import Text
 
     console = console_of(width, colour)
-    summary, advised = document.summary, document.advice
+    advised = document.advice
+    print_headline(console, document.headline)
+    console.print()
     console.print(Text(document.title, style="bold"))
-    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
-    console.print(line)
+    console.print(Text(" · ".join(document.subtitle), style="dim"))
     _print_advised(console, advised)
-    if advised.changes:
-        console.print()
-        console.print(Text(advised.first, style="bold"))
     for note in document.notes:
         console.print(Text(f"Note: {note}", style="dim"))
     return text_of(console)

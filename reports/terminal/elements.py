@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.model import Part
+from memprof.reports.document.model import Headline, Part
 from memprof.reports.document.text import gib
 from memprof.reports.palette import DARK, FALLBACK
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "mark_capacity", "swatch", "table_of"]
+__all__ = ["LETTERS", "VERDICT_WORDS", "draw_bar", "legend", "mark_capacity", "print_headline", "swatch", "table_of"]
 
 LETTERS = {
     "weights": "W", "adapters": "A", "weight_casts": "C", "reference_model": "R", "reward_model": "J",
@@ -38,6 +39,16 @@ _COLOURS = {
 }
 
 VERDICT_WORDS = {True: "fits", False: "does not fit", None: "–"}
+
+
+def print_headline(console: Console, headline: Headline) -> None:
+    """Print the answer: verdict, cause, what to change, what was assumed; a line each."""
+    from rich.text import Text
+
+    console.print(Text(headline.verdict, style="bold red" if headline.bad else "bold"))
+    for line, style in ((headline.cause, ""), (headline.action, "bold"), (headline.assumed, "dim")):
+        if line:
+            console.print(Text(line, style=style))
 
 
 def swatch(identifier: str, colour: bool) -> Text:

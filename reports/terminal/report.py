@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row
+from memprof.reports.document.model import Document, Part, Prediction, RankRow, Ranks, RecordingRow, Row, Summary
 from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
-from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, swatch, table_of
+from memprof.reports.terminal.elements import VERDICT_WORDS, draw_bar, legend, print_headline, swatch, table_of
 from memprof.reports.terminal.largest import largest_table
 from memprof.reports.terminal.room import print_room
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
@@ -22,6 +22,9 @@ __all__ = ["print_document", "render_short", "render_terminal"]
 
 # Of more ranks the fullest are listed.
 _MOST_RANKS = 16
+_FULLEST = 8
+# Up to so many lines of digits show all ranks.
+_STRIP = 8
 _MOST_ALLOCATIONS = 10
 
 
@@ -38,9 +41,6 @@ def render_short(document: Document) -> str:
     _print_summary(console, document, colour, facts=False)
     console.print()
     console.print(_components(document, width, colour))
-    if document.ranks:
-        console.print()
-        _print_ranks(console, document.ranks, colour)
     return text_of(console)
 
 
@@ -53,9 +53,6 @@ def render_terminal(document: Document, width: int = 100, colour: bool = False) 
         _print_prediction(console, document.prediction)
     console.print()
     console.print(_components(document, width, colour))
-    if document.ranks:
-        console.print()
-        _print_ranks(console, document.ranks, colour)
     if document.recordings:
         console.print()
         _print_recordings(console, document.recordings)
@@ -74,16 +71,19 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     from rich.text import Text
 
     summary = document.summary
+    print_headline(console, document.headline)
+    console.print()
     console.print(Text(document.title, style="bold"))
     console.print(Text(" · ".join(document.subtitle), style="dim"))
     if document.oom:
-        console.print(Text(document.oom.sentence, style="bold red"))
-    console.print()
-    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
-    if summary.capacity_bytes:
-        line.append(f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device")
-    console.print(line)
-    console.print(Text(summary.cause))
+        console.print(Text(document.oom.sentence))
+    if document.ranks:
+        console.print()
+        _print_ranks(console, document.ranks, colour)
+        console.print()
+        console.print(Text(f"{document.ranks.in_full}:", style="bold"))
+    if not document.headline.verdict.startswith(summary.peak_word):
+        console.print(_peak_line(summary))
     parts = (*summary.bar, *summary.rest)
     console.print(draw_bar(parts, summary.scale_bytes, console.width - 1, colour))
     for line in legend(parts, console.width - 1, colour):
@@ -94,6 +94,15 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
         print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
         console.print(Text.assemble(f"{fact.label}: ", (fact.value, "bold"), (f"  {fact.note}", "dim")))
+
+
+def _peak_line(summary: Summary) -> Text:
+    from rich.text import Text
+
+    line = Text.assemble(f"{summary.peak_word}: ", (f"{gib(summary.peak_bytes)} GiB", "bold"), f" in {summary.where}")
+    if summary.capacity_bytes:
+        line.append(f", {percent(summary.peak_bytes, summary.capacity_bytes)} of the device")
+    return line
 
 
 def _print_prediction(console: Console, prediction: Prediction) -> None:
@@ -172,7 +181,8 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
     columns += [("GiB", "right", False), *([("", "left", True)] if wide else [])]
     table = table_of(*columns)
     scale = max((r.peak_bytes for r in ranks.rows), default=0)
-    for row in ranks.rows[:_MOST_RANKS]:
+    most = _MOST_RANKS if len(ranks.rows) <= _MOST_RANKS else _FULLEST
+    for row in ranks.rows[:most]:
         cells: list[Text | str] = [_rank_name(row), *([row.node] if nodes else []), row.where, gib(row.peak_bytes)]
         if wide:
             cells.append(_rank_bar(ranks, row, scale, max(console.width - (66 if nodes else 52), 10), colour))
@@ -181,12 +191,29 @@ def _print_ranks(console: Console, ranks: Ranks, colour: bool) -> None:
     if ranks.missing:
         console.print(Text(ranks.missing, style="bold red"))
     console.print(table)
-    if len(ranks.rows) > _MOST_RANKS:
-        rest = ranks.rows[_MOST_RANKS:]
-        low, high = gib(rest[-1].peak_bytes), gib(rest[0].peak_bytes)
+    if len(ranks.rows) > most:
+        rest = ranks.rows[most:]
+        low, high = gib(min(r.peak_bytes for r in rest)), gib(max(r.peak_bytes for r in rest))
         console.print(Text(f"{thousands(len(rest))} more, from {high} down to {low} GiB", style="dim"))
+        _print_strip(console, ranks)
     for sentence in ranks.differences:
         console.print(Text(sentence))
+
+
+def _print_strip(console: Console, ranks: Ranks) -> None:
+    """Print a digit for each rank's peak, in the order of their numbers."""
+    from rich.text import Text
+
+    shades = {row.rank: str(row.shade) for row in ranks.rows}
+    if set(shades.values()) == {"0"}:
+        return
+    digits = "".join(shades.get(rank, ".") for rank in range(ranks.world_size))
+    line = 64 if console.width >= 72 else 32
+    if len(digits) > _STRIP * line:
+        return
+    console.print(Text("Peaks of all ranks in order: 1 is the lowest, 8 the highest, . missing"))
+    for first in range(0, len(digits), line):
+        console.print(Text(f"{first:>6} {digits[first : first + line]}"))
 
 
 def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
@@ -245,8 +272,6 @@ def _print_closing(console: Console, document: Document) -> None:
             console.print(Text(f"  {check.label}: {check.value}, {check.note}"))
     else:
         console.print(Text("Does it add up? Yes, to the byte."))
-    if document.advice.first:
-        console.print(Text(document.advice.first, style="bold"))
     if document.steps:
         console.print(Text(document.steps.sentence))
     for fact in document.outside:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from memprof.reports.document.build import build_document
 
 from memprof.advice import estimated_advice
 from memprof.advice.candidates import candidates_for
 from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import run_of
+from memprof.analysis.headline import headline_of
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, report
 
@@ -139,6 +139,6 @@ def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room()
     found["device_peak"] |= {"reserved_bytes": 16 * GIB, "active_bytes": 16 * GIB, "non_torch_bytes": 0}
     roomy = {**found, "capacity": {"bytes": 80 * GIB, "from": "option"}}
     tight = {**found, "capacity": {"bytes": 17 * GIB, "from": "option"}}
-    assert build_document(roomy).advice.first == "Nothing has to change: 64.00 of 80.00 GiB are left."
+    assert headline_of(roomy)["action"] == "Nothing has to change: 64.00 of 80.00 GiB are left."
     action = found["advice"][0]["action"]
-    assert build_document(tight).advice.first.startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")
+    assert headline_of(tight)["action"].startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")

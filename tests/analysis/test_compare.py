@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from memprof.reports.json import dumps, validate
 
-from memprof.analysis.allocation_differences import holdings_of_analysis, holdings_of_report, stack_key, surplus
+from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report, stack_key, surplus
 from memprof.analysis.analysis import analyze
 from memprof.analysis.compare import Run, compare, distinct, over_limit, short_names
 from memprof.analysis.published import PUBLISHED, published_columns

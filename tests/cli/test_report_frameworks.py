@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from memprof.analysis.ranks.dump_names import DumpName, dump_name
+from memprof.analysis.ranks.dump_names import DumpName, dump_name, layouts
 from tests.cli.test_cli import MIB, call, report_of
 from tests.cli.test_report_ranks import record
 
@@ -51,6 +51,81 @@ LAYOUTS = {
         },
         ["20260112-1041/torch_memory_rank0_pid100.pickle"],
         {"20260112-1033/torch_memory_rank0_pid100.pickle": {"time": "2026-01-12 10:33"}},
+    ),
+    # verl/utils/profiler/torch_memory_profile.py: windows of steps, and the allocator's own word that memory ran out
+    "verl, out of memory": Layout(
+        {
+            "steps1-3/torch_memory_rank0_pid100.pickle": SMALL,
+            "steps4-6/torch_memory_rank0_pid100.pickle": SMALL,
+            "oom_20260112-103305-123456/torch_memory_oom_rank0_pid100.pickle": OUT,
+        },
+        ["oom_20260112-103305-123456/torch_memory_oom_rank0_pid100.pickle"],
+        {
+            "steps1-3/torch_memory_rank0_pid100.pickle": {"step": 3, "label": "steps1-3"},
+            "oom_20260112-103305-123456/torch_memory_oom_rank0_pid100.pickle": {
+                "out_of_memory": True,
+                "time": "2026-01-12 10:33:05",
+                "step": None,
+            },
+        },
+    ),
+    # skyrl/backends/skyrl_train/workers/worker.py: rank_{rank}_{model}_{tag}_{how many dumps so far}.pickle
+    "SkyRL": Layout(
+        {
+            "memory_snapshots/rank_0_policy_forward_backward_1.pickle": SMALL,
+            "memory_snapshots/rank_0_policy_optim_step_2.pickle": SMALL,
+            "memory_snapshots/rank_0_policy_forward_backward_3.pickle": OTHER,
+            "memory_snapshots/rank_1_policy_forward_backward_1.pickle": SMALL,
+            "memory_snapshots/rank_1_policy_optim_step_2.pickle": SMALL,
+            "memory_snapshots/rank_1_policy_forward_backward_3.pickle": OTHER,
+        },
+        [
+            "memory_snapshots/rank_0_policy_forward_backward_3.pickle",
+            "memory_snapshots/rank_1_policy_forward_backward_3.pickle",
+        ],
+        {"memory_snapshots/rank_0_policy_optim_step_2.pickle": {"step": None, "label": "optim_step", "role": "actor"}},
+    ),
+    # megatron/training/utils/utils.py and NVIDIA-NeMo/Megatron-Bridge: the rank behind the name that was asked for
+    "Megatron Bridge": Layout(
+        {"snapshot_0.pickle": SMALL, "snapshot_8.pickle": OTHER}, ["snapshot_0.pickle", "snapshot_8.pickle"], {}
+    ),
+    "Megatron-LM, out of memory": Layout(
+        {"snapshot_rank-0.pickle": SMALL, "snapshot_rank-1.pickle": SMALL, "snapshot_oom_rank-1.pickle": OUT},
+        ["snapshot_oom_rank-1.pickle"],
+        {"snapshot_oom_rank-1.pickle": {"out_of_memory": True, "rank": 1}},
+    ),
+    # areal/engine/megatron_engine.py
+    "AReaL": Layout(
+        {f"memory_snapshots/step_{s}/snapshot_rank0{r}_p0d{r}c0t0.pickle": SMALL for s in (0, 1) for r in (0, 1)},
+        [f"memory_snapshots/step_1/snapshot_rank0{r}_p0d{r}c0t0.pickle" for r in (0, 1)],
+        {"memory_snapshots/step_0/snapshot_rank00_p0d0c0t0.pickle": {"step": 0, "label": "p0d0c0t0"}},
+    ),
+    # roll/utils/context_managers.py: EXPERIMENT/TIME/WORKER/METHOD/snapshot_{time}.pickle, of rank 0 of each role
+    "ROLL": Layout(
+        {
+            "grpo/20260112-103000/actor_train-0/train_step/snapshot_20260112_103305.pickle": SMALL,
+            "grpo/20260112-103000/actor_train-0/train_step/snapshot_20260112_104411.pickle": SMALL,
+            "grpo/20260112-103000/reference-0/compute_log_probs/snapshot_20260112_104400.pickle": OTHER,
+        },
+        ["grpo/20260112-103000/actor_train-0/train_step/snapshot_20260112_104411.pickle"],
+        {
+            "grpo/20260112-103000/reference-0/compute_log_probs/snapshot_20260112_104400.pickle": {
+                "role": "reference",
+                "rank": 0,
+                "label": "compute_log_probs",
+                "time": "2026-01-12 10:44:00",
+            }
+        },
+    ),
+    # lmms_engine/utils/profiler.py
+    "lmms-engine": Layout(
+        {
+            "snapshot_stop_step_rank0.pickle": SMALL,
+            "snapshot_stop_step_rank1.pickle": SMALL,
+            "snapshot_oom_observer_rank1_pid77_1764200003.pickle": OUT,
+        },
+        ["snapshot_oom_observer_rank1_pid77_1764200003.pickle"],
+        {"snapshot_oom_observer_rank1_pid77_1764200003.pickle": {"pid": 77, "time": "2025-11-26 23:33:23"}},
     ),
     # slime/utils/profile_utils.py: memory_snapshot_time{time.time()}_rank{rank}_{--memory-snapshot-path}
     "slime": Layout(
@@ -192,6 +267,53 @@ def test_a_role_and_a_step_can_be_asked_for(tmp_path: Path) -> None:
     assert (missing.exit_code, "dumps of actor, rollout" in missing.stderr) == (2, True)
     single = call("report", tmp_path / "actor" / "step-000004.rank-0.pickle", "--role", "actor")
     assert (single.exit_code, "give one folder" in single.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("row", [row for _, row in layouts()], ids=lambda row: row["framework"])
+def test_a_layouts_example_says_what_its_row_says(row: dict[str, Any]) -> None:
+    """Each row of the table, and no earlier row takes its example."""
+    assert dump_name(Path(row["example"])) == DumpName(
+        **{"out_of_memory": row.get("out_of_memory", False), **row["says"]}
+    )
+
+
+@pytest.mark.parametrize(("damage", "says"), [(b"", "the file is empty"), (b"memray\0...", "memray"), (None, "cut")])
+def test_one_dump_that_cannot_be_read_is_named_and_the_rest_is_read(
+    damage: bytes | None, says: str, shared: Path, tmp_path: Path
+) -> None:
+    name = "memory_snapshot_time1764200000.5_rank{}_snapshot.pickle"
+    folder = laid_out(tmp_path / "run", {name.format(r): SMALL for r in (0, 1, 2)}, shared)
+    bad = folder / name.format(1)
+    bad.write_bytes(bad.read_bytes()[:4000] if damage is None else damage)
+    report = report_of(folder)
+    assert [r["rank"] for r in report["ranks"]] == [0, 2]
+    (note,) = [n for n in report["notes"] if n.startswith("Left out")]
+    assert bad.name in note
+    rows = {row["rank"]: row for row in report["recordings"]}
+    assert rows[1]["because"].startswith("cannot be read: ")
+    assert damage is None or says in note
+    assert bad.name in "".join(call("report", folder).stdout.split())
+
+
+def test_an_empty_dump_of_the_failure_leaves_the_step_before_it(shared: Path, tmp_path: Path) -> None:
+    """A process that dies while it dumps leaves an empty file where the best one should be."""
+    empty = "oom_20260112-103305-123456/torch_memory_oom_rank0_pid100.pickle"
+    folder = laid_out(tmp_path / "run", {"step3/torch_memory_rank0_pid100.pickle": SMALL, empty: SMALL}, shared)
+    (folder / empty).write_bytes(b"")
+    report = report_of(folder)
+    assert [Path(r["file"]).parent.name for r in report["ranks"]] == ["step3"]
+    assert any(empty in note for note in report["notes"])
+    (folder / "step3/torch_memory_rank0_pid100.pickle").write_bytes(b"")
+    result = call("report", folder)
+    assert (result.exit_code, "is empty" in result.stderr) == (3, True)
+
+
+def test_a_folder_with_one_pickle_of_any_name_is_read(tmp_path: Path) -> None:
+    record(tmp_path / "one" / "dump.pickle", 2)
+    assert [r["peak"]["active_bytes"] for r in report_of(tmp_path / "one")["ranks"]] == [6 * MIB]
+    record(tmp_path / "one" / "other.pickle", 2)
+    result = call("report", tmp_path / "one")
+    assert (result.exit_code, "the 2 pickles there say no rank" in result.stderr) == (3, True)
 
 
 def test_a_damaged_dump_and_a_stranger_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ def test_a_folder_is_merged_and_the_missing_rank_named(folder: Path, tmp_path: P
     assert result.exit_code == 0
     assert "Rank 1 peaks highest: 14.00 MiB" in result.stdout
     assert "No recording of rank 2." in result.stdout
-    assert 'id="ranks"' in page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
+    assert "<h1>run: 3 of 4 ranks</h1>" in html  # the run's page, one rank of it a click away
+    assert re.search(r'<a href="#in-full">Rank 1, the fullest, in full</a>', html)
+    assert html.index('id="ranks"') < html.index('id="in-full"')
     report = report_of(folder)
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
     assert [r["peak"]["active_bytes"] for r in report["ranks"]] == [6 * MIB, 14 * MIB, 8 * MIB]
@@ -76,6 +80,32 @@ def test_files_of_ranks_whose_snapshots_are_elsewhere(folder: Path) -> None:
     report = report_of(folder)
     assert report["source"]["rank"] == 1
     assert [r["rank"] for r in report["ranks"]] == [0, 1, 3]
+
+
+def test_reports_kept_beside_any_frameworks_dumps_are_read_instead(tmp_path: Path) -> None:
+    files = [record(tmp_path / f"mem_rank_{r}.pickle", 2 + r) for r in (0, 1, 2)]
+    plain = report_of(tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+    kept = report_of(tmp_path, "--keep-json")
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [f"mem_rank_{r}.json" for r in (0, 1, 2)]
+    read = report_of(tmp_path)
+    assert "3 of 3 recordings were read from the JSON of their reports." in read["notes"]
+    read["notes"].pop()
+    assert plain == kept == read
+    # What is older than its snapshot, made of another, or damaged does not stand for it, and a note says so.
+    reports = [path.with_suffix(".json") for path in files]
+    os.utime(reports[0], (1, 1))
+    reports[1].write_text(reports[2].read_text())
+    reports[2].write_text(reports[2].read_text()[:999])
+    again = report_of(tmp_path)
+    assert again["ranks"] == plain["ranks"]
+    for path, why in zip(reports, ("older than", "not made of", "damaged"), strict=True):
+        assert any(path.name in note and why in note for note in again["notes"]), why
+    grown = record(files[0], 20, node="gpu-7")  # another file, of another size, as old as the report
+    os.utime(grown, (1, 1))
+    assert report_of(tmp_path)["ranks"][0]["peak"]["active_bytes"] == 24 * MIB
+    refused = call("report", tmp_path, "--keep-json", "--device", "0")
+    assert (refused.exit_code, "--keep-json" in refused.stderr) == (2, True)
 
 
 def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Path) -> None:

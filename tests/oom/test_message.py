@@ -18,9 +18,11 @@ def report(**changes: Any) -> dict[str, Any]:
         "allocated_bytes": 20 * GIB, "cached_bytes": 0, "inactive_split_bytes": 0, "fits_defragmented": False,
         "categories": {"activations": 9 * GIB, "weights": 6 * GIB, "gradients": 3 * GIB, "inputs": 2 * GIB},
     }  # fmt: skip
+    headline = {"verdict": f"Out by 2.00 GiB in {oom['phase']}", "cause": "9.00 GiB of activations."}
     return {
         "source": {"rank": 0, "world_size": 1, "device_total_bytes": 24 * GIB},
         "peak": {"allocated_bytes": 21 * GIB, "categories": {"weights": 21 * GIB}},
+        "headline": headline,
         "advice": changes.pop("advice", []),
         "oom": {**oom, **changes},
     }
@@ -29,7 +31,7 @@ def report(**changes: Any) -> dict[str, Any]:
 def test_what_is_asked_where_and_who_holds_it() -> None:
     lines = oom_lines(report(), "out/report.html")
     assert lines[:5] == [
-        "memprof: out of memory in backward, step 57.",
+        "memprof: Out by 2.00 GiB in backward. 9.00 GiB of activations.",
         "  asked for  3.00 GiB with 1.00 GiB free of 24.00 GiB",
         "  by         /x/site-packages/torch/nn/functional.py:9 linear",
         "  by         /home/me/train.py:12 main",
@@ -61,7 +63,7 @@ def test_with_little_known_and_on_many_ranks() -> None:
     bare["source"] |= {"rank": 3, "world_size": 8}
     lines = oom_lines(bare)
     assert lines[:3] == [
-        "memprof [rank 3]: out of memory in an unknown phase.",
+        "memprof [rank 3]: Out by 2.00 GiB in backward. 9.00 GiB of activations.",
         "  asked for  an unknown size",
         "  held       21.00 GiB at the peak: Weights 21.00 GiB",
     ]

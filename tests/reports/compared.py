@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.reports.document.build import Document, build_document
 
-from memprof.analysis.allocation_differences import holdings_of_report
+from memprof.analysis.allocations.differences import holdings_of_report
 from memprof.analysis.compare import Run, badge_of, compare
 from memprof.analysis.published import published_columns
 from memprof.vocabulary import GROUP_OF, Category, Group

@@ -17,6 +17,7 @@ import torch
 from memprof import analyze
 from memprof.frame_paths import own_folders
 from memprof.snapshot import load_snapshot
+from memprof.vocabulary import phase_words
 from tests.watch.programs import LOOP, left_in, loop_that, python, signalled, wait_for
 
 RUN = ("-m", "memprof", "run", "--no-table")
@@ -104,7 +105,8 @@ def test_out_of_memory_ends_with_ten_lines_below_the_scripts_traceback(tmp_path:
     name = script(tmp_path, "model.register_forward_pre_hook(lambda *_: torch.empty(2**30, dtype=torch.uint8))")
     done = python(*RUN, "--capacity", "1GiB", name, cwd=tmp_path)
     assert done.returncode == 1
-    above, _, below = done.stderr.partition("memprof: out of memory in forward, step 2.")
+    above, _, below = done.stderr.partition("memprof: Out by ")
+    assert " in forward, step 2. " in below.splitlines()[0]
     assert "torch.OutOfMemoryError: CPU out of memory. Tried to allocate 1.00 GiB" in above
     assert not names_our_files(above)
     lines = below.strip().splitlines()
@@ -250,7 +252,8 @@ def test_out_of_memory_in_every_phase_of_grpo(
     )
     assert callback.result.page is not None
     lines = capfd.readouterr().err.strip().splitlines()
-    at = lines.index(f"memprof: out of memory in {where}, step 2.")
+    at = next(i for i, line in enumerate(lines) if line.startswith("memprof: Out by "))
+    assert f" in {phase_words(where)}, step 2. " in lines[at]
     assert "2.00 GiB" in lines[at + 1]
     assert lines[at + 2].strip().startswith("by ")
     assert len(lines) - at <= 10

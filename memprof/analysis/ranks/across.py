@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from memprof.analysis.ranks.reasons import usual_reason
+from memprof.analysis.ranks.reasons import known_reason
 from memprof.vocabulary import Category, Phase
 
 __all__ = ["across"]
@@ -135,7 +135,7 @@ def _above_median(own: Summary, ranks: Sequence[Summary]) -> list[dict[str, Any]
     for category, n in mine.items():
         usual = median_low(parts.get(category, 0) for parts in known.values())
         if n - usual > threshold:
-            reason = usual_reason(category, own["rank"], own, median_low(tokens) if tokens else None)
+            reason = known_reason(category, own, usual, median_low(tokens) if tokens else None)
             rows.append((n - usual, category, usual, reason))
     rows.sort(key=lambda row: (-row[0], row[1]))
     found = [
@@ -171,6 +171,6 @@ def _outside(own: Summary, ranks: Sequence[Summary], threshold: float) -> list[d
             "category": "non_torch",
             "bytes": mine - usual,
             "median_bytes": usual,
-            "reason": usual_reason("non_torch", own["rank"], own, None),
+            "reason": known_reason("non_torch", own, usual, None),
         }
     ]

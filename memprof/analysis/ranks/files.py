@@ -12,12 +12,13 @@ from memprof.analysis.ranks.dump_names import DumpName, dump_name
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError, UsageError
 
-__all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of"]
+__all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of", "report_beside"]
 
 # File names of the callback and of memprof.attach; names of other tools are read by dump_names.
 _OURS = re.compile(r"step-(\d{1,12})\.rank-(\d{1,6})\.(pickle|json)")
 _SUFFIXES = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
 _PICKLES = (".pickle", ".pickle.gz")
+_JSON = (".json", ".json.gz")
 # Frameworks put steps, roles and replicas into folders below the one they are given.
 _DEEPEST = 5
 
@@ -26,7 +27,7 @@ _DEEPEST = 5
 class Recording:
     """Hold one recording of one process: a snapshot, its report's JSON, or both. A ``rank`` of None is in the file.
 
-    ``role``, ``pid``, ``time``, ``label`` and ``out_of_memory`` are what its path says, see
+    ``role``, ``pid``, ``time``, ``label``, ``out_of_memory`` and ``count`` are what its path says, see
     :class:`~memprof.analysis.ranks.dump_names.DumpName`.
     """
 
@@ -39,6 +40,7 @@ class Recording:
     time: str | None = None
     label: str | None = None
     out_of_memory: bool = False
+    count: int | None = None
 
     @property
     def path(self) -> Path:
@@ -66,9 +68,15 @@ def find_recordings(place: Path) -> list[Recording]:
     files = list(_files_below(place))
     if found := _ours(files, place) or _theirs(files, place):
         return found
+    strangers = [path for path in files if path.name.endswith(_PICKLES)]
+    if len(strangers) == 1:
+        return [Recording(None, None, strangers[0], None)]
+    there = (
+        f"; the {len(strangers)} pickles there say no rank in their names: give them one by one" if strangers else ""
+    )
     raise InputError(
-        f"{place}: no recordings there, in its _memprof or in folders below; give the output_dir of a run with the "
-        "callback, or a folder of snapshots with rank0, rank1, ... in their names."
+        f"{place}: no recordings there, in its _memprof or in folders below{there}; give the output_dir of a run with "
+        "the callback, or a folder of snapshots with rank0, rank1, ... in their names."
     )
 
 
@@ -114,26 +122,38 @@ def _ours(files: Iterable[Path], place: Path) -> list[Recording]:
 
 
 def _theirs(files: Iterable[Path], place: Path) -> list[Recording]:
-    """Return the snapshots that other tools and frameworks wrote, by what their paths say."""
+    """Return the snapshots that other tools and frameworks wrote, by what their paths say; with reports beside them."""
+    there = [path for path in files if path.name.endswith(_SUFFIXES)]
+    known = set(there)
+    beside = {report_beside(path) for path in there if not path.name.endswith(_JSON)}
     found = []
-    for path in files:
-        if not path.name.endswith(_SUFFIXES):
+    for path in there:
+        if path in beside:
             continue
         named = dump_name(path.relative_to(place))
-        if named is None or (named.rank is None and not path.name.endswith(_PICKLES)):
+        if named is None or (named.rank is None and path.name.endswith((*_JSON, ".pkl", ".pkl.gz"))):
             continue
-        found.append(_named(path, named))
+        report = report_beside(path)
+        found.append(_named(path, named, report if report != path and report in known else None))
     return sorted(found, key=_order)
+
+
+def report_beside(snapshot: Path) -> Path:
+    """Return where the JSON of a snapshot's report lies beside it."""
+    name = snapshot.name.removesuffix(".gz")
+    return snapshot.with_name(f"{name.rpartition('.')[0] or name}.json")
 
 
 def _order(recording: Recording) -> tuple[object, ...]:
     r = recording
-    return (r.step or 0, r.out_of_memory, r.role or "", r.rank or 0, r.time or "", r.pid or 0, str(r.path))
+    return (
+        r.step or 0, r.out_of_memory, r.role or "", r.rank or 0, r.time or "", r.count or 0, r.pid or 0, str(r.path),
+    )  # fmt: skip
 
 
-def _named(path: Path, named: DumpName) -> Recording:
+def _named(path: Path, said: DumpName, report: Path | None = None) -> Recording:
     return Recording(
-        named.rank, named.step, path, None, named.role, named.pid, named.time, named.label, named.out_of_memory
+        said.rank, said.step, path, report, said.role, said.pid, said.time, said.label, said.out_of_memory, said.count
     )
 
 
@@ -142,7 +162,7 @@ def recording_of(path: Path) -> Recording:
     if match := _OURS.fullmatch(path.name):
         json = path if match.group(3) == "json" else None
         return Recording(int(match.group(2)), int(match.group(1)), None if json else path, json)
-    named = dump_name(Path(path.name)) or DumpName()
+    named = dump_name(Path(*path.parts[-2:])) or DumpName()
     return _named(path, replace(named, step=None, out_of_memory=False))
 
 

@@ -61,7 +61,7 @@ def pick_role(roles: Iterable[str | None], wanted: str | None) -> str | None:
 
 
 def newest_of_each_rank(recordings: Iterable[Recording]) -> list[Recording]:
-    """Return the newest recording of each rank by the time in its path, else the time of its file."""
+    """Return the newest recording of each rank by the time or count in its path, else the time of its file."""
     newest: dict[int | None, Recording] = {}
     for recording in recordings:
         known = newest.get(recording.rank)
@@ -70,6 +70,6 @@ def newest_of_each_rank(recordings: Iterable[Recording]) -> list[Recording]:
     return sorted(newest.values(), key=lambda r: r.rank or 0)
 
 
-def _age(recording: Recording) -> tuple[str, int, int, str]:
+def _age(recording: Recording) -> tuple[str, int, int, int, str]:
     written = recording.path.stat().st_mtime_ns
-    return recording.time or "", written, recording.pid or 0, str(recording.path)
+    return recording.time or "", recording.count or 0, written, recording.pid or 0, str(recording.path)

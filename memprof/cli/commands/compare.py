@@ -107,7 +107,7 @@ def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page
 
 
 def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> _Column:
-    from memprof.analysis.allocation_differences import holdings_of_analysis
+    from memprof.analysis.allocations.differences import holdings_of_analysis
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
@@ -117,7 +117,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
 
 
 def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Column:
-    from memprof.analysis.allocation_differences import holdings_of_report
+    from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
     data = redacted(read_report(path, data), redact)

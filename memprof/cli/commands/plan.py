@@ -9,6 +9,7 @@ import click
 
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.help import grouped
+from memprof.cli.options import executor_option
 from memprof.cli.progress import progress
 from memprof.cli.serving import refuse_without, serving_answer
 from memprof.cli.simulating import need_torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-SEARCH = "maximize vary no_search workers no_cache serve_beside max_model_len max_num_seqs"
+SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_model_len max_num_seqs"
 
 
 @click.command(name="plan", cls=grouped({**GROUPS, "Search": SEARCH}))
@@ -40,6 +41,7 @@ SEARCH = "maximize vary no_search workers no_cache serve_beside max_model_len ma
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate in N processes; default: one a core."
 )
+@executor_option
 @click.option(
     "--serve-beside", metavar="SIZE",
     help="Plan a vLLM on this GPU instead, beside a trainer that holds SIZE: its share, context and sequences.",
@@ -56,6 +58,7 @@ def command(
     no_search: bool,
     with_yaml: bool,
     workers: int | None,
+    executor: str,
     serve_beside: str | None,
     max_model_len: int | None,
     max_num_seqs: int | None,
@@ -96,7 +99,7 @@ def command(
     with progress() as told:
         plan = make_plan(
             base, gpu, fixed=fixed, maximize=maximize, vary=varied, search=not no_search,
-            workers=workers, use_cache=not no_cache, progress=told,
+            workers=workers, use_cache=not no_cache, progress=told, executor=executor,
         )  # fmt: skip
     emit(_answer(plan, with_yaml), output, fits=any(row.fits for row in plan.rows) or plan.best is not None)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from memprof.analysis.headline import with_headline
 from memprof.cli.advising import check_card, estimated, fits_asked_card, simulated
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import GivenRun, analysed, known_report, read_ranks
-from memprof.cli.options import device_option, redact_option, rules_option, seconds_option
+from memprof.cli.inputs import GivenRun, analysed, known_report
+from memprof.cli.options import device_option, executor_option, redact_option, rules_option, seconds_option
+from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
 
 __all__ = ["command"]
+
+_LISTED = 50
 
 
 @click.command(name="report")
@@ -33,7 +38,13 @@ __all__ = ["command"]
 @click.option(
     "--role", metavar="NAME", help="Report this role of a folder (actor, reference, ...); default: who trains."
 )
-@click.option("--allocations", default="50", metavar="N|all", help="List the N largest allocations; default: 50.")
+@executor_option
+@click.option(
+    "--keep-json", is_flag=True, help="Write each rank's report beside its snapshot; the next report reads it instead."
+)
+@click.option(
+    "--allocations", default=str(_LISTED), metavar="N|all", help="List the N largest allocations; default: 50."
+)
 @click.option("--advise", is_flag=True, help="Simulate the run with each change that could lower its peak.")
 @click.option("--gpu", metavar="NAME|SIZE", help="With --advise: find the changes that make the run fit this card.")
 @seconds_option
@@ -46,6 +57,8 @@ def command(
     step: int | None,
     role: str | None,
     capacity: str | None,
+    executor: str,
+    keep_json: bool,
     allocations: str,
     advise: bool,
     gpu: str | None,
@@ -59,16 +72,18 @@ def command(
     executes nothing in it. A report's JSON is read too; it has no timeline. Give several of either, or the folder of a
     run, to report the ranks of one run: memprof shows the fullest, puts all side by side and names those that are
     missing. A folder may be one that verl, slime, prime-rl, torchtitan or another framework wrote, with folders for
-    steps and dumps of several roles: the page lists every dump, and --step and --role choose which are shown.
+    steps and dumps of several roles: the page lists every dump, and --step and --role choose which are shown. Ranks
+    are read side by side, in a process a core or by --executor. The JSON of a rank's report beside its snapshot saves
+    reading the snapshot.
 
     The report estimates from recorded sizes what would lower the peak. With --advise it simulates each change instead,
     which needs TRL and takes minutes. Exit code 4: no changes were found that make the run fit --gpu.
     """
     _check_advice(advise, gpu)
     card = None if capacity is None else {"bytes": capacity_bytes(capacity), "from": "option"}
-    run = _read(snapshots, step, role, device, rules, _how_many(allocations))
+    run = _read(snapshots, step, role, _Reading(device, rules, _how_many(allocations), executor, keep_json), output)
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
-    report = report if card is None else {**report, "capacity": card}
+    report = report if card is None else with_headline({**report, "capacity": card})
     kind = "report_and_changes" if advise else "report"
     answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
@@ -98,24 +113,56 @@ def _how_many(allocations: str) -> int | None:
     return int(allocations)
 
 
-def _read(
-    snapshots: tuple[Path, ...],
-    step: int | None,
-    role: str | None,
-    device: int | None,
-    rules: Path | None,
-    listed: int | None,
-) -> GivenRun:
+@dataclass(frozen=True)
+class _Reading:
+    """How files are read, as the options ask; ``listed`` is how many allocations, None for all."""
+
+    device: int | None
+    rules: Path | None
+    listed: int | None
+    executor: str
+    keep_json: bool
+
+
+def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output) -> GivenRun:
     if role is not None and not (len(snapshots) == 1 and snapshots[0].is_dir()):
         raise UsageError("--role chooses among the dumps of a folder; give one folder.")
     if len(snapshots) > 1 or snapshots[0].is_dir():
-        return read_ranks(snapshots, step, device, rules, listed, role)
+        return _read_ranks(snapshots, step, role, how, output)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
     report = known_report(snapshots[0])
     if report is not None:
-        if device is not None or rules is not None:
+        if how.device is not None or how.rules is not None:
             raise UsageError("--device and --rules need the snapshot; this is a report's JSON.")
         return GivenRun(snapshots[0], report, None)
-    analysis = analysed(snapshots[0], device, rules)
-    return GivenRun(snapshots[0], analysis.to_dict(listed), analysis)
+    return _read_one(snapshots[0], how)
+
+
+def _read_one(path: Path, how: _Reading) -> GivenRun:
+    from memprof.advice.advised import ReportOf
+
+    analysis = analysed(path, how.device, how.rules)
+    return GivenRun(path, ReportOf(how.device, how.rules, how.listed).of(analysis, path), analysis)
+
+
+def _read_ranks(
+    places: tuple[Path, ...], step: int | None, role: str | None, how: _Reading, output: Output
+) -> GivenRun:
+    """Read the ranks of one run; the one shown is read whole where a page or more of its allocations is asked for."""
+    from memprof.advice.advised import ReportOf
+    from memprof.analysis.ranks.reading import RanksReader, read_ranks
+    from memprof.reports.json import write_json
+
+    as_usual = how.device is None and how.rules is None
+    if how.keep_json and not as_usual:
+        raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
+    reader = RanksReader(ReportOf(how.device, how.rules), as_usual, write_json if how.keep_json else None)
+    with working("Reading the ranks"):
+        read = read_ranks(places, reader, step=step, role=role, executor=how.executor)
+    report, shown = read.report, read.shown.snapshot
+    if shown is None or (output.page is None and how.listed == _LISTED) or known_report(shown) is not None:
+        return GivenRun(read.shown.path, report, None)
+    run = _read_one(shown, how)
+    peak = {**report["peak"], "allocations": run.report["peak"]["allocations"]}
+    return GivenRun(shown, {**report, "peak": peak}, run.analysis)

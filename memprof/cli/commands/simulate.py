@@ -12,6 +12,7 @@ from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
 from memprof.cli.help import grouped
+from memprof.cli.options import executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
@@ -46,6 +47,7 @@ __all__ = ["command"]
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate lengths in N processes; default: one a core."
 )
+@executor_option
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -68,6 +70,7 @@ def command(
     output: Output,
     completion_lengths: str | None,
     workers: int | None,
+    executor: str,
     script: Path | None,
     script_arguments: tuple[str, ...],
     like: Path | None,
@@ -105,10 +108,10 @@ def command(
         settings = settings_of(config_file, given, device=device)
         if memory_budget is not None:
             need_torch()
-            settings, gpu = _within(settings, memory_budget, gpu, given_settings(config_file, given), workers)
+            settings, gpu = _within(settings, memory_budget, gpu, given_settings(config_file, given), workers, executor)
         run = SettingsRun(settings, gpu)
     with working(f"Simulating {run.label}"):
-        outcome = run.outcome(completion_lengths, workers)
+        outcome = run.outcome(completion_lengths, workers, executor)
     emit_simulated(report_answer("simulate", outcome.analysis.to_dict(), outcome.analysis), outcome, output)
 
 
@@ -139,7 +142,8 @@ def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
 
 
 def _within(
-    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None
+    settings: Settings, budget: str, gpu: str | None, known: dict[str, Any], workers: int | None,
+    executor: str,
 ) -> tuple[Settings, str | None]:
     """Choose settings for a budget and say them on stderr; returns them and what the run is judged on."""
     from memprof.config.gpus import find_gpu
@@ -155,7 +159,8 @@ def _within(
     if gpu is not None and not auto:  # that card, of whose memory so much may be used
         card = replace(card, total_bytes=find_gpu(budget).total_bytes)
     fixed = [name for name in CHOSEN if known.get(name) is not None]
-    with working(f"Choosing settings for {settings.model}"), runner(card, workers=workers) as machine:
+    opened = runner(card, workers=workers, executor=executor)
+    with working(f"Choosing settings for {settings.model}"), opened as machine:
         choice = choose(settings, card.total_bytes, machine.run, fixed, together=machine.workers)
     click.echo(sentences(choice), err=True)
     return choice.settings, gpu or budget

@@ -13,6 +13,7 @@ from memprof.reports.html.report import render_html, write_html
 from memprof.reports.terminal.advice import render_advice
 
 from memprof.advice.ranking import ranked
+from memprof.analysis.headline import headline_of
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.sample import MIB, sample
 
@@ -36,24 +37,23 @@ def _report(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_what_keeps_the_gradients_goes_first_unless_it_saves_little() -> None:
     adapter = _entry("Train an adapter", 4.0)
     kept = _entry("Turn checkpointing on", 2.0, exact=True, toll=1)
-    assert advised(_report(adapter, kept)).first.startswith(
-        "First thing to change: turn checkpointing on. It saves 2.00"
-    )
+    action = headline_of(_report(adapter, kept))["action"]
+    assert action.startswith("First thing to change: turn checkpointing on. It saves 2.00")
     little = _entry("Turn checkpointing on", 1.0, exact=True, toll=1)
-    assert "train an adapter" in advised(_report(adapter, little)).first
+    assert "train an adapter" in headline_of(_report(adapter, little))["action"]
     dear = _entry("Move things to the host", 2.2, exact=True, toll=2)
-    assert "turn checkpointing on" in advised(_report(adapter, dear, kept)).first
-    assert advised(_report()).first == ""
-    assert "It saves 92.2 MiB (" in advised(_report(_entry("Turn checkpointing on", 0.09))).first
+    assert "turn checkpointing on" in headline_of(_report(adapter, dear, kept))["action"]
+    assert headline_of(_report())["action"] == ""
+    assert "It saves 92.2 MiB (" in headline_of(_report(_entry("Turn checkpointing on", 0.09)))["action"]
 
 
 def test_idle_memory_goes_first_only_where_it_would_have_saved_the_run() -> None:
     idle = _entry("Let segments grow", 3.0, exact=True, toll=0, peak="device")
     other = _entry("Turn checkpointing on", 2.0, exact=True, toll=1)
-    assert "turn checkpointing on" in advised(_report(idle, other)).first
+    assert "turn checkpointing on" in headline_of(_report(idle, other))["action"]
     oom = {"requested_bytes": 1, "device_free_bytes": 0, "phase": "forward", "step": 1, "stack": []}
     saved = _report(idle, other, oom={**oom, "fits_defragmented": True})
-    assert "let segments grow" in advised(saved).first
+    assert "let segments grow" in headline_of(saved)["action"]
     assert "up to 3.00 GiB less reserved" in advised(saved).changes[0].also
 
 
@@ -66,10 +66,12 @@ def test_after_a_failed_step_savings_say_what_they_count_from() -> None:
         "ahead": {"still": {"optimizer_state": 2 * GIB}, "short_bytes": GIB, "needed_bytes": needed},
     }  # fmt: skip
     entry = _entry("Keep moments in 8 bits", 3.0, peak_after_bytes=needed - 3 * GIB)
-    found = advised(_report(entry, _entry("Halve the batch", 0.5), oom=oom))
+    report = _report(entry, _entry("Halve the batch", 0.5), oom=oom)
+    found = advised(report)
     assert found.changes[0].of_bytes == needed
     assert found.changes[1].of_bytes is None
-    assert "It saves 3.00 of the 8.78 GiB that the step needs in all (an estimate)." in found.first
+    action = headline_of(report)["action"]
+    assert "It saves 3.00 GiB of the 8.78 GiB that the step needs in all (an estimate)." in action
     assert found.basis.endswith("counted from the 8.78 GiB that the step needs in all")
     page = render_html(build_document(_report(entry, oom=oom)))
     assert "leaves 5.78 GiB of 8.78 GiB" in page

@@ -216,7 +216,7 @@ def test_a_run_without_anything_is_still_a_document() -> None:
     report |= {"phases": [], "own_peaks": dict.fromkeys(report["own_peaks"], 0), "group_own_peaks": {}}
     report["device_peak"] |= {"reserved_bytes": 0, "grown_by": []}
     document = build_document(report, {**series, "time_us": []})
-    assert document.summary.cause == "Nothing was allocated."
+    assert document.headline.cause == "Nothing was allocated."
     assert (document.timeline, document.phases, document.allocations) == (None, (), ())
     assert document.adds_up.ok
 

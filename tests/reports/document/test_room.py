@@ -117,7 +117,7 @@ def test_terminal_markdown_and_page_say_the_same() -> None:
 def test_figures_of_a_run_with_pending_frees_say_why_they_differ() -> None:
     document = build_document(*sample(pending_mib=64))
     assert "6.72 GiB" in render_terminal(document, 80)
-    assert document.summary.cause.endswith(
+    assert document.headline.cause.endswith(
         "0.06 GiB more were freed by the program and wait for a stream: phases, shares and the total, 6.78 GiB, count "
         "them."
     )

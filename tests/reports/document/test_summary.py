@@ -10,6 +10,7 @@ from memprof.reports.document.model import Document
 from memprof.reports.document.prediction import reserving
 from memprof.reports.document.summary import summary_of
 
+from memprof.analysis.headline import headline_of
 from memprof.units import GIB
 from tests.reports.sample import MIB, PEAK, sample
 
@@ -25,16 +26,15 @@ def test_summary_says_the_peak_where_and_why(document: Document) -> None:
     assert summary.where == "backward, step 2"
     assert summary.capacity_bytes == 25_386_352_640
     assert {p.id: p.bytes for p in summary.bar} == {c: n * MIB for c, n in PEAK.items()}
-    assert "weights, 2.73 GiB, 40 %" in summary.cause
-    assert "loss logits, 2.38 GiB, 35 %, made at kernels/chunked_logprob.py:88 forward" in summary.cause
+    cause = document.headline.cause
+    assert cause.startswith("2.73 GiB of weights (40 % of the peak) and 2.38 GiB of loss logits (35 %): ")
+    assert cause.endswith("100 % from chunked_logprob.py:88.")
 
 
 def test_the_first_sentence_writes_small_sizes_in_small_units() -> None:
     report = sample()[0]
     report["peak"] |= {"categories": {"weights": 17 * MIB, "activations": 6 * 2**10}, "active_bytes": 17 * MIB}
-    cause = summary_of(report).cause
-    assert "weights, 17.0 MiB, 100 %" in cause
-    assert "activations, 6 KiB, <0.1 %" in cause
+    assert headline_of(report)["cause"].startswith("17.0 MiB of weights (100 % of the peak)")
 
 
 def test_what_is_guessed_names_no_answer_of_a_few_bytes() -> None:

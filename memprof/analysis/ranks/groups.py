@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memprof.errors import InputError
-
-if TYPE_CHECKING:
-    from memprof.analysis.ranks.files import Recording
+from memprof.analysis.ranks.files import Recording, not_read
+from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
 
 __all__ = ["DumpGroup", "dump_rows", "sort_dumps"]
 
@@ -24,59 +22,68 @@ class DumpGroup:
         roles: of each recording that was read, its role and how that is known.
         reports: of each that was read, its report.
         refused: of each that could not be read, why.
+        from_json: how many were read from a report's JSON.
         notes: what the reader should know.
     """
 
     def __init__(self, shown: Sequence[Recording]) -> None:
         self.shown = list(shown)
         self.roles: dict[Path, tuple[str | None, str | None]] = {}
-        self.reports: dict[Path, Mapping[str, Any]] = {}
+        self.reports: dict[Path, dict[str, Any]] = {}
         self.refused: dict[Path, str] = {}
+        self.from_json = 0
         self.notes: list[str] = []
 
+    def add(self, recording: Recording, report: dict[str, Any] | None, why: str) -> None:
+        """Take up what was read of a recording: its report, or why there is none."""
+        if report is None:
+            self.refused[recording.path] = why
+        else:
+            self.reports[recording.path] = report
+            self.roles[recording.path] = role_of(recording, report)
 
-def sort_dumps(
-    chosen: Sequence[Recording], read: Callable[[Recording], Mapping[str, Any]], role: str | None
-) -> DumpGroup:
-    """Choose among the recordings of one step; they are read only where paths alone do not tell them apart.
+
+def sort_dumps(group: DumpGroup, read_into: Callable[[DumpGroup, Sequence[Recording]], None], role: str | None) -> None:
+    """Keep one recording of each rank in ``group.shown``, all of one role, and read those.
+
+    All of the step are read only where their paths do not name their roles.
 
     Args:
-        chosen: the recordings of the step.
-        read: returns a recording's report.
+        group: with the recordings of the step.
+        read_into: reads recordings, and adds them to the group.
         role: the role to show; default: the one that trains.
 
     Raises:
-        InputError: none can be read.
         UsageError: none is of that role.
     """
-    from memprof.analysis.ranks.roles import newest_of_each_rank, pick_role, role_of, several_of_a_rank
-
-    group = DumpGroup(chosen)
-    if role is None and not several_of_a_rank(chosen):
-        return group
-    for recording in chosen:
-        try:
-            group.reports[recording.path] = report = read(recording)
-        except InputError as error:
-            group.refused[recording.path] = str(error)
-        else:
-            group.roles[recording.path] = role_of(recording, report)
-    usable = [r for r in chosen if r.path in group.reports]
-    if not usable:
-        raise InputError(next(iter(group.refused.values())))
-    wanted = pick_role((group.roles[r.path][0] for r in usable), role)
-    group.shown = newest_of_each_rank(r for r in usable if group.roles[r.path][0] == wanted)
+    candidates = group.shown
+    if role is None and not several_of_a_rank(candidates):
+        read_into(group, candidates)
+        group.shown = [r for r in candidates if r.path in group.reports]
+        return
+    named = all(r.role is not None for r in candidates)
+    if not named:
+        read_into(group, candidates)
+    while True:
+        usable = [r for r in candidates if r.path not in group.refused]
+        if not usable:
+            group.shown = []
+            return
+        roles = {r.path: r.role if named else group.roles[r.path][0] for r in usable}
+        wanted = pick_role(roles.values(), role)
+        group.shown = newest_of_each_rank(r for r in usable if roles[r.path] == wanted)
+        known = len(group.refused)
+        read_into(group, group.shown)
+        if len(group.refused) == known:
+            break
     if wanted is not None and any(how == "content" for _, how in group.roles.values()):
         group.notes.append(
             f"The paths do not say which dump is of which role: {wanted} is the role of those shown by what they hold."
         )
-    return group
 
 
 def dump_rows(folder: Path, found: Sequence[Recording], group: DumpGroup) -> list[dict[str, Any]]:
     """Return a row for every recording in the folder: what its path says, its peak where it was read, why not shown."""
-    from memprof.analysis.ranks.files import not_read
-
     shown = {recording.path for recording in group.shown}
     strangers, links = not_read(folder, found)
     if strangers:

@@ -1,0 +1,89 @@
+"""Name the places that hold memory: the user's or the model's line on a stack, and each place's own share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memprof.frame_paths import text_path
+from memprof.vocabulary import Category
+
+if TYPE_CHECKING:
+    from memprof.analysis.views import Views
+
+__all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak"]
+
+#: So many places are named at most; fewer where they hold half.
+MOST = 4
+_HALF = 0.5
+
+# Frames outside Python: by their file's ending, or because there is no file.
+_NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
+# Frames of the interpreter's own library.
+_LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\](?!.*(?:site-packages|dist-packages))")
+# Packages that carry out what a model's or a trainer's line asks for. That line, where one is on the stack, says more.
+_PLUMBING = {
+    "accelerate", "apex", "beartype", "bitsandbytes", "deepspeed", "einops", "einx", "flash_attn", "jaxtyping",
+    "liger_kernel", "lightning", "numpy", "opt_einsum", "peft", "pytorch_lightning", "ray", "torch", "torchao",
+    "transformer_engine", "transformers", "triton", "xformers",
+}  # fmt: skip
+# Lines of these are a place: a model's code, and the optimizer that makes its own state.
+_PLACES = ("torch/optim/", "transformers/models/")
+
+
+def place_of(stack: Sequence[str]) -> str:
+    """Return the innermost frame of the user's, a model's or a trainer's code; else the innermost in Python, or ""."""
+    python = [frame for frame in stack if not is_native(frame)]
+    outside = [frame for frame in python if not is_torch(frame)]
+    return next((frame for frame in outside if not _is_plumbing(frame)), next(iter([*outside, *python]), ""))
+
+
+def is_native(frame: str) -> bool:
+    """Tell whether a frame lies outside Python: in C++, CUDA or a library without a source file."""
+    return bool(_NATIVE.search(frame))
+
+
+def is_torch(frame: str) -> bool:
+    """Tell whether a frame is of torch, but for its optimizers, or of the interpreter and its library."""
+    file = text_path(frame)
+    torch = file.rooted and file.path.startswith("torch/") and not file.path.startswith("torch/optim/")
+    return torch or frame.startswith("<") or bool(_LIBRARY.search(frame))
+
+
+def _is_plumbing(frame: str) -> bool:
+    file = text_path(frame)
+    return file.rooted and file.path.split("/")[0] in _PLUMBING and not file.path.startswith(_PLACES)
+
+
+def places_at_peak(views: Views, category: str) -> list[dict[str, Any]]:
+    """List the places that hold most of a category at the peak: ``{"frame", "bytes", "share"}``, the largest first.
+
+    Every allocation alive then is counted. ``share`` is of the whole category.
+    """
+    rows = views.peak.rows
+    rows = rows[views.attribution.category[rows] == Category(category).code]
+    stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
+    held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
+    found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))
+    return _largest(found, views.peak.categories[category])
+
+
+def listed_places(groups: Iterable[Mapping[str, Any]], category: str, whole: int) -> list[dict[str, Any]]:
+    """List places as :func:`places_at_peak` does, from the allocations that a report lists."""
+    return _largest(((g.get("stack") or [], int(g["bytes"])) for g in groups if g["category"] == category), whole)
+
+
+def _largest(found: Iterable[tuple[Sequence[str], int]], whole: int) -> list[dict[str, Any]]:
+    sums: dict[str, int] = {}
+    for stack, n_bytes in found:
+        if frame := place_of(stack):
+            sums[frame] = sums.get(frame, 0) + n_bytes
+    places: list[dict[str, Any]] = []
+    for frame, n_bytes in sorted(sums.items(), key=lambda item: -item[1])[:MOST]:
+        if sum(place["bytes"] for place in places) >= _HALF * whole:
+            break
+        places.append({"frame": frame, "bytes": n_bytes, "share": round(n_bytes / whole, 4)})
+    return places

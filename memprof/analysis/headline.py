@@ -1,0 +1,240 @@
+"""Write a report's headline: the verdict, its cause with the places that hold it, what to do, what was assumed.
+
+Every renderer draws these sentences as they are and writes none of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memprof.analysis.allocations.places import listed_places
+from memprof.units import amount, format_bytes, gib, percent
+from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
+
+__all__ = ["headline_of", "missing_bytes", "named_category", "with_headline"]
+
+# Categories that are simply there; the others come and go with the phase.
+_STANDING = {
+    Category.WEIGHTS, Category.ADAPTERS, Category.REFERENCE_MODEL, Category.REWARD_MODEL, Category.VALUE_MODEL,
+    Category.OPTIMIZER_STATE, Category.INFERENCE_ENGINE, Category.WORKSPACE,
+}  # fmt: skip
+# What comes and goes is named beside what stays from this share of the peak on.
+_WORTH = 0.05
+# With this share of the card left a run fits with room: nothing has to change.
+_ROOMY = 0.25
+_LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
+_PEAK = {"trace": "Peak tensor memory", "simulated": "Simulated peak"}
+
+
+def with_headline(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report with its headline written anew, as after its advice or its capacity changed."""
+    return {**report, "headline": headline_of(report)}
+
+
+def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the ``headline`` of a report: ``verdict``, ``cause``, ``places``, ``action``, ``assumed``.
+
+    Args:
+        report: ``memprof.report/1``, with its advice.
+        places: where :func:`named_category` was made (see
+            :mod:`memprof.analysis.allocations.places`); default: those of the report's headline, else of the
+            allocations that it lists.
+    """
+    peak = report["peak"]
+    category = named_category(report)
+    if places is None and (known := report.get("headline")):
+        places = known["places"]
+    if places is None and category is not None:
+        listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
+        places = listed_places(listed, category, peak["categories"][category])
+    places = [dict(place) for place in places or ()]
+    return {
+        "verdict": _verdict(report),
+        "cause": _cause(report, category, places),
+        "places": places,
+        "action": _action(report),
+        "assumed": _assumed(report),
+    }
+
+
+def named_category(report: Mapping[str, Any]) -> str | None:
+    """Return the category whose places the cause names: the largest that comes and goes, where that holds enough."""
+    held: dict[str, int] = {category: n for category, n in report["peak"]["categories"].items() if n}
+    if not held:
+        return None
+    passing = {c: n for c, n in held.items() if c not in _STANDING}
+    largest = max(held, key=lambda c: held[c])
+    found = max(passing, key=lambda c: passing[c], default=largest)
+    return found if held[found] >= _WORTH * report["peak"]["active_bytes"] else largest
+
+
+def missing_bytes(oom: Mapping[str, Any]) -> int:
+    """Return what was missing when memory ran out, for the request or the whole step; 0 where it lay in pieces."""
+    short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
+    if oom.get("device_free_bytes") is None or oom.get("requested_bytes") is None:
+        return short
+    if oom.get("fits_defragmented"):
+        return short
+    return max(short, int(oom["requested_bytes"]) - _room(oom))
+
+
+def _room(oom: Mapping[str, Any]) -> int:
+    """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
+    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
+    if limit is None:
+        return 0 if oom.get("limited") else free
+    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
+
+
+# ---- verdict ---------------------------------------------------------------------------------------------------------
+
+
+def _where(phase: str | None, step: int | None) -> str:
+    known = phase_words(phase).lower() if phase else "an unknown phase"
+    return f"{known}, step {step}" if step is not None else known
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    if oom := report.get("oom"):
+        return _out_of_memory(oom)
+    source, peak = report["source"], report["peak"]
+    unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
+    where = _where(None if unknown else peak["phase"], peak["step"])
+    held = f"{gib(peak['allocated_bytes'])} GiB in {where}"
+    if fit := report.get("fit"):
+        words = "Fits" if fit["fits"] else "Does not fit"
+        return f"{words} {fit['gpu']}: needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB"
+    words = f"{_PEAK.get(source['kind'], 'Peak allocated memory')}: {held}"
+    capacity = _capacity(report)
+    return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
+
+
+def _capacity(report: Mapping[str, Any]) -> int | None:
+    """Return the bytes of the card; None where it is not known, or for a tensor trace, which reserves nothing."""
+    known = report.get("capacity") or {"bytes": report["source"]["device_total_bytes"]}
+    return known["bytes"] if report["peak"]["reserved_bytes"] is not None else None
+
+
+def _out_of_memory(oom: Mapping[str, Any]) -> str:
+    where = _where(oom["phase"], oom["step"])
+    asked = format_bytes(oom["requested_bytes"]) if oom.get("requested_bytes") else ""
+    short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
+    if missing := missing_bytes(oom):
+        whole = " for the whole step" if missing == short else ""
+        return f"Out by {amount(missing)}{whole} in {where}"
+    if oom.get("fits_defragmented") and asked:
+        return f"Out of memory in {where}: {asked} would have fitted in one piece"
+    return f"Out of memory in {where}" + (f": {asked} did not fit" if asked else "")
+
+
+# ---- cause -----------------------------------------------------------------------------------------------------------
+
+
+def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Mapping[str, Any]]) -> str:
+    """Name the largest category, beside one that is always there what comes and goes, and the places of the latter."""
+    peak = report["peak"]
+    if category is None:
+        return "Nothing was allocated."
+    active, held = peak["active_bytes"], peak["categories"]
+    largest = max(held, key=lambda c: held[c])
+    parts = []
+    if largest != category:
+        parts.append(f"{amount(held[largest])} of {_label(largest)} ({percent(held[largest], active)} of the peak)")
+    parts.append(f"{amount(held[category])} of {_label(category)} ({percent(held[category], active)})")
+    if largest == category:
+        parts[-1] = f"{parts[-1][:-1]} of the peak)"
+    made = f": {_places(places)}" if places else ""
+    sentence = f"{' and '.join(parts)}{made}."
+    if waiting := peak["pending_free_bytes"]:
+        sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
+        sentence += f" total, {gib(active)} GiB, count them."
+    return sentence
+
+
+def _label(category: str) -> str:
+    return _LABELS.get(category, category.replace("_", " "))
+
+
+def _places(places: Sequence[Mapping[str, Any]]) -> str:
+    """Write ``38 % from models.py:174, 31 % from :181``: a file is named once where places follow each other in it."""
+    words, before = [], ""
+    for place in places:
+        file, line = _file_and_line(place["frame"])
+        words.append(f"{100 * place['share']:.0f} % from {'' if file == before else file}:{line}")
+        before = file
+    return ", ".join(words)
+
+
+def _file_and_line(frame: str) -> tuple[str, str]:
+    found = re.match(r"(.*):(\d+)(?: |$)", frame, re.DOTALL)
+    path, line = found.groups() if found else (frame, "?")
+    return re.split(r"[/\\]", path)[-1], line
+
+
+# ---- action ----------------------------------------------------------------------------------------------------------
+
+
+def _action(report: Mapping[str, Any]) -> str:
+    """Name the change to begin with, row 1 of the advice; where the run fits easily, say that nothing has to change."""
+    advice = report.get("advice") or []
+    if not advice:
+        return ""
+    if spare := _to_spare(report):
+        return spare
+    first = advice[0]
+    how = "simulated" if first["basis"] == "simulated" else "an estimate"
+    stays = "gradients stay" if report["own_peaks"].get("gradients") else "results stay"
+    same = f"; {stays} the same" if first["exact"] else ""
+    action = first["action"][:1].lower() + first["action"][1:]
+    enough = f" {first['enough_words']}" if first.get("enough_words") else ""
+    saves = amount(first["saves_bytes"]) + _of_whole_step(first, report)
+    return f"First thing to change: {action}. It saves {saves} ({how}{same}).{enough}"
+
+
+def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Say what a step that ran out of memory needs in all, where the saving counts from that and not from the peak."""
+    after = entry.get("peak_after_bytes")
+    if after is None or entry["basis"] != "estimated" or not (report.get("oom") or {}).get("ahead"):
+        return ""
+    whole = int(entry["saves_bytes"] + after)
+    return f" of the {gib(whole)} GiB that the step needs in all" if whole > report["peak"]["active_bytes"] else ""
+
+
+def _to_spare(report: Mapping[str, Any]) -> str:
+    """Say that a run fits its card with room; nothing where it does not, or where the card is not known."""
+    capacity, device = _capacity(report), report.get("device_peak") or {}
+    if not capacity or report.get("oom"):
+        return ""
+    held = (device.get("reserved_bytes") or 0) + (device.get("non_torch_bytes") or 0)
+    left = capacity - max(held, report["peak"]["active_bytes"])
+    if left < _ROOMY * capacity:
+        return ""
+    return f"Nothing has to change: {gib(left)} of {gib(capacity)} GiB are left."
+
+
+# ---- assumed ---------------------------------------------------------------------------------------------------------
+
+
+def _assumed(report: Mapping[str, Any]) -> list[str]:
+    """List what a simulation was told or took for granted: lengths, batch, dtype, optimizer, checkpointing."""
+    config = report["source"].get("config") or {}
+    if report["source"]["kind"] != "simulated" or "completion_length" not in config:
+        return []
+    batch, prompt, completion = (
+        config.get(k) for k in ("per_device_train_batch_size", "prompt_length", "completion_length")
+    )
+    words = [f"{batch} × ({prompt} + {completion}) tokens in a micro-batch"]
+    dtype = config.get("weights_dtype") or config.get("dtype")
+    if config.get("load_in_4bit"):
+        words.append("4-bit weights")
+    elif dtype:
+        words.append(f"{dtype} weights")
+    words.append(f"LoRA of rank {config['lora_r']}" if config.get("lora_r") else "all weights trained")
+    if config.get("optim"):
+        words.append(f"optim {config['optim']}")
+    on = config.get("gradient_checkpointing")
+    if on is not None:
+        words.append("checkpointing" if on else "no checkpointing")
+    return words

@@ -1,0 +1,363 @@
+"""Read the recordings of a run's ranks, each in any process, and merge their reports.
+
+:func:`read_ranks` chooses what belongs together, :class:`RanksReader` reads one recording. A report's JSON beside a
+snapshot saves reading the snapshot where it is newer than it, made of it and whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memprof.analysis.ranks.files import Recording, choose, find_recordings, recording_of, report_beside
+from memprof.analysis.ranks.groups import DumpGroup, dump_rows, sort_dumps
+from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
+from memprof.analysis.ranks.run_folders import places_of_run
+from memprof.analysis.ranks.summary import check_summary, rank_summary
+from memprof.analysis.report_files import read_memprof_json
+from memprof.errors import InputError, UsageError
+from memprof.executors import answers, open_executor
+
+__all__ = ["Maker", "RanksRead", "RanksReader", "ReadRank", "read_ranks"]
+
+#: Makes the report of a snapshot; importable by name, as it runs in other processes.
+Maker = Callable[[Path], dict[str, Any]]
+#: Writes a report's JSON to a file.
+Keeper = Callable[[dict[str, Any], Path], None]
+
+# Reading takes about so many bytes for each byte of the file (measured: 5.5 GB for a file of 1 GB), and so many beside.
+_TIMES, _BESIDE = 6, 200 << 20
+# Starting a process costs as much as reading a few megabytes.
+_WORTH = 16 << 20
+_MEMRAY = b"memray"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ReadRank:
+    """One recording as it was read: ``report``, or ``why`` it cannot be.
+
+    ``from_json`` tells that the report's JSON was there, ``note`` why one that is there was not used.
+    """
+
+    report: dict[str, Any] | None
+    why: str = ""
+    from_json: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RanksReader:
+    """Reads a recording: its report's JSON where it stands for the snapshot, else the snapshot.
+
+    Attributes:
+        make: makes the report of a snapshot.
+        as_usual: the report is asked for as the JSON beside a snapshot has it: no other device or rules.
+        keep: writes the report beside a snapshot that has none; None where none is to be written.
+    """
+
+    make: Maker
+    as_usual: bool = True
+    keep: Keeper | None = None
+
+    def __call__(self, recording: Recording) -> ReadRank:
+        """Read one recording; never raises for a file that cannot be used."""
+        try:
+            known, note = self.ready(recording)
+            return known or self._made(recording, note)
+        except InputError as error:
+            return ReadRank(None, str(error))
+        except OSError as error:
+            return ReadRank(None, f"{recording.path}: cannot be read ({error.strerror or error}).")
+
+    def ready(self, recording: Recording) -> tuple[ReadRank | None, str]:
+        """Return what the JSON of a recording's report says, else None and why it does not stand for the snapshot.
+
+        Raises:
+            InputError: there is no snapshot, and the JSON cannot be used.
+        """
+        if recording.report is None or not (self.as_usual or recording.snapshot is None):
+            return None, ""
+        if recording.snapshot is None:
+            return ReadRank(_rank_report(recording.report), from_json=True), ""
+        report, note = _standing_for(recording.snapshot, recording.report)
+        return (None if report is None else ReadRank(report, from_json=True)), note
+
+    def _made(self, recording: Recording, note: str) -> ReadRank:
+        snapshot = recording.path
+        own = _report_or_none(snapshot)
+        if own is not None:
+            return ReadRank(own, from_json=True)
+        _refuse_strangers(snapshot)
+        report = self.make(snapshot)
+        if self.keep is not None:
+            self.keep(report, report_beside(snapshot))
+        return ReadRank(report, note=note)
+
+
+def _standing_for(snapshot: Path, beside: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the report beside a snapshot where it was made of it, else None and why not."""
+    try:
+        report = _report_or_none(beside)
+        if report is None:
+            return None, ""
+        check_summary(rank_summary(report, 0))
+    except InputError:
+        return None, f"{beside.name} is damaged; its snapshot was read."
+    if beside.stat().st_mtime_ns < snapshot.stat().st_mtime_ns:
+        return None, f"{beside.name} is older than its snapshot, which was read."
+    files, size = report["source"].get("files") or [], report["source"].get("file_bytes")
+    if [Path(str(file)).name for file in files] != [snapshot.name] or size not in (None, snapshot.stat().st_size):
+        return None, f"{beside.name} was not made of {snapshot.name}, which was read."
+    return report, ""
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _refuse_strangers(snapshot: Path) -> None:
+    """Refuse what lies under a snapshot's name and is none, by its first bytes."""
+    with snapshot.open("rb") as file:
+        first = file.read(len(_MEMRAY))
+    if not first:
+        raise InputError(f"{snapshot}: the file is empty; the process died before it wrote, or still writes.")
+    if first == _MEMRAY:
+        raise InputError(f"{snapshot}: a recording of memray, about host memory; open it with memray.")
+
+
+# ---- the ranks of one run --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RanksRead:
+    """A run's merged report, and the recording of the rank that it shows in full."""
+
+    report: dict[str, Any]
+    shown: Recording
+
+
+def read_ranks(
+    places: Sequence[Path],
+    reader: RanksReader,
+    *,
+    step: int | None = None,
+    role: str | None = None,
+    executor: Executor | str | None = None,
+) -> RanksRead:
+    """Read the ranks in one folder, or those of the files named, and merge their reports.
+
+    Of a folder with dumps of several roles, processes or times the ranks of one role are merged, and ``recordings``
+    of the report lists every dump that is there. A dump of a folder that cannot be read is left out and named; of
+    files named one by one, each has to be readable.
+
+    Args:
+        places: one folder, or the files of the ranks.
+        reader: reads one recording.
+        step: the step to report; default: the newest that most ranks recorded.
+        role: the role to report; default: who trains.
+        executor: reads the ranks; a name as of :func:`memprof.executors.open_executor`; None for this process.
+
+    Raises:
+        InputError: files that cannot be read, or are not the ranks of one run.
+        UsageError: a folder among several files, a step or a role that nobody recorded.
+    """
+    files = _Files(reader, executor)
+    if len(places) == 1 and places[0].is_dir():
+        found, group, rows = _of_folder(places[0], files, step, role)
+        return _merged(places[0], found, group, rows)
+    if folder := next((p for p in places if p.is_dir()), None):
+        raise UsageError(f"{folder} is a folder: give one folder alone, or the files of the ranks.")
+    if len({p.resolve() for p in places}) < len(places):
+        raise UsageError("the same file is given twice; give the files of different ranks.")
+    found = [recording_of(p) for p in places]
+    chosen = choose(found, step) if step is not None else found
+    group = DumpGroup(chosen)
+    files.read_into(group, chosen)
+    if group.refused:
+        raise InputError(next(iter(group.refused.values())))
+    return _merged(None, found, group, [])
+
+
+@dataclass
+class _Files:
+    """Reads recordings, each once: those with a report beside them here, the others by the executor."""
+
+    reader: RanksReader
+    executor: Executor | str | None
+
+    def read_into(self, group: DumpGroup, recordings: Sequence[Recording]) -> None:
+        """Read what is not yet known of ``recordings``."""
+        unread = [r for r in recordings if r.path not in group.reports and r.path not in group.refused]
+        reads: dict[Path, ReadRank] = {}
+        if self.executor in (None, "local"):  # parsing JSON takes less than sending it
+            reads = {r.path: known for r in unread if (known := self._ready(r)) is not None}
+        todo = [r for r in unread if r.path not in reads]
+        with self._opened(todo) as executor:
+            reads |= zip((r.path for r in todo), answers(executor, self.reader, todo), strict=True)
+        for recording in unread:
+            read = reads[recording.path]
+            group.add(recording, read.report, read.why)
+            group.from_json += read.from_json
+            group.notes += [read.note] if read.note else []
+
+    def _ready(self, recording: Recording) -> ReadRank | None:
+        with suppress(InputError, OSError):
+            return self.reader.ready(recording)[0]
+        return None
+
+    def _opened(self, todo: Sequence[Recording]) -> AbstractContextManager[Executor | None]:
+        if not isinstance(self.executor, str):
+            return nullcontext(self.executor)
+        sizes = [size for r in todo if (size := _size(r.path))]
+        if self.executor == "local" and sum(sizes) < _WORTH:
+            return nullcontext(None)
+        return open_executor(self.executor, len(todo), _BESIDE + _TIMES * max(sizes, default=0))
+
+
+def _of_folder(
+    folder: Path, files: _Files, step: int | None, role: str | None
+) -> tuple[list[Recording], DumpGroup, list[dict[str, Any]]]:
+    """Choose and read the recordings of a folder; where all of the chosen are damaged, the next best ones."""
+    found = left = find_recordings(folder)
+    refused: dict[Path, str] = {}
+    while True:
+        group = DumpGroup(choose(left, step))
+        _with_failures(left, group, step)
+        sort_dumps(group, files.read_into, role)
+        refused |= group.refused
+        if group.shown:
+            break
+        left = [r for r in left if r.path not in refused]
+        if not left or step is not None:
+            raise InputError(next(iter(refused.values())))
+    group.refused = refused
+    if refused:
+        named = [why.replace(f"{folder}{os.sep}", "", 1) for why in refused.values()]
+        more = f" And {len(named) - _MOST_NAMED} more." if len(named) > _MOST_NAMED else ""
+        group.notes.append(f"Left out, for they cannot be read: {' '.join(named[:_MOST_NAMED])}{more}")
+    return found, group, dump_rows(folder, found, group)
+
+
+def _with_failures(found: Sequence[Recording], group: DumpGroup, step: int | None) -> None:
+    """Show a rank that later ran out of memory as it was then; name other newer recordings of few ranks."""
+    chosen = group.shown
+    at, roles = chosen[0].step, {r.role for r in chosen}
+    newer = [r for r in found if step is None and at is not None and (r.step or 0) > at and r.role in roles]
+    for recording in newer:
+        report = _readable(recording.report) if recording.report is not None else None
+        if report is not None and report.get("oom"):
+            group.shown = [*(r for r in group.shown if r.rank != recording.rank), recording]
+            group.notes.append(
+                f"Rank {recording.rank} ran out of memory in step {recording.step}; it is shown as it was then."
+            )
+        else:
+            group.notes.append(f"Rank {recording.rank} has a newer recording, of step {recording.step} (see --step).")
+
+
+def _merged(folder: Path | None, found: Sequence[Recording], group: DumpGroup, rows: list[dict[str, Any]]) -> RanksRead:
+    notes = group.notes
+    claims, summaries, by_rank = [], [], {}
+    for number, recording in enumerate(group.shown):
+        report = group.reports[recording.path]
+        claims.append(report["source"].get("world_size"))
+        rank = _rank(recording, report, number, notes)
+        summaries.append(_summary(report, rank, recording))
+        by_rank[rank] = (recording, report)
+    if folder is not None:
+        _leave_out_older_runs(claims, summaries, by_rank, notes)
+    here = list(summaries)
+    summaries += _told_by_rank_0(folder, {s["rank"] for s in summaries}, group.shown[0].step, claims)
+    present = [s["rank"] for s in summaries]
+    world = world_size_of(claims, present)
+    shown = fullest(here)
+    recording, report = by_rank[shown]
+    if group.from_json and len(group.reports) > 1:
+        notes.append(f"{group.from_json} of {len(group.reports)} recordings were read from the JSON of their reports.")
+    report = {**report, "source": {**report["source"], "rank": shown, "world_size": world or len(summaries)}}
+    report["notes"] = [*report["notes"], *notes]
+    report |= {"recordings": rows} if len(rows) > len(group.shown) else {}
+    return RanksRead(merged(report, summaries, world, missing_ranks(present, world, folder)), recording)
+
+
+def _rank(recording: Recording, report: dict[str, Any], number: int, notes: list[str]) -> int:
+    """Number a rank by what the recording says, else by the file's name, else by its place on the command line."""
+    source = report["source"]
+    if type(source.get("rank")) is int and (source.get("world_size") or 1) > 1:
+        return int(source["rank"])
+    if recording.rank is not None:
+        return recording.rank
+    notes.append(f"{recording.path.name} does not say which rank it is of: it is called rank {number} here.")
+    return number
+
+
+def _summary(report: dict[str, Any], rank: int, recording: Recording) -> dict[str, Any]:
+    try:
+        return rank_summary(report, rank, str(recording.path))
+    except InputError as error:
+        raise InputError(f"{recording.path}: {error}") from None
+
+
+def _leave_out_older_runs(
+    claims: list[Any], summaries: list[dict[str, Any]], by_rank: dict[int, Any], notes: list[str]
+) -> None:
+    """Keep the newest file's run: a folder may hold files of an earlier one with more ranks."""
+    newest = max(range(len(claims)), key=lambda i: by_rank[summaries[i]["rank"]][0].path.stat().st_mtime_ns)
+    others = [i for i in range(len(claims)) if claims[i] != claims[newest]]
+    if not others:
+        return
+    left = ", ".join(str(summaries[i]["rank"]) for i in others)
+    notes.append(f"Files of another run, of {claims[others[0]]} ranks, were left out (rank {left}).")
+    for i in reversed(others):
+        del by_rank[summaries[i]["rank"]], summaries[i], claims[i]
+
+
+def _told_by_rank_0(
+    folder: Path | None, present: set[int], step: int | None, claims: list[Any]
+) -> list[dict[str, Any]]:
+    """Find ranks whose files are elsewhere in what they told rank 0 when the run ended."""
+    for place in places_of_run(folder) if folder is not None and step is not None else ():
+        path = place / f"step-{step:06d}.ranks.json"
+        data = _readable(path) if path.is_file() else None
+        if data is not None and data["source"].get("world_size") in claims:
+            told = [check_summary(s) for s in data.get("ranks") or []]
+            return [s for s in told if s["rank"] not in present]
+    return []
+
+
+# ---- reports' JSON ---------------------------------------------------------------------------------------------------
+
+
+def _report_or_none(path: Path) -> dict[str, Any] | None:
+    """Read a report's JSON; None where the file is something else, and the snapshot has to say.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    data = read_memprof_json(path)
+    if data is None or data["schema"] != "memprof.report/1":
+        return None
+    if not all(isinstance(data.get(name), kind) for name, kind in (("source", dict), ("peak", dict), ("notes", list))):
+        raise InputError(f"{path}: a report without source, peak or notes; write it again.")
+    return data
+
+
+def _readable(path: Path) -> dict[str, Any] | None:
+    try:
+        return _report_or_none(path)
+    except InputError:
+        return None
+
+
+def _rank_report(path: Path) -> dict[str, Any]:
+    data = _report_or_none(path)
+    if data is None:
+        raise InputError(f"{path}: no report of memprof; give snapshots, or the JSON of `memprof report --json`.")
+    return data

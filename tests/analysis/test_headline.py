@@ -1,0 +1,115 @@
+"""The headline: each place named beside the share it really holds, and a verdict that is the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.analysis.allocations.places import place_of
+from memprof.analysis.analysis import analyze
+from memprof.analysis.headline import headline_of, missing_bytes
+from memprof.snapshot import snapshot_from_raw
+from tests.synthetic import SnapshotBuilder, frame
+
+GIB = 2**30
+MIB = 2**20
+_FEW = ("cs336-medium-train-ctx1024-t211", "linear-grad-t24", "sketchkv-llama-kvcache-t24")
+# Written apart from place_of: a line of Python that is not of a package that carries out others' lines.
+_PYTHON = re.compile(r"\.py:\d+")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)/")
+_CARRIERS = {"einops", "einx", "jaxtyping", "beartype", "accelerate", "peft", "bitsandbytes", "lightning", "triton"}
+
+
+def _place(stack: list[str]) -> str | None:
+    for line in stack:
+        package = _PACKAGE.search(line)
+        name = package.group(1) if package else ""
+        carried = name in _CARRIERS or (name == "torch" and "/torch/optim/" not in line)
+        carried = carried or (name == "transformers" and "/transformers/models/" not in line)
+        library = line.startswith("<") or (not package and "/lib/python3" in line)
+        if _PYTHON.search(line) and not carried and not library:
+            return line
+    return None
+
+
+def _check(path: Path) -> None:
+    """Hold every share of a snapshot's headline against ``memprof explain --all``."""
+    told = subprocess.run(
+        [sys.executable, "-m", "memprof", "explain", str(path), "--all", "--format", "json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    report = analyze(path).to_dict()
+    rows = json.loads(told.stdout)["allocations"]
+    for place in report["headline"]["places"]:
+        mine = [a for a in rows if _place(a["stack"]) == place["frame"]]
+        category = max({a["category"] for a in mine}, key=lambda c: sum(a["bytes"] for a in mine if a["category"] == c))
+        held = sum(a["bytes"] * a.get("count", 1) for a in mine if a["category"] == category)
+        assert held == place["bytes"], place
+        assert place["share"] == pytest.approx(held / report["peak"]["categories"][category], abs=1e-4)
+        assert f"{100 * place['share']:.0f} % from " in report["headline"]["cause"]
+
+
+@pytest.mark.parametrize("name", _FEW)
+def test_places_hold_what_the_headline_says(shared: Path, name: str) -> None:
+    _check(shared / "snapshots" / f"{name}.pickle")
+
+
+@pytest.mark.heavy
+def test_places_of_every_snapshot(shared: Path) -> None:
+    for path in sorted((shared / "snapshots").glob("*.pickle")):
+        _check(path)
+
+
+def test_a_place_is_the_models_line_not_plumbing() -> None:
+    site = "/v/lib/python3.11/site-packages"
+    model = f"{site}/transformers/models/llama/modeling_llama.py:215 forward"
+    cast = f"{site}/peft/tuners/tuners_utils.py:9 _cast_input_dtype"
+    call = f"{site}/transformers/integrations/sdpa_attention.py:96 sdpa_attention_forward"
+    assert place_of([f"{site}/torch/nn/functional.py:1 linear", cast, model, "/home/me/train.py:3 main"]) == model
+    assert place_of([call, model]) == model
+    assert place_of([cast]) == cast  # nothing else is there
+    assert place_of(["??:0 at::native::add"]) == ""
+
+
+def test_each_place_has_its_own_share() -> None:
+    """6 and 3 blocks of 16 MiB are made at two lines, 1 at a third: the first alone holds half."""
+    builder = SnapshotBuilder()
+    for count, line in ((6, 174), (3, 181), (1, 190)):
+        for _ in range(count):
+            builder._block(16 * MIB, [frame("forward", "models.py", line)])
+    found = analyze(snapshot_from_raw(builder.raw())).to_dict()["headline"]
+    assert [(p["frame"], p["bytes"], p["share"]) for p in found["places"]] == [
+        ("models.py:174 forward", 96 * MIB, 0.6)
+    ]  # fmt: skip
+    assert ": 60 % from models.py:174." in found["cause"]
+
+
+@pytest.mark.parametrize(
+    ("oom", "missing"),
+    [
+        ({"requested_bytes": 3 * GIB, "device_free_bytes": GIB, "fits_defragmented": False}, 2 * GIB),
+        ({"requested_bytes": 3 * GIB, "device_free_bytes": GIB, "fits_defragmented": True}, 0),
+        ({"requested_bytes": GIB, "device_free_bytes": 0, "ahead": {"short_bytes": 5 * GIB}}, 5 * GIB),
+        ({"requested_bytes": GIB, "device_free_bytes": 9 * GIB, "limit_bytes": 8 * GIB,
+          "reserved_bytes": 8 * GIB - MIB}, GIB - MIB),
+        ({"requested_bytes": GIB, "device_free_bytes": None}, 0),
+    ],
+)  # fmt: skip
+def test_what_was_missing(oom: dict[str, Any], missing: int) -> None:
+    assert missing_bytes(oom) == missing
+
+
+def test_an_oom_begins_with_what_is_missing() -> None:
+    builder = SnapshotBuilder()
+    builder.alloc(512 * MIB, "forward")
+    builder._event("oom", 0, 64 * MIB, [])
+    builder.events[-1]["device_free"] = 16 * MIB
+    report = analyze(snapshot_from_raw(builder.raw())).to_dict()
+    assert report["headline"]["verdict"].startswith("Out by 48.0 MiB in ")
+    assert headline_of({**report, "headline": None})["places"] == report["headline"]["places"]
