@@ -161,15 +161,11 @@ def stub(code: types.CodeType) -> types.CodeType:
 def replace(code: types.CodeType) -> int:
     """Put the stub in the place of a function wherever it lives: in functions, and in code that makes closures."""
     raising, count = stub(code), 0
-    for holder in gc.get_referrers(code):
-        if isinstance(holder, types.FunctionType) and holder.__code__ is code:
-            holder.__code__ = raising
-            count += 1
-    for outer in [o for o in gc.get_objects() if isinstance(o, types.FunctionType)]:
-        changed = _with_stub(outer.__code__, code, raising)
-        if changed is not outer.__code__:
+    for outer in [o for o in gc.get_objects() if type(o) is types.FunctionType]:
+        if outer.__code__.co_filename == code.co_filename:
+            changed = raising if outer.__code__ is code else _with_stub(outer.__code__, code, raising)
+            count += changed is not outer.__code__
             outer.__code__ = changed
-            count += 1
     return count
 
 
