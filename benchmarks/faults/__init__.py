@@ -1,1 +1,1 @@
-"""Break memprof on purpose: exceptions in its own functions while a run goes on, and inputs nobody here wrote."""
+"""Break memprof on purpose: raise exceptions in its own functions while a run goes on."""

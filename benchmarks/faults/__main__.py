@@ -1,4 +1,4 @@
-"""Break memprof on purpose, and see that the run, or the reader, does not notice more than a sentence."""
+"""Break memprof on purpose, and see that the run it watches does not notice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ main = group_of(
     __doc__,
     {
         "inject": ("inject", "Raise an exception in every function of memprof's that a GRPO run calls."),
-        "fuzz": ("mutate", "Change snapshots and reports, and give them to the commands."),
     },
 )
 

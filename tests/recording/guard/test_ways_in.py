@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WATCHING = ("memprof/recording", "memprof/watch", "memprof/compat", "integrations/callback", "integrations/trackers")
 # What hands a function to somebody who calls it later, and which argument that is.
 REGISTERS = {
@@ -100,11 +100,9 @@ def test_an_unguarded_hook_is_refused() -> None:
     assert sorted(refused) == ["mine", "self._run"]
 
 
-@pytest.mark.parametrize("sample", [60, pytest.param(0, marks=pytest.mark.heavy)], ids=["a sample of 60", "all"])
+@pytest.mark.parametrize("sample", [20, pytest.param(60, marks=pytest.mark.heavy)])
 def test_a_run_never_notices_a_function_of_ours_that_fails(sample: int) -> None:
     """In a process of its own, which forks for each injection."""
-    take = ["--sample", str(sample)] if sample else ["--exceptions", "6"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", "inject", *take], cwd=ROOT, capture_output=True, text=True
-    )
+    take = [sys.executable, "-m", "benchmarks.faults", "inject", "--sample", str(sample)]
+    done = subprocess.run(take, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
