@@ -200,6 +200,8 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+        if self.max_grad_norm is None:
+            raise UsageError("max_grad_norm None ends in a TypeError of transformers' trainer: give 0 to clip nothing.")
         if not 0 < self.vllm_gpu_memory_utilization <= 1:
             raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
         if self.lora_r is not None and self.lora_r < 1:
