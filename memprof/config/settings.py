@@ -156,7 +156,8 @@ class Settings:
                 "--reward-model."
             )
         if self.sharded_by_zero or (self.gpus > 1 and self.sharding == "tp"):
-            raise UsageError(f"--trainer {self.trainer} is simulated on one GPU, with ddp and with fsdp2.")
+            where = "on one GPU, with ddp and with fsdp2: use one of these"
+            raise UsageError(f"--trainer {self.trainer} is simulated {where}.")
         if self.max_length is None:
             return
         if self.max_length < 2:
