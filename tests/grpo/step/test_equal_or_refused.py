@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lean.families import compared
+from benchmarks.lean.equality.families import compared
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
 from memprof.grpo.step.probe import ask
