@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.compat.patching import Seams
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import LEFT_OUT
+from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
 from memprof.simulate.plain import shortcut
@@ -94,7 +94,7 @@ def watched(trainer: Any, session: FakeSession) -> Iterator[None]:
     """Mark the phases and steps of a trainer's training in the session, and let it print nothing, while open."""
     from transformers import PrinterCallback, ProgressCallback
 
-    seams = Seams(session.fail, lambda error: None)
+    seams = Seams(session.door, lambda error: None)
     try:
         phases = TrainerPhases(trainer, seams)
         phases.current = session
