@@ -134,6 +134,8 @@ def _recording(session: FakeSession) -> Iterator[None]:
 _ADVICE = {
     # its product of grouped experts, which autocast does not reach
     "inputs of BF16 type": " Mixtures of experts need --dtype bfloat16.",
+    # PEFT's adapter of grouped experts
+    "does not work with lora_dropout": " Drop --lora-dropout, or name other modules (--lora-target-modules).",
     # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen
     "grad_dtype": " A real run fails too where its first forward is that of the reference, the adapter switched off: "
     "drop --beta, or let the model generate (--generation hf).",
