@@ -53,7 +53,7 @@ def breakdown_fragment(breakdown: Breakdown) -> str:
     """Return the composition at one instant as a piece of HTML."""
     parts = category_parts(breakdown.categories, breakdown.guessed)
     whole = breakdown.active_bytes
-    rows = [(_swatch(p.id) + escape(p.label), amount(p.bytes), percent(p.bytes, whole)) for p in _descending(parts)]
+    rows = [(_swatch(p.id) + escape(p.marked), amount(p.bytes), percent(p.bytes, whole)) for p in _descending(parts)]
     where = where_words(breakdown.phase, breakdown.step)
     return _fragment(f"Alive in {where}", whole, "", parts, _table(rows, "Share"))
 
@@ -87,7 +87,7 @@ def _lines(row: Row) -> list[tuple[str, str, str]]:
     own = "–" if row.own_peak is None else amount(row.own_peak)
     lines = [(f"<b>{escape(row.label)}</b>", f"<b>{amount(row.at_peak)}</b>", own)]
     for child in row.children:
-        label = f'<span style="padding-left:14px">{_swatch(child.id)}{escape(child.label)}</span>'
+        label = f'<span style="padding-left:14px">{_swatch(child.id)}{escape(child.marked)}</span>'
         lines.append((label, amount(child.at_peak), "–" if child.own_peak is None else amount(child.own_peak)))
     return lines
 

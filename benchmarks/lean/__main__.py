@@ -17,6 +17,7 @@ main = group_of(
         "track": ("track", "Train both on the same completions; compare losses, rewards, norms."),
         "speed": ("speed", "Time forward and backward of one micro-batch; trace its peak."),
         "generation": ("generation", "Time generation in a rolling batch, in passes and all together."),
+        "families": ("equality.families", "Compare a step with TRL's over every causal family."),
         "fused-loss": ("fused_loss", "Compare fused log-probabilities with TRL's, Liger's and plain logits."),
         "tables": ("tables", "Print the tables of the results that are kept."),
     },

@@ -17,6 +17,7 @@ main = group_of(
         "emulated-edges": ("emulated.edges", "Find the smallest cards that runs survive, and hold verdicts to them."),
         "emulated-generation": ("emulated.generation", "Generate long completions on an emulated card."),
         "emulated-kernels": ("emulated.kernels", "Record what CUDA's kernels allocate, for tests/simulate."),
+        "programs": ("programs", "Simulate public programs that were measured on GPUs."),
         "published": ("published", "Simulate what others measured on GPUs and described."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
         "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),

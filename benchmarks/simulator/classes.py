@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.simulator import programs
 from benchmarks.tabling import RESULTS
 from memprof.config.expected_error import CAPTURED, PUBLISHED, TRACED, class_of, model_parts, parts_of, stated_range
 from memprof.config.settings import Settings
@@ -57,11 +58,15 @@ def _captured() -> list[dict[str, Any]]:
         if row["where"] == "gpu"
     ]
     done = read()
-    return found + [
+    found += [
         _row(row.name, CAPTURED, "gpu", row.what, row.measured_bytes, done[row.name]["simulated_bytes"])
         for row in ROWS
         if row.name in done
     ]
+    for row in programs.read().values():
+        kind = (PUBLISHED, "published") if row["open"] else (CAPTURED, "gpu")
+        found += [_row(f"{row['name']}, {what}", *kind, what, *row[what]) for what in ("allocated", "reserved")]
+    return found
 
 
 def _traced() -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     """
     import torch
 
-    from memprof.compat.patching import Seams
+    from memprof.recording.guard import Seams
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
     from memprof.recording.trainer_phases import TrainerPhases
@@ -50,7 +50,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     if settings.reward_model is not None:
         session.add_model(trainer.reward_funcs[0], "reward")
     session.start()
-    seams = Seams(session.fail, lambda error: None)
+    seams = Seams(session.door, lambda error: None)
     phases = TrainerPhases(trainer, seams)
     phases.current = session
     trainer.add_callback(steps_callback(session, phases))

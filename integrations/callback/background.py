@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from memprof.recording.guard import Door
+
 __all__ = ["Background"]
 
 
@@ -42,7 +44,8 @@ class Background:
 
         self._then = then
         # Not a daemon: a process that ends without waiting still writes what it began.
-        self._thread = threading.Thread(target=run, name="memprof-writing", daemon=False)
+        guarded = Door("training", "a recording").hook(run)
+        self._thread = threading.Thread(target=guarded, name="memprof-writing", daemon=False)
         self._thread.start()
 
     def look(self) -> None:

@@ -19,8 +19,8 @@ from memprof.integrations.callback.sessions import load_session, uses_cuda
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
-from memprof.errors import MemprofError
 from memprof.recording.api import switched_off
+from memprof.recording.guard import Door, way_in
 from memprof.recording.session import Session
 
 __all__ = ["MemProfCallback"]
@@ -100,57 +100,50 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._run: TrainingRun | None = None
         self._state: Any = None
         self._early: tuple[weakref.ref[Any], Session] | None = None
-        self._warned = False
+        self.door = Door("training")
+        self._over = False
 
     stream = "stdout"
 
     # -- what transformers calls -------------------------------------------------------------------------------
 
+    @way_in
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the ring inside the trainer's construction: on CUDA the ring starts here, so that loading is in it."""
         if switched_off():
             return
-        try:
-            trainer = self._found_trainer()
-            if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
-                self._early = (weakref.ref(trainer), load_session(trainer, self._options))
-        except Exception as error:
-            self._failed(error)
+        trainer = self._found_trainer()
+        if trainer is not None and self._early is None and uses_cuda(trainer, self._options):
+            self._early = (weakref.ref(trainer), load_session(trainer, self._options, self.door))
 
+    @way_in
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if switched_off():
             return
-        try:
-            self._begin(state)
-        except Exception as error:
-            self._run = None
-            self._failed(error)
+        if self._over:
+            self.door, self._over = Door("training"), False  # each training has its own
+        self.door(self._begin, state)
         if self._options.rehearse and (run := self._following(state)) is not None:
             sentence = run.rehearse(kwargs.get("train_dataloader"))
             if sentence is not None and run.rank == 0 and self._print:
                 say(sentence, self.stream)
 
+    @way_in
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            try:
-                run.step_begin()
-            except Exception as error:
-                run.fail(error)
+            self.door(run.step_begin)
 
+    @way_in
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._following(state)) is not None:
-            try:
-                run.step_end()
-            except Exception as error:
-                run.fail(error)
+            self.door(run.step_end)
 
+    @way_in
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._over = self._state is None or state is self._state
         if (run := self._following(state)) is not None:
             with run.finishing():
-                try:
-                    run.end()
-                except Exception as error:
-                    run.fail(error)
+                self.door(run.end)
                 self._finish()
 
     # -- our own -----------------------------------------------------------------------------------------------
@@ -173,7 +166,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 early = session
             else:
                 session.stop()
-        self._run = TrainingRun(trainer, self._options, early, self._failed, self._finish)
+        self._run = TrainingRun(trainer, self._options, early, self.door, self._finish)
         self._state = state
 
     def _found_trainer(self, state: Any = None) -> Any:
@@ -193,6 +186,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         run, self._run, self._state = self._run, None, None
         if run is None:
             return
+        self._over = True
         self.result = Result(list(run.snapshots))
         if not run.snapshots or not self._options.report:
             run.gathering.tell([])
@@ -218,15 +212,6 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             if self.result.page is not None:
                 say(f"memprof: {self.result.page}", self.stream)
         say_oom(self.result)
-
-    def _failed(self, error: BaseException) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        if isinstance(error, MemprofError):
-            warnings.warn(f"memprof does not watch this training, which goes on: {error}", stacklevel=3)
-        else:
-            warnings.warn(f"memprof failed and stopped watching ({error!r}); training goes on.", stacklevel=3)
 
     def _repr_html_(self) -> str:
         """Show in a notebook the peak, its bar and its rows, and a link to the page."""

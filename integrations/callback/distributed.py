@@ -8,6 +8,7 @@ with a deadline, so a store whose host is gone costs that long and no longer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from memprof.compat.torch_sharding import STORE
+from memprof.recording.guard import Door
 
 __all__ = ["Gathering"]
 
@@ -103,11 +105,10 @@ class Gathering:
         results: list[_T] = []
 
         def run() -> None:
-            try:
+            with contextlib.suppress(RuntimeError, OSError):  # the store is gone with the rank that kept it
                 results.append(call())
-            except Exception:
-                return  # the store is gone with the rank that kept it
 
+        run = Door("run", "what another rank told").hook(run)
         thread = threading.Thread(target=run, name="memprof-ranks", daemon=True)
         thread.start()
         thread.join(_STORE_SECONDS if seconds is None else seconds)

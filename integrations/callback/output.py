@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from memprof.recording.guard import Door
 
 __all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_whole"]
 
@@ -56,16 +57,8 @@ def summarise(
     """
     result = done or Result()
     result.snapshots = list(snapshots)
-    try:
-        _analyse(result, folder, page)
-        if notes and result.highest is not None and result.highest.exists():
-            add_report(result, result.highest, folder, page, notes)
-    except Exception as error:
-        warnings.warn(
-            f"memprof recorded {', '.join(p.name for p in snapshots)} but could not report on it ({error!r});"
-            " try `memprof report` on the file.",
-            stacklevel=2,
-        )
+    names = ", ".join(path.name for path in snapshots)
+    Door("run", f"the report of {names}; try `memprof report` on the file")(_summarise, result, folder, page, notes)
     return result
 
 
@@ -106,10 +99,12 @@ def add_report(
     return report
 
 
-def _analyse(result: Result, folder: Path, page: bool) -> None:
+def _summarise(result: Result, folder: Path, page: bool, notes: Sequence[str]) -> None:
     for path in result.snapshots:
         if path not in result.reports:
             add_report(result, path, folder, page)
+    if notes and result.highest is not None and result.highest.exists():
+        add_report(result, result.highest, folder, page, notes)
 
 
 def _render(result: Result, page: Path | None, analysis: Any) -> None:
@@ -147,20 +142,22 @@ def say(text: str, stream: str = "stdout") -> None:
 
 def say_oom(result: Result) -> None:
     """Print ten lines on stderr where the newest recording ended out of memory."""
-    from memprof.oom.message import oom_lines
-
     newest = next((path for path in reversed(result.snapshots) if path in result.reports), None)
     if newest is None or result.reports[newest]["oom"] is None:
         return
-    try:
-        lines = oom_lines(result.reports[newest], str(result.page or newest))
-    except Exception as error:
-        warnings.warn(f"memprof could not say where memory ran out ({error!r}); see {newest}.", stacklevel=2)
+    lines = Door("run", f"the lines on where memory ran out; see {newest}")(_oom_lines, result, newest)
+    if lines is None:
         return
     if LATER is None:
         say("\n".join(lines), "stderr")
     else:
         LATER.append("\n".join(lines))
+
+
+def _oom_lines(result: Result, newest: Path) -> list[str]:
+    from memprof.oom.message import oom_lines
+
+    return oom_lines(result.reports[newest], str(result.page or newest))
 
 
 def say_later() -> None:

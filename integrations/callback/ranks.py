@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 from memprof.integrations.callback.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
 from memprof.integrations.callback.output import Result, write_whole
+
+from memprof.recording.guard import Door
 
 __all__ = ["put_ranks_together", "summaries_of"]
 
@@ -34,15 +35,15 @@ def put_ranks_together(result: Result, folder: Path, gathering: Gathering, faile
 
     Never raises; a warning says what could not be done.
     """
-    try:
-        if gathering.rank != 0:
-            gathering.tell(summaries_of(result, gathering.rank))
-        elif gathering.world_size > 1 and result.reports:
-            _merge(result, folder, gathering, gathering.told(FAILED_SECONDS if failed else NORMAL_SECONDS))
-    except Exception as error:
-        warnings.warn(
-            f"memprof could not put the ranks together ({error!r}); try `memprof report {folder}`.", stacklevel=2
-        )
+    lost = f"the ranks put together; try `memprof report {folder}`"
+    Door("run", lost)(_tell_or_merge, result, folder, gathering, failed)
+
+
+def _tell_or_merge(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:
+    if gathering.rank != 0:
+        gathering.tell(summaries_of(result, gathering.rank))
+    elif gathering.world_size > 1 and result.reports:
+        _merge(result, folder, gathering, gathering.told(FAILED_SECONDS if failed else NORMAL_SECONDS))
 
 
 def _merge(result: Result, folder: Path, gathering: Gathering, told: Mapping[int, list[Any]]) -> None:

@@ -20,8 +20,8 @@ from memprof.integrations.callback.writing import Writing
 from memprof.integrations.trackers.tracking import Tracking
 
 from memprof.compat import missing
-from memprof.compat.patching import Seams
 from memprof.compat.trl import BUFFERED
+from memprof.recording.guard import Door, Seams, meant
 from memprof.recording.phases import REHEARSAL
 from memprof.recording.run_facts import collect_facts
 from memprof.recording.session import Session
@@ -44,7 +44,7 @@ class TrainingRun:
         trainer: the trainer.
         options: the user's.
         early: a CUDA session that has run since the trainer was built.
-        on_failure: told when memprof itself failed; everything is already undone then.
+        door: between the trainer and this; when it shuts, everything is undone.
         on_error: told when the training ends by an exception or a signal, after what was recorded is written;
             with False when somebody will not wait for a report.
     """
@@ -54,7 +54,7 @@ class TrainingRun:
         trainer: Any,
         options: Options,
         early: Session | None,
-        on_failure: Callable[[BaseException], None],
+        door: Door,
         on_error: Callable[[bool], None],
     ) -> None:
         self.folder = options.output_dir or Path(trainer.args.output_dir) / "_memprof"
@@ -63,7 +63,7 @@ class TrainingRun:
         self.gathering = Gathering(self.rank, world_size)
         self._trainer = weakref.ref(trainer)
         self._options = options
-        self._on_failure = on_failure
+        self._door = door
         self._on_error = on_error
         self._ended = self._failed = self._failed_by_error = self._rehearsing = False
         self._schedule = Schedule(options.steps, options.every)
@@ -73,14 +73,14 @@ class TrainingRun:
         self._records = NewRecords(wanted=options.steps is None and options.every is None)
         self._oom_step: int | None = None
         self._session: Session | None = None
-        self._seams = Seams(self.fail, self._error)
-        self._phases = TrainerPhases(trainer, self._seams)
+        self._seams = Seams(door, self._error)
         self._tracking: Tracking | None = None
         self._always = runs_always(trainer, options)
         self._on_cuda = uses_cuda(trainer, options)
         self._cannot = missing("rehearse" if options.rehearse else "callback", of=trainer)
         self._terminations = Terminations(self._terminated)
         try:
+            self._phases = TrainerPhases(trainer, self._seams)
             if options.scalars:
                 self._tracking = self._track(trainer)
             reports = self._tracking is not None and options.report and not self.rank
@@ -92,6 +92,7 @@ class TrainingRun:
         except Exception:
             self._seams.restore()
             raise
+        door.when_shut(self._undo)
 
     # -- events of the trainer ---------------------------------------------------------------------------------
 
@@ -159,7 +160,8 @@ class TrainingRun:
             self._rehearsing = False
             rehearsal.restore()
             if not isinstance(error, Exception) or ran_out_of_memory(error):
-                self._guarded(self._error, error)
+                self._door(self._error, error)
+                meant(error)
                 raise
             self._forget_rehearsal(error)
             return None
@@ -170,15 +172,9 @@ class TrainingRun:
             peak = max(peak, session.peak_of_step())
         rehearsal.restore()
         self._records.recorded(peak)
-        self._guarded(self._finish_recording)
+        self._door(self._finish_recording)
         self._step = trainer.state.global_step
         return f"memprof: rehearsed {rehearsal.sentence}: peak {format_bytes(peak)}."
-
-    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
-        try:
-            step(*arguments)
-        except Exception as error:
-            self.fail(error)
 
     def _forget_rehearsal(self, error: Exception) -> None:
         warnings.warn(f"memprof could not rehearse this run ({error!r}); training goes on.", stacklevel=5)
@@ -191,6 +187,7 @@ class TrainingRun:
         if self._ended:
             return
         self._ended = True
+        self._door.forget(self._undo)
         self._seams.restore()
         try:
             if self._session is not None:
@@ -202,22 +199,12 @@ class TrainingRun:
             if self._tracking is not None:
                 self._tracking.end(self._failed_by_error)
 
-    def fail(self, error: BaseException) -> None:
-        """Undo everything after a mistake of memprof's own, say so, let the training go on."""
-        if self._failed:
-            return
+    def _undo(self) -> None:
+        """Undo everything after a mistake of memprof's own."""
         self._ended = self._failed = True
-        self._terminations.stop()
-        self._seams.restore()
-        self._phases.forget()
-        if self._tracking is not None:
-            self._tracking.end(True)
-        try:
-            self._stop_session()
-        except Exception as further:
-            error.__context__ = further
-        self.gathering.tell([])
-        self._on_failure(error)
+        tracking = [] if (followed := self._tracking) is None else [lambda: followed.end(True)]
+        stops = (self._terminations.stop, self._seams.restore, self._phases.forget, self._stop_session)
+        self._door.tidy(*stops, *tracking, lambda: self.gathering.tell([]))
 
     def _error(self, error: BaseException) -> None:
         """Write when an exception leaves the trainer: it is the last chance."""
@@ -269,8 +256,7 @@ class TrainingRun:
     # -- recordings --------------------------------------------------------------------------------------------
 
     def _follow_always(self, trainer: Any, early: Session | None) -> None:
-        session = early or new_session(trainer, self._options, self.fail)
-        session.on_failure(self.fail)
+        session = early or new_session(trainer, self._options, self._door)
         self._introduce(session, trainer)
         if early is None:
             session.start()
@@ -292,16 +278,18 @@ class TrainingRun:
         if self._session is None or self._oom_step == self._step:
             return
         self._oom_step = self._step
-        try:
-            self._session.look_again()
-            self._writing.now(self._session, self._step)
-        except BaseException:
+        door = Door("training", "the recording of the moment at which memory ran out, unless the next attempt succeeds")
+        if door(self._write_oom, self._session) is None:
             self._oom_step = None  # tried again when the exception leaves the trainer
-            raise
+
+    def _write_oom(self, session: Session) -> bool:
+        session.look_again()
+        self._writing.now(session, self._step)
+        return True
 
     def _begin_recording(self, trainer: Any, step: int) -> None:
         if self._session is None:
-            session = new_session(trainer, self._options, self.fail)
+            session = new_session(trainer, self._options, self._door)
             self._introduce(session, trainer)
             self._session = session
             session.on_oom(self._out_of_memory)

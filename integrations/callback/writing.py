@@ -122,4 +122,5 @@ class Writing:
         try:
             return add_report(self.result, path, self.folder)
         except Exception:
+            self.result.reports.pop(path, None)
             return None  # tried again, and said, when training ends

@@ -21,9 +21,9 @@ from typing import Any
 from memprof.integrations.trackers.reporters import Reporters
 
 from memprof.analysis.counters import CountersFile, read_counters
-from memprof.compat.patching import Seams
+from memprof.recording.guard import Door, Seams
 from memprof.recording.session import Session
-from memprof.recording.system.host import pinned_bytes, rss_bytes
+from memprof.recording.system.host import host_parts, pinned_bytes, rss_bytes
 from memprof.units import GIB
 
 __all__ = ["Tracking"]
@@ -215,10 +215,7 @@ class Tracking:
 
     def _quietly(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a tracker, whose own trouble is not the run's."""
-        try:
-            call(*arguments)
-        except Exception as error:
-            warnings.warn(f"memprof could not hand memory figures to a tracker ({error!r}).", stacklevel=2)
+        Door("training", "memory figures that a tracker was to get")(call, *arguments)
 
 
 def _scalars(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -232,7 +229,8 @@ def _known(sizes: Mapping[str, int]) -> dict[str, int]:
 def _host(on_device: bool) -> dict[str, int | None]:
     pinned = pinned_bytes() if on_device else None
     now = rss_bytes() or None
-    return {"host_rss": now, "host_rss_peak": max(_rss_peak() or 0, now or 0) or None, "host_pinned": pinned}
+    peak = max(_rss_peak() or 0, now or 0) or None
+    return {"host_rss": now, "host_rss_peak": peak, "host_pinned": pinned, **host_parts()}
 
 
 def _rss_peak() -> int | None:

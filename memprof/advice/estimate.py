@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.candidates import candidates_for
 from memprof.advice.growing_segments import saved_by_growing
-from memprof.advice.ranking import ranked
+from memprof.advice.ranking import enough_together, is_enough, ranked, with_words
 from memprof.advice.recorded_run import Effect, Peak, Run, bounded, run_of
 from memprof.advice.training_moments import TRANSIENT, moments
 from memprof.config.settings import Settings
@@ -54,7 +54,21 @@ def estimated_advice(report: Mapping[str, Any], analysis: Views | None = None) -
     run = run_of(report)
     found = [e for e in estimate(run) if e.saves is not None and worth(e.saves, run)]
     found += idle_estimates(report, run, analysis)
-    return ranked([with_time(entry(e, run), report) for e in found], report)[:MOST]
+    rows = [{**with_time(entry(e, run), report), **_promise(e, found, run, report)} for e in found]
+    return with_words(ranked(rows, report)[:MOST], report)
+
+
+def _promise(of: Estimate, others: Sequence[Estimate], run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``enough`` and, where one change alone is not, the ids of those that are enough together with it."""
+    oom, effect = report.get("oom"), of.candidate.effect
+    if not oom or effect is None or of.candidate.device:
+        return {}
+    enough = is_enough(effect, run, oom)
+    found: dict[str, Any] = {"enough": enough}
+    if enough is False:
+        pairs = [(o.candidate.id, o.candidate.effect) for o in others if o is not of and not o.candidate.device]
+        found["enough_with"] = [name for name, e in pairs if e is not None and enough_together(effect, e, run, oom)]
+    return found
 
 
 def estimate(run: Run) -> list[Estimate]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import MOST, Estimate, entry, estimate, idle_estimates, with_time, worth
-from memprof.advice.ranking import ranked
+from memprof.advice.ranking import ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, highest, run_of
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
@@ -105,7 +105,7 @@ def _ranked_so_far(run: Run, report: Mapping[str, Any], found: Mapping[str, dict
     idle = [e for e in idle_estimates(report, run) if e.candidate.id not in found]
     estimates = [with_time(entry(e, run), report) for e in [*left, *idle] if worth(int(e.saves or 0), run)]
     simulated = [e for e in found.values() if worth(e["saves_bytes"], run)]
-    return ranked([*simulated, *estimates], report)
+    return with_words(ranked([*simulated, *estimates], report), report)
 
 
 def _first_first(waiting: list[Estimate], entries: list[dict[str, Any]]) -> list[Estimate]:
@@ -152,6 +152,8 @@ def _entry(
         "basis": "simulated",
         "peak": "device" if candidate.device else "allocated",
     }
+    if report.get("oom"):
+        data["enough"] = simulated_is_enough(row, report["oom"])
     if device is not None:
         data["device_saves_bytes"] = device
     if row.get("step_s") and base.get("step_s"):

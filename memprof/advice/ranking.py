@@ -1,12 +1,23 @@
-"""Put the entries of advice in order: the first thing to change first, then what saves most."""
+"""Put the entries of advice in order, and promise which is enough alone after memory ran out.
+
+Enough is promised only where all that the run still makes is counted: every phase that was seen, the whole optimizer
+state beside each of them (from the second step on it is there in generation, forward and backward too), the request
+that failed, the free parts between blocks as they were, and a margin. Where the step was not seen whole, nothing is
+promised.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-__all__ = ["ranked"]
+from memprof.advice.recorded_run import Effect, Peak, Run
 
+__all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
+
+#: Kept of what torch could have had: lengths, blocks and their gaps vary from step to step.
+MARGIN = 0.1
 # A change that keeps the gradients goes first if it saves at least this share of what the best one saves.
 _NEAR = 0.4
 # Of those that save at least this share of the best of them, the one that asks for least goes first.
@@ -36,7 +47,9 @@ def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> di
         if gaps:
             return min(gaps, key=_toll)
     missing = max(short, int(oom["requested_bytes"] or 0) - int(oom["device_free_bytes"] or 0))
-    enough = [row for row in rows if row.get("peak") != "device" and row["saves_bytes"] >= missing > 0]
+    open_ = [row for row in rows if row.get("peak") != "device"]
+    promised = [row for row in open_ if row.get("enough")]
+    enough = promised or [row for row in open_ if row["saves_bytes"] >= missing > 0]
     return min(enough, key=lambda row: (_toll(row), row["saves_bytes"]), default=None)
 
 
@@ -53,3 +66,81 @@ def _in_general(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _toll(row: Mapping[str, Any]) -> int:
     return int(row.get("toll") or 0)
+
+
+def is_enough(effect: Effect, run: Run, oom: Mapping[str, Any] | None) -> bool | None:
+    """Tell whether a run with a change gets through every step; None where what it still makes is not known."""
+    following, room = _following(run, oom), _room(oom)
+    if following is None or room is None:
+        return None
+    return following.after(effect).bytes * (1 + MARGIN) <= room
+
+
+def enough_together(first: Effect, second: Effect, run: Run, oom: Mapping[str, Any] | None) -> bool | None:
+    """Tell the same of two changes; of a category both lower, only the larger saving counts."""
+
+    def both(run: Run, peak: Peak) -> Mapping[str, int]:
+        one, other = first(run, peak), second(run, peak)
+        return {category: max(one.get(category, 0), other.get(category, 0)) for category in {**one, **other}}
+
+    return is_enough(both, run, oom)
+
+
+def simulated_is_enough(row: Mapping[str, Any], oom: Mapping[str, Any] | None) -> bool | None:
+    """Tell whether a simulated run, which executes all phases with the state of a step before, would have had room."""
+    if not oom or (room := _room(oom)) is None:
+        return None
+    reserved = row.get("device_peak_bytes")
+    if reserved is None or not oom.get("reserved_bytes"):
+        return bool(row["peak_bytes"] * (1 + MARGIN) <= room)
+    idle = max(0, int(oom["reserved_bytes"]) - int(oom["allocated_bytes"]))
+    outside = int((row.get("verdict") or {}).get("non_torch_bytes", 0))
+    return bool((reserved - outside) * (1 + MARGIN) <= room + idle)
+
+
+def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:
+    """Return the run as it would go on: each phase beside the whole optimizer state; None where it is not known.
+
+    Only a failed optimizer step has seen generation, forward and backward whole.
+    """
+    ahead = (oom or {}).get("ahead") or {}
+    if not oom or oom.get("phase") != "optimizer_step" or "optimizer_state" not in ahead.get("still", {}):
+        return None
+    state = int((oom.get("categories") or {}).get("optimizer_state", 0)) + int(ahead["still"]["optimizer_state"])
+    request = int(oom.get("requested_bytes") or 0)
+    peaks = []
+    for peak in run.peaks:
+        more = max(0, state - peak.of("optimizer_state"))
+        categories = {**peak.categories, "optimizer_state": peak.of("optimizer_state") + more}
+        scratch = request if peak.phase == "optimizer_step" else 0
+        peaks.append(Peak(peak.phase, peak.bytes + more + scratch, categories))
+    return replace(run, peaks=tuple(peaks))
+
+
+def _room(oom: Mapping[str, Any] | None) -> int | None:
+    """Return what a program could have held: what it held and what was free, without the gaps between its blocks."""
+    if not oom or oom.get("allocated_bytes") is None:
+        return None
+    free, limit = oom.get("device_free_bytes"), oom.get("limit_bytes")
+    if limit is not None:
+        left = max(0, int(limit) - int(oom.get("reserved_bytes") or oom["allocated_bytes"]))
+        free = left if free is None else min(int(free), left)
+    elif oom.get("limited"):
+        free = 0
+    return None if free is None else int(oom["allocated_bytes"]) + int(free)
+
+
+def with_words(rows: Sequence[dict[str, Any]], report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ranked rows, the first with ``enough_words``: whether it is enough alone, and with which other."""
+    if not rows or not report.get("oom"):
+        return list(rows)
+    first = dict(rows[0])
+    if first.get("enough"):
+        words = f"That is enough alone: all the run still makes is counted, {100 * MARGIN:.0f} % kept."
+    elif first.get("enough") is None:
+        words = "Whether that is enough alone is not known: the step was not seen whole."
+    else:
+        other = next((row for row in rows[1:] if row["id"] in first.get("enough_with", ())), None)
+        then = f": also {other['action'][:1].lower()}{other['action'][1:]}" if other else ", nor with any one other"
+        words = f"Not enough alone{then}."
+    return [{**first, "enough_words": words}, *rows[1:]]

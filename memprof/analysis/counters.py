@@ -5,9 +5,10 @@ run; every later line holds the figures of one step. Sizes are bytes, ``null`` w
 
 ``step``, ``time`` (Unix seconds), ``recorded`` (whether allocations were being recorded), ``peak_allocated``,
 ``peak_reserved`` (highest since the line before), ``allocated``, ``reserved``, ``inactive_split``, ``cached``,
-``non_torch``, ``host_rss``, ``host_rss_peak``, ``host_pinned`` (when the step ended), ``phases`` (``{phase: highest
-allocated bytes}``). A line with ``categories`` and ``groups`` follows when a recording has been analysed (bytes at its
-peak), one with ``ended`` when the training is over.
+``non_torch``, ``host_rss``, ``host_rss_peak``, ``host_pinned``, ``host_anon``, ``host_files``, ``host_shared``,
+``host_children``, ``host_arenas`` (when the step ended; ``recording/system/host.py`` says what each is), ``phases``
+(``{phase: highest allocated bytes}``). A line with ``categories`` and ``groups`` follows when a recording has been
+analysed (bytes at its peak), one with ``ended`` when the training is over.
 """
 
 from __future__ import annotations

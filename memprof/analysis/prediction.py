@@ -39,7 +39,10 @@ _ENSEMBLE = {
     "members": (int,), "failed": (int,), "flushes": (bool,), "lowest_bytes": (int,), "highest_bytes": (int,),
 }  # fmt: skip
 # What older reports do not have.
-_CLASS = {"class": (str,), "margin": _NUMBER, "basis": [{"class": (str,), **_RANGE}]}
+_CLASS = {
+    "class": (str,), "margin": _NUMBER, "basis": [{"class": (str,), **_RANGE}],
+    "assumed": [{"setting": (str,), "value": (str, int, float, bool, _NONE)}],
+}  # fmt: skip
 _HOST = {"needed_bytes": (int,), "total_bytes": (int, _NONE), "fits": (bool, _NONE)}
 _GENERATION = {"held_bytes": (int,), "reserved_bytes": (int,), "flushes": (int,), "expandable": (bool,)}
 

@@ -264,11 +264,24 @@ def function_names(alternatives: str) -> FunctionNames:
 def file_test(glob: str) -> Callable[[FramePath], bool]:
     """Return a test of paths against the FILE part of a pattern; the head of ``rules.toml`` explains it."""
     first, slash, _ = glob.partition("/")
+    whole = _glob_test(glob)
     if not slash:
-        name = re.compile(fnmatch.translate(glob)).match
-        return lambda f: name(f.path.rpartition("/")[2]) is not None
+        return lambda f: whole(f.path.rpartition("/")[2])
     if first in package_names():
-        whole = re.compile(fnmatch.translate(glob)).match
-        return lambda f: f.rooted and whole(f.path) is not None
-    tail = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
-    return lambda f: tail(f.path) is not None
+        return lambda f: f.rooted and whole(f.path)
+    below = _glob_test("*/" + glob)
+    return lambda f: whole(f.path) or below(f.path)
+
+
+def _glob_test(glob: str) -> Callable[[str], bool]:
+    """Return a test of texts against a glob; one with a star at an end alone needs no regular expression."""
+    inner = glob.strip("*")
+    if not any(c in inner for c in "*?["):
+        before, after = glob[:1] == "*", glob[-1:] == "*"
+        if before and after:
+            return lambda text: inner in text
+        if before:
+            return lambda text: text.endswith(inner)
+        return lambda text: text.startswith(inner) if after else text == inner
+    match = re.compile(fnmatch.translate(glob)).match
+    return lambda text: match(text) is not None

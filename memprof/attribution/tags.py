@@ -1,11 +1,13 @@
 """Parse the tags that recorders write beside allocations: ``memprof:phase=forward;region=backward;shape=8x128;...``.
 
 The strings are interned in the snapshot, so each distinct one is parsed once. ``docs/snapshot-format.md`` lists
-the keys. Any other ``user_metadata`` comes from other tools and is ignored.
+the keys. torch 2.14 and later write a dict given to ``torch.cuda.memory._set_memory_metadata`` as JSON: of it phase,
+category and step are taken, in memprof's words. Any other ``user_metadata`` comes from other tools and is ignored.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +23,25 @@ _CATEGORIES = {c.value: c.code for c in Category}
 
 
 def parse_tag(text: str) -> dict[str, str]:
-    """Return the key=value pairs of one tag; none for a string that is not memprof's."""
+    """Return the key=value pairs of one tag; none for a string that is neither memprof's nor a dict of torch's."""
+    if text.startswith("{"):
+        return _of_dict(text)
     if not text.startswith(PREFIX):
         return {}
     pairs = (part.partition("=") for part in text[len(PREFIX) :].split(";"))
     return {key.strip(): value for key, equals, value in pairs if equals}
+
+
+def _of_dict(text: str) -> dict[str, str]:
+    """Take what memprof understands of a user's dict: phase and category by their ids, and the step."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    known = {"phase": _PHASES, "category": _CATEGORIES}
+    pairs = {key: said[key] for key, ids in known.items() if isinstance(said.get(key), str) and said[key] in ids}
+    step = said.get("step")
+    return pairs | ({"step": str(step)} if type(step) is int and step >= 0 else {})
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,16 @@ class _LazyGroup(click.Group):
         command: click.Command = import_module(f"memprof.cli.commands.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; of a misspelt one say which was meant."""
+        from difflib import get_close_matches
+
+        if args and args[0] not in _COMMANDS and (near := get_close_matches(args[0], _COMMANDS, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))

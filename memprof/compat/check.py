@@ -10,7 +10,7 @@ from memprof.compat import accelerate, optional_packages, peft, torch, torch_sha
 from memprof.compat.assignments import assigns, keys_in, names_used
 from memprof.compat.features import FEATURES, targets_for
 from memprof.compat.signatures import fits, parameters_of, shown
-from memprof.compat.targets import ABSENT, ASSIGNED, KEY, LOCAL, READ, Target, look_up
+from memprof.compat.targets import ABSENT, ASSIGNED, KEY, LOCAL, READ, Target, failed_import, look_up
 from memprof.compat.versions import SPOKEN, Range, installed, is_installed, release
 from memprof.errors import UsageError, how_to_install
 
@@ -48,6 +48,10 @@ def require(feature: str) -> None:
     if first is None:
         return
     target, fault = first
+    for module in ("torch", target.module) if asked.imports else ():
+        if why := failed_import(module):
+            package = spoken(module.partition(".")[0])
+            raise UsageError(f"{asked.title} needs {package}, which is installed and cannot be imported: {why}.")
     further = sum(1 for _ in faults)
     also = f" ({further} more of its kind)" if further else ""
     tested = asked.tested.get(target.package)

@@ -1,12 +1,11 @@
 """Put functions of ours in place of other packages', and put everything back.
 
 One mechanism, :class:`Patches`, serves all: :func:`patching` for a ``with`` block over targets, :func:`replacing` over
-plain attributes, :class:`Seams` for methods of one object that are wrapped for as long as something is recorded.
+plain attributes, ``memprof.recording.guard.Seams`` for methods wrapped for as long as something is recorded.
 """
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,9 @@ from typing import Any
 
 from memprof.compat.targets import Missing, Target
 
-__all__ = ["Patches", "Seams", "bind", "patching", "replacing"]
+__all__ = ["Patches", "bind", "patching", "replacing"]
 
 _ABSENT = object()
-
-Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Leave = Callable[[Any, Any, "BaseException | None"], None]
 
 
 class Patches:
@@ -97,64 +93,3 @@ def bind(instance: Any, target: Target, function: Callable[..., Any]) -> None:
     if not callable(getattr(instance, target.name, None)):
         raise Missing(f"{type(instance).__name__} has no method {target.name}")
     setattr(instance, target.name, types.MethodType(function, instance))
-
-
-class Seams:
-    """Methods that are wrapped now.
-
-    A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
-    is what it raised, or None). Neither can hurt the run: what they raise goes to ``on_failure``, and the
-    original's own result or exception passes through untouched. ``on_error`` hears of an exception that leaves the
-    outermost wrapped method: the run is ending by it.
-    """
-
-    def __init__(self, on_failure: Callable[[BaseException], None], on_error: Callable[[BaseException], None]) -> None:
-        self._on_failure = on_failure
-        self._on_error = on_error
-        self._patches = Patches()
-        self._active = True
-        self._depth = 0
-
-    def wrap(self, owner: Any, name: str | Target, enter: Enter | None = None, leave: Leave | None = None) -> bool:
-        """Wrap ``owner``'s method if there is one of that name; whether there was."""
-        name = name if isinstance(name, str) else name.name
-        original = getattr(owner, name, None)
-        if not callable(original):
-            return False
-        self._patches.put(owner, name, self._wrapper(original, enter, leave))
-        return True
-
-    def restore(self) -> None:
-        """Put the originals back. A wrapper somebody wrapped again in the meantime stays, and does nothing."""
-        self._active = False
-        self._patches.restore()
-
-    def _wrapper(self, original: Any, enter: Enter | None, leave: Leave | None) -> Any:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self._active:
-                return original(*args, **kwargs)
-            token = self._guarded(enter, args, kwargs)
-            self._depth += 1
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                self._depth -= 1
-                self._guarded(leave, token, None, error)
-                if self._depth == 0:
-                    self._guarded(self._on_error, error)
-                raise
-            self._depth -= 1
-            self._guarded(leave, token, result, None)
-            return result
-
-        return wrapper
-
-    def _guarded(self, step: Callable[..., Any] | None, *arguments: Any) -> Any:
-        if step is None or not self._active:
-            return None
-        try:
-            return step(*arguments)
-        except Exception as error:
-            self._on_failure(error)
-            return None

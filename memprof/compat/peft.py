@@ -24,4 +24,5 @@ LORA = Target(
     "peft.tuners.lora.config", "LoraConfig", "(*, r, lora_alpha, target_modules, task_type, **kwargs)",
     needed_by=("simulate",),
 )  # fmt: skip
+INVOCATION = Target("peft.tuners.lora.config", "LoraConfig.alora_invocation_tokens", how=READ, needed_by=("lean",))
 PROMPT_LEARNING = Target("peft.config", "PeftConfig.is_prompt_learning", how=READ, needed_by=("lean",))

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-__all__ = ["ABSENT", "ASSIGNED", "CALLED", "KEY", "LOCAL", "READ", "REPLACED", "Missing", "Target"]
+__all__ = [
+    "ABSENT", "ASSIGNED", "CALLED", "KEY", "LOCAL", "READ", "REPLACED", "Missing", "Target", "failed_import",
+]  # fmt: skip
 
 #: What :meth:`Target.find` returns for a name that is not there.
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT", "__bool__": lambda self: False})()
@@ -139,9 +141,21 @@ def look_up(module: str, path: str) -> Any:
         found = importlib.import_module(module)
         for part in _parts(path):
             found = getattr(found, part)
-    except (ImportError, AttributeError, RuntimeError):  # transformers' lazy modules raise RuntimeError
+    except (ImportError, AttributeError, RuntimeError, OSError):  # transformers' lazy modules raise RuntimeError
         return ABSENT
     return found
+
+
+def failed_import(module: str) -> str:
+    """Say why a module that is installed cannot be imported; empty where it can, or is not there."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = str(error.name or "")
+        return "" if module.startswith(missing) else f"no module named {missing}"
+    except (ImportError, RuntimeError, OSError) as error:  # OSError: a library that torch loads itself is missing
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(". ")
+    return ""
 
 
 def _is_whole(module: Any) -> bool:

@@ -81,6 +81,8 @@ COMPILED_LAUNCH = Target(
     consequence="kernels of torch.compile that an emulated device leaves uncomputed are not named",
 )  # fmt: skip
 
+_HOOKED = ("simulate.world", "lean")
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 BEFORE_FORWARD = Target(
@@ -90,8 +92,14 @@ AFTER_FORWARD = Target(
     "torch.nn.modules.module", "register_module_forward_hook", "(hook, *, always_call)",
     needed_by=("record.trace", "run"),
 )  # fmt: skip
-BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_SIMULATED)
-AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_SIMULATED)
+BEFORE_HOOKS = Target("torch.nn.modules.module", "Module._forward_pre_hooks", how=ASSIGNED, needed_by=_HOOKED)
+AFTER_HOOKS = Target("torch.nn.modules.module", "Module._forward_hooks", how=ASSIGNED, needed_by=_HOOKED)
+BEFORE_BACKWARD_HOOKS = Target(
+    "torch.nn.modules.module", "Module._backward_pre_hooks", how=ASSIGNED, needed_by=("lean",)
+)
+AFTER_BACKWARD_HOOKS = Target("torch.nn.modules.module", "Module._backward_hooks", how=ASSIGNED, needed_by=("lean",))
+GRADIENT_HOOKS = Target("torch", "Tensor._backward_hooks", how=READ, needed_by=("lean",))
+ACCUMULATED_HOOKS = Target("torch", "Tensor._post_accumulate_grad_hooks", how=READ, needed_by=("lean",))
 PROFILED = Target("torch.autograd.profiler", "record_function.__enter__", "(self)", how=REPLACED, needed_by=_SIMULATED)
 PROFILED_END = Target(
     "torch.autograd.profiler", "record_function.__exit__", "(self, exc_type, exc_value, traceback)", how=REPLACED,
@@ -190,9 +198,7 @@ KEY_SET = Target("torch._C", "DispatchKeySet", how=READ, needed_by=_SIMULATED)
 AUTOCAST_KEY = Target("torch._C", "DispatchKey.AutocastCPU", how=READ, needed_by=_SIMULATED)
 LIBRARY_DESTROY = Target("torch.library", "Library._destroy", "(self)", needed_by=_SIMULATED)
 ATTENTION = Target("torch.nn.functional", "scaled_dot_product_attention", how=READ, needed_by=_SIMULATED)
-DROPOUT = Target(
-    "torch.nn.functional", "dropout", "(input, p, training, inplace)", how=REPLACED, needed_by=_SIMULATED
-)
+DROPOUT = Target("torch.nn.functional", "dropout", "(input, p, training, inplace)", how=REPLACED, needed_by=_SIMULATED)
 SAFE_SOFTMAX = Target("torch", "ops.aten._safe_softmax.default", "(self, dim)", needed_by=_SIMULATED)
 SOFTMAX_BACKWARD = Target("torch", "ops.aten._softmax_backward_data.default", how=READ, needed_by=_SIMULATED)
 FOREACH_NORM = Target("torch", "ops.aten._foreach_norm.Scalar", how=READ, needed_by=_SIMULATED)

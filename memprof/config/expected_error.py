@@ -133,66 +133,79 @@ def not_compared(config: Mapping[str, Any], card: Gpu | None = None) -> list[str
 
 def class_compared(config: Mapping[str, Any]) -> bool:
     """Tell whether the class of a run with these settings was compared with what runs for real."""
-    name, others = _classes_of([config])
-    return bool(others) or name == TRACED
+    return _classes_of([config])[0] != CAPTURED
 
 
 def expected_error(*configs: Mapping[str, Any], card: Gpu | None = None) -> dict[str, Any]:
     """Return what is known of the error of predictions with these settings, as it stands in the report.
 
-    ``allocated`` and ``reserved`` state a signed range (simulated / measured - 1) in which nine of ten comparisons of
-    the ``class`` lie, and how many there were; ``basis`` lists every class that speaks for the run; ``not_compared``
-    names what no comparison covers.
+    ``allocated`` and ``reserved`` state a signed range (simulated / measured - 1) for the case that what was given is
+    what runs: nine of ten comparisons lie inside whose settings are known exactly, of programs on GPUs and of the run's
+    own ``class``. ``basis`` lists both; ``not_compared`` names what no comparison covers; ``assumed`` lists settings
+    that nobody gave, with the values taken, those that memory usually follows most first.
     """
     told = list(dict.fromkeys(part for config in configs for part in not_compared(config, card)))
-    name, others = _classes_of(configs)
+    names = _classes_of(configs)
     found = {
-        "class": name,
-        "allocated": _range(name, "reserved" if name == CAPTURED else ""),
-        "reserved": _range(name, "peak" if name == CAPTURED else ""),
+        "class": names[0],
+        "allocated": _range(names, "reserved"),
+        "reserved": _range(names, "allocated", "peak", "generation"),
         "not_compared": told,
-        "basis": [
-            {"class": each, **_range(each)} for each in (name, *([CAPTURED] if name == PUBLISHED else []), *others)
-        ],
+        "assumed": _assumed(configs),
+        "basis": [{"class": name, **_range([name])} for name in names],
     }
-    if name == TRACED:
-        found["reserved"] = {"low": 0.0, "high": 0.0, "comparisons": 0}
     return {**found, "sentence": _sentence(found)}
 
 
-def _classes_of(configs: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """Name the class whose range holds for runs with these settings, and the others that speak for them."""
+def _classes_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the classes whose comparisons speak for runs with these settings; a run of no class is a program."""
     if any(config.get("device") == "cpu" for config in configs):
-        return TRACED, []
+        return [TRACED]
     known = {row["class"] for row in comparisons()}
     wanted = dict.fromkeys(class_of(config) for config in configs if config.get("recipe"))
-    if not wanted:  # a program of one's own
-        return CAPTURED, []
-    return PUBLISHED, [name for name in wanted if name in known]
+    return [*(name for name in wanted if name in known), CAPTURED]
 
 
-def _range(name: str, without: str = "") -> dict[str, Any]:
-    """State the range of a class, all that was measured of it but one kind."""
+def _assumed(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """List what every one of these runs leaves open, where they take the same value."""
+    first, *others = configs
+    return [
+        {"setting": name, "value": first[name]}
+        for name in first.get("assumed") or ()
+        if all(name in (more.get("assumed") or ()) and more.get(name) == first[name] for more in others)
+    ]
+
+
+def _range(names: Sequence[str], *without: str) -> dict[str, Any]:
+    """State the range of some classes, all that was measured of them but these kinds."""
     errors = [
         row["simulated_bytes"] / row["measured_bytes"] - 1
         for row in comparisons()
-        if row["class"] == name and row["what"] != without
+        if row["class"] in names and row["what"] not in without
     ]
+    if not errors:  # a CPU reserves nothing
+        return {"low": 0.0, "high": 0.0, "comparisons": 0}
     low, high = stated_range(errors)
     return {"low": round(low, 4), "high": round(high, 4), "comparisons": len(errors)}
 
 
 def _sentence(found: Mapping[str, Any]) -> str:
     held, reserved = found["allocated"], found["reserved"]
-    words = f"Expected error: {_spread(held)}"
-    if reserved["comparisons"] and reserved["low"] != held["low"]:
-        words = f"Expected error: allocated {_spread(held)}, reserved {_spread(reserved)}"
-    words += f", from {found['basis'][0]['comparisons']} {found['class']}"
-    for other in found["basis"][1:]:
-        words += f"; {_spread(other)} in {other['comparisons']} comparisons of {other['class']}"
+    words = f"If these settings are what runs: allocated {_spread(held)}"
+    if reserved["comparisons"]:
+        words += f", reserved {_spread(reserved)}"
+    each = ", ".join(f"{of['comparisons']} of {of['class']}" for of in found["basis"])
+    words += f" ({each})."
     if found["not_compared"]:
-        words += f"; never compared: {', '.join(found['not_compared'])}"
-    return words + "."
+        words += f" Never compared: {', '.join(found['not_compared'])}."
+    if found["assumed"]:
+        taken = ", ".join(f"{of['setting']} {_word(of['value'])}" for of in found["assumed"])
+        words += f" Assumed, because nobody gave it: {taken}."
+    return words
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else "on" if value is True else "off" if value is False else str(value)
 
 
 def _spread(seen: Mapping[str, Any]) -> str:

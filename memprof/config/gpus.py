@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from memprof.errors import UsageError
@@ -163,7 +164,10 @@ def find_gpu(text: str) -> Gpu:
         if not (size := parse_size(text)):
             raise UsageError(f"{text}: no card has no memory; give a size such as 24GB.")
         return Gpu(text.strip(), size)
-    raise UsageError(f"{text!r} is not a size and no card that is known: give a size such as 24GB, or {_listed()}.")
+    near = [names[name].name for name in get_close_matches(wanted, names, 2)]
+    meant = f" (did you mean {' or '.join(dict.fromkeys(near))}?)" if near else ""
+    known = f"{text!r} is not a size and no card that is known{meant}"
+    raise UsageError(f"{known}: give a size such as 24GB, or {_listed()}.")
 
 
 def capacity_bytes(capacity: str | int) -> int:

@@ -156,7 +156,8 @@ class Settings:
                 "--reward-model."
             )
         if self.sharded_by_zero or (self.gpus > 1 and self.sharding == "tp"):
-            raise UsageError(f"--trainer {self.trainer} is simulated on one GPU, with ddp and with fsdp2.")
+            where = "on one GPU, with ddp and with fsdp2: use one of these"
+            raise UsageError(f"--trainer {self.trainer} is simulated {where}.")
         if self.max_length is None:
             return
         if self.max_length < 2:
@@ -200,6 +201,8 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
+        if self.max_grad_norm is None:
+            raise UsageError("max_grad_norm None ends in a TypeError of transformers' trainer: give 0 to clip nothing.")
         if not 0 < self.vllm_gpu_memory_utilization <= 1:
             raise UsageError("--vllm-gpu-memory-utilization is a share of the card: above 0, at most 1.")
         if self.lora_r is not None and self.lora_r < 1:

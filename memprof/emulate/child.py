@@ -10,6 +10,7 @@ import atexit
 import functools
 import json
 import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,9 @@ from memprof.emulate.triton_values import compute_launches, count_compiled
 from memprof.watch.import_hook import when_imported
 from memprof.watch.run import Attachment
 
-__all__ = ["RECORD", "attach"]
+__all__ = ["RECORD", "attach", "missing_function"]
+
+_UNDEFINED = re.compile(r"undefined symbol: ((?:cu|nvml|nccl|nvrtc)\w+)")
 
 #: The environment variable that asks for a recording: the callback's options, and after how many steps to end.
 RECORD = "MEMPROF_EMULATE_RECORD"
@@ -40,12 +43,37 @@ def attach(values: bool) -> None:
     if _attached:
         return
     _attached = True
+    _naming_missing_functions()
     if values:
         when_imported("triton.runtime.jit", compute_launches)
         when_imported("torch._inductor.runtime.triton_heuristics", count_compiled)
         when_imported("bitsandbytes", compute_operators)
     if RECORD in os.environ:
         _record(json.loads(os.environ[RECORD]))
+
+
+def _naming_missing_functions() -> None:
+    """Add a sentence to the error that ends the script where the emulated driver lacks a function."""
+    before = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        before(kind, error, trace)
+        if name := missing_function(error):
+            print(
+                f"memprof emulate: the emulated driver has no {name}, which a library of this environment links. Use "
+                "the versions that docs/emulate.md names, or ask for this function in an issue.", file=sys.stderr,
+            )  # fmt: skip
+
+    sys.excepthook = hook
+
+
+def missing_function(error: BaseException | None) -> str:
+    """Return the function of CUDA's that an error, or one that led to it, says is undefined; empty where none does."""
+    while error is not None:
+        if found := _UNDEFINED.search(str(error)):
+            return found.group(1)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _record(asked: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Read what torch's libraries ask of NVIDIA's: functions they link or look up by name, libraries, versions."""
+"""Read what torch's libraries and Triton ask of NVIDIA's: functions they link or look up, libraries, versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memprof.emulate.torch_build import TorchBuild
 
-__all__ = ["Wanted", "defined_functions", "has_new_strings", "wanted_by"]
+__all__ = ["Wanted", "defined_functions", "has_new_strings", "linked_by_triton", "wanted_by"]
 
 _LINKED = re.compile(
     r"(__cuda|cuda[A-Z]|cu[A-Z][a-z]|cublas|cudnn|cusparse|cusolver|cupti|cufft|curand|nvrtc|nccl|nvshmem)\w*"
@@ -21,6 +21,7 @@ _LOOKED_UP = re.compile(
     rb"\0(cu(?:Init|Ctx|Dev|Event|Func|Get|Graph|GreenCtx|Launch|Link|Mem|Module|Multicast|Pointer|Stream)[A-Za-z0-9_]*"
     rb"|nvml[A-Z][A-Za-z0-9_]+)(?=\0)"
 )
+_CALLED = re.compile(r"\b(cu[A-Z][a-z]\w*) *\(")
 _LOOKING = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so", "libcaffe2_nvrtc.so")
 _LIBRARY = re.compile(r"lib(?:cu|nccl|nvrtc|nvshmem_host)[A-Za-z_]*\.so\.\d+")
 
@@ -47,6 +48,7 @@ def wanted_by(torch: TorchBuild) -> Wanted:
             if name in libraries:
                 libraries[name].add(version)
     functions.update(_looked_up(torch.folder / "lib" / name for name in _LOOKING))
+    functions.update(linked_by_triton(torch.packages))
     return Wanted(frozenset(functions), {name: tuple(sorted(versions)) for name, versions in libraries.items()})
 
 
@@ -67,6 +69,13 @@ def _looked_up(files: Iterable[Path]) -> Iterator[str]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             # The zero before a name is the end of the one before it, so matches must not eat the zero after them.
             yield from {match.group(1).decode() for match in _LOOKED_UP.finditer(content)}
+
+
+def linked_by_triton(packages: Path) -> frozenset[str]:
+    """Read which of the driver's functions Triton calls in the C that it compiles on the machine it runs on."""
+    source = packages / "triton" / "backends" / "nvidia" / "driver.c"
+    text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
+    return frozenset(_CALLED.findall(text))
 
 
 def _versions(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -125,7 +125,8 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError:
         raise UsageError(f"--executor dask needs Dask: {how_to_install('dask')}.") from None
     try:
-        client: Any = Client(address, timeout="5s")  # type: ignore[no-untyped-call]
+        connect: Any = Client  # untyped where Dask is installed, unknown where it is not
+        client = connect(address, timeout="5s")
     except (OSError, ValueError) as error:
         raise UsageError(f"--executor dask:{address}: no scheduler answers there ({error!s:.100}).") from None
     with client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -20,8 +21,17 @@ _CHOICES = {
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
     "gradient_sums": ("auto", "fp32", "never"),
+    "on_oom": ("adapt", "raise"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
+}
+
+# Kept for comparisons, and what to do where one was set.
+_DEPRECATED = {
+    "fused_loss": "it is exact and costs nothing: leave it on",
+    "generation_cache": "set TRL's cache_implementation",
+    "loss_chunk_tokens": "the tile is small beside the weights: leave it out",
+    "skip_zero_advantages": "it leaves out zeros only: leave it on",
 }
 
 
@@ -147,6 +157,13 @@ class LeanSettings:
             "bytes (adapters). 'never': in bf16."
         },
     )
+    on_oom: str = field(
+        default="raise",
+        metadata={
+            "help": "Where memory runs out in a piece or a generation: 'adapt' (go on smaller, with the gradient and "
+            "tokens there would have been), 'raise'. One process only."
+        },
+    )
     memory_budget: str | None = field(
         default=None,
         metadata={
@@ -175,21 +192,34 @@ class LeanSettings:
             if value is not None and (type(value) is not int or value < least):
                 zero = ", or 0 for off" if not least else ""
                 raise UsageError(f"{name} is a whole number of at least {max(1, least)}{zero}: got {value!r}.")
+        for name, instead in _DEPRECATED.items():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                warnings.warn(f"{name} is deprecated: {instead}.", DeprecationWarning, stacklevel=3)
         if self.generation_cache != "dynamic" and getattr(self, "cache_implementation", None) is None:
             self.cache_implementation = self.generation_cache
         super().__post_init__()  # type: ignore[misc]
 
     @classmethod
     def of(cls, args: Any, output_dir: str) -> Any:
-        """Return ``args`` as it is, TRL's plain config with the lean defaults added, or all defaults for None."""
-        if isinstance(args, cls):
-            return args
+        """Return ``args`` itself, with the lean defaults added where it is TRL's plain config; all defaults for None.
+
+        Raises:
+            UsageError: a config of another trainer, which lacks what this one reads.
+        """
         if args is None:
             return cls(output_dir=output_dir)  # type: ignore[call-arg]
-        lean = object.__new__(cls)
-        own = {f.name: f.default for f in fields(cls) if f.name not in vars(args)}
-        lean.__dict__.update({**own, **vars(args)})  # already checked by its own class
-        return lean
+        theirs = next(base for base in cls.__mro__ if base.__module__.startswith("trl."))
+        lacking = [f.name for f in fields(theirs) if not hasattr(args, f.name)]
+        if lacking:
+            raise UsageError(
+                f"args is of type {type(args).__name__}, which has no {lacking[0]}: "
+                f"use {theirs.__name__} or {cls.__name__}."
+            )
+        constants = [name for name in vars(cls) if not name.startswith("_")]
+        for name in (*(own.name for own in fields(cls)), *constants):
+            if not hasattr(args, name):
+                setattr(args, name, getattr(cls, name))
+        return args
 
     def lean_settings(self) -> dict[str, Any]:
         """Return the settings this class adds, by name."""

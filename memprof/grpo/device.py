@@ -5,14 +5,21 @@ These are functions of a module so that a simulation can answer in the machine's
 
 from __future__ import annotations
 
+import os
+
 import torch
 
-__all__ = ["device_kind", "free_bytes"]
+__all__ = ["computes_values", "device_kind", "free_bytes"]
 
 
 def device_kind(device: torch.device) -> str:
     """Name the kind of device: ``cuda``, ``cpu`` ..."""
     return device.type
+
+
+def computes_values() -> bool:
+    """Tell whether operators have results: an emulated card can be told to compute none."""
+    return os.environ.get("MEMPROF_EMULATE_VALUES") != "0"
 
 
 def free_bytes(device: torch.device) -> int:

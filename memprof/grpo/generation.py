@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from memprof.compat.patching import replacing
 from memprof.compat.peft import CONFIGS
 from memprof.config.model_shape import ModelShape
@@ -15,6 +17,8 @@ from memprof.grpo.paged.schedule import CHUNK, PoolSize, Work
 from memprof.grpo.paged.support import NotPaged, why_not
 from memprof.grpo.paged.transformers_loop import decode_in_pool
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.random_state import RandomState
+from memprof.grpo.support import prompt_learning
 from memprof.units import format_gib
 
 __all__ = [
@@ -203,6 +207,9 @@ class Generation:
             generate: TRL's own generation by transformers' ``generate``.
             kept: a dict that goes into checkpoints; its entry :data:`KEPT` is read and written.
         """
+        if prompt_learning(step.policy) and len({len(ids) for ids in prompt_ids}) > 1:
+            step.log.warn("all sequences generate together: PEFT's prompt learning counts positions from their padding")
+            return generate(prompt_ids)
         self._recall(kept.get(KEPT) or {})
         found = self._in_pool(step, prompt_ids, generate) if self._wants_pool(step, prompt_ids) else None
         if found is None:
@@ -228,11 +235,13 @@ class Generation:
         """Generate in a rolling batch; None, with a line in the log, where that is not for this model or settings."""
         model = step.base_model()
         longest = max(map(len, prompt_ids)) + step.completion_length
-        reason = why_not(model, step.settings, longest, together=step.ranks.forward_together)
+        together = step.ranks.forward_together
+        reason = step.adapter_outside or why_not(model, step.settings, longest, together=together)
         if reason is None:
             size, work = self._size(step, prompt_ids), Work()
             policy = step.accelerator.unwrap_model(step.policy)
-            decode = partial(decode_in_pool, size=size, work=work)
+            free = step.adaptation.clear if step.adaptation else None
+            decode = partial(decode_in_pool, size=size, work=work, free=free)
             self.rolling = True
             try:
                 with replacing((policy, "generate", partial(policy.generate, custom_generate=decode))):
@@ -240,6 +249,7 @@ class Generation:
             except NotPaged as error:
                 reason = str(error)
             else:
+                self._note_shrunk(step, work)
                 _tell(step, len(prompt_ids), size, work)
                 return found
             finally:
@@ -247,6 +257,14 @@ class Generation:
         tell = step.log.warn if step.settings.generation == "paged" else step.log.say
         tell(f"no rolling batch, so that sequences generate in passes: {reason}")
         return None
+
+    def _note_shrunk(self, step: StepContext, work: Work) -> None:
+        if work.shrunk is not None:
+            self._pool = work.shrunk
+            step.log.warn(
+                f"out of memory in a rolling batch: it went on with a pool of {work.shrunk.slots} tokens, which is "
+                "kept (generation_batch spares the failed attempt)"
+            )
 
     def _size(self, step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> PoolSize:
         """Return the pool that is kept, or a smaller one, with a warning, where that has no room any more."""
@@ -261,10 +279,29 @@ class Generation:
 
     def _in_passes(self, step: StepContext, prompt_ids: Sequence[Sequence[int]], generate: Callable[..., Any]) -> Any:
         size = self._passes.of(step, prompt_ids)
-        if size >= len(prompt_ids):
-            return generate(prompt_ids)
-        parts = [generate(prompt_ids[start : start + size]) for start in range(0, len(prompt_ids), size)]
-        return [ids for part, _ in parts for ids in part], None
+        again = False
+        while step.adaptation is not None:
+            state = RandomState.now(step.accelerator.device)
+            try:
+                return _passes(prompt_ids, size, generate)
+            except torch.OutOfMemoryError as error:
+                said = str(error)  # and nothing else of it: its frames hold what was generated
+            step.adaptation.clear()
+            state.restore()
+            if again and size == 1:
+                raise torch.OutOfMemoryError(f"{said}\nThe lean trainer has no room to generate one sequence.")
+            if again:
+                self._passes.kept = size = math.ceil(size / 2)
+                step.log.warn(f"out of memory in generation: passes have {size} sequences from here on: other draws")
+            again = True
+        return _passes(prompt_ids, size, generate)
+
+
+def _passes(prompt_ids: Sequence[Sequence[int]], size: int, generate: Callable[..., Any]) -> Any:
+    if size >= len(prompt_ids):
+        return generate(prompt_ids)
+    parts = [generate(prompt_ids[start : start + size]) for start in range(0, len(prompt_ids), size)]
+    return [ids for part, _ in parts for ids in part], None
 
 
 def _demand(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:

@@ -26,6 +26,7 @@ from memprof.grpo.step.pieces import Piece, pieces_of
 from memprof.grpo.step.scoring import blank, score_piece, score_without_graph, write
 from memprof.grpo.techniques.layers import decoder_layers, replace_forward
 from memprof.grpo.techniques.weight_stream import WeightStream
+from memprof.grpo.techniques.whole_length import frequencies_of
 
 __all__ = ["HostReference", "load_reference", "reference_place"]
 
@@ -214,7 +215,7 @@ class HostReference(torch.nn.Module):
                 seen.append(call)
                 return hidden
 
-            with self._layers_do(note):
+            with self._layers_do(note), frequencies_of(self.module, inputs):
                 ids = row_inputs(inputs, piece, step.pad_id, counts_padding=step.counts_padding)
                 self.module.base_model(**ids, use_cache=False)
             states.append(first[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import RLOOConfig, RLOOTrainer
 
@@ -42,8 +42,14 @@ class LeanRLOOTrainer(LeanTrainer, _Paired):  # type: ignore[misc, unused-ignore
     loss_is_scaled_for_ga = True
 
     # Each has its own: `memprof simulate --script` takes the place of a trainer's own constructor.
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
-        super().__init__(model, reward_funcs, args, *rest, **options)
+    if TYPE_CHECKING:
+        __init__ = RLOOTrainer.__init__
+    else:
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+
+        __init__.__wrapped__ = RLOOTrainer.__init__  # whose signature it has
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         return super()._generate_single_turn(*args, **options)[0]

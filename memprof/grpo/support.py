@@ -6,14 +6,33 @@ from importlib.util import find_spec
 from typing import Any
 
 from memprof.compat import transformers
-from memprof.compat.peft import CONFIGS, PROMPT_LEARNING
+from memprof.compat.peft import CONFIGS, INVOCATION, PROMPT_LEARNING
+from memprof.compat.torch import (
+    ACCUMULATED_HOOKS,
+    AFTER_BACKWARD_HOOKS,
+    BEFORE_BACKWARD_HOOKS,
+    GRADIENT_HOOKS,
+)
 from memprof.config.gpus import capacity_bytes
 from memprof.config.optimizers import optimizer
 from memprof.errors import UsageError
 from memprof.grpo.loss.load_balancing import LoadBalancing
-from memprof.grpo.techniques.layers import reads_padding
 
-__all__ = ["check_bfloat16_of", "check_parking_of", "check_supported", "refuse_other_trainers", "whole_batch_reason"]
+__all__ = [
+    "adapter_outside",
+    "check_bfloat16_of",
+    "check_parking_of",
+    "check_supported",
+    "hooked",
+    "is_librarys",
+    "prompt_learning",
+    "refuse_other_trainers",
+    "steps_elsewhere",
+    "whole_batch_reason",
+]
+
+# Whose hooks and methods are known to go with pieces.
+_LIBRARIES = ("torch.", "accelerate.", "deepspeed.", "memprof.", "peft.", "transformers.", "trl.")
 
 
 def check_supported(args: Any, known_loss: bool = True) -> None:
@@ -130,10 +149,10 @@ def whole_batch_reason(trainer: Any, balancing: LoadBalancing | None = None) -> 
         return "the router's auxiliary loss takes a pass over all sequences first, and exact_two_pass is 'never'"
     if balancing is not None and (why := balancing.refusal()):
         return f"{why} (router_aux_loss_coef=0 leaves the router's auxiliary loss out)"
-    if family := reads_padding(trainer.model):
-        return f"{family} reads the padding that TRL's rows begin with, so its results without padding are others"
-    if _prompt_learning(trainer.model):
+    if prompt_learning(trainer.model):
         return "PEFT's prompt learning adds tokens of its own before the prompt"
+    if steps_elsewhere(type(trainer)):
+        return "GRPOTrainer.training_step or compute_loss is patched"
     if transformers.DEEPSPEED_IS_ON.of(trainer) and _zero_stage(trainer) == 3:
         return "DeepSpeed ZeRO-3 gathers the head's weight inside TRL's forward only"
     return None
@@ -146,8 +165,46 @@ def _installed(name: str) -> bool:
         return False
 
 
-def _prompt_learning(model: Any) -> bool:
+def prompt_learning(model: Any) -> bool:
+    """Tell whether PEFT's prompt learning adds tokens of its own before the prompt of ``model``."""
     return any(PROMPT_LEARNING.of(config, False) for config in (CONFIGS.of(model) or {}).values())
+
+
+def adapter_outside(model: Any) -> str | None:
+    """Say what of an adapter PEFT's wrapper does, so that the model inside is another alone; or return None."""
+    if prompt_learning(model):
+        return "PEFT's prompt learning adds tokens of its own before the prompt"
+    if any(INVOCATION.of(config, None) for config in (CONFIGS.of(model) or {}).values()):
+        return "PEFT tells an aLoRA in its wrapper where its adapter begins"
+    return None
+
+
+def hooked(model: Any) -> str | None:
+    """Say which hook of the caller's runs in a backward of ``model``, and so once for each of its pieces; or None."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and any(map(_foreign, (GRADIENT_HOOKS, ACCUMULATED_HOOKS), (parameter,) * 2)):
+            return f"a hook on the gradient of {name} would run once for each piece"
+    for name, module in model.named_modules():
+        if any(map(_foreign, (BEFORE_BACKWARD_HOOKS, AFTER_BACKWARD_HOOKS), (module,) * 2)):
+            return f"a backward hook on {name or 'the model'} would run once for each piece"
+    return None
+
+
+def _foreign(target: Any, of: Any) -> bool:
+    hooks = (target.of(of) or {}).values()
+    return any(not is_librarys(getattr(hook, "func", hook)) for hook in hooks)
+
+
+def steps_elsewhere(kind: type) -> bool:
+    """Tell whether somebody has replaced a method by which TRL's trainers, or transformers', take a step."""
+    theirs = [base for base in kind.__mro__ if base.__module__.startswith(("trl.", "transformers."))]
+    methods = [vars(base)[name] for base in theirs for name in ("training_step", "compute_loss") if name in vars(base)]
+    return any(not is_librarys(method) for method in methods)
+
+
+def is_librarys(function: Any) -> bool:
+    """Tell whether a function belongs to one of the libraries that are known to go with pieces."""
+    return str(getattr(function, "__module__", "")).startswith(_LIBRARIES)
 
 
 def _zero_stage(trainer: Any) -> int:

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from memprof.compat import accelerate, missing, peft, require, transformers, trl
 from memprof.errors import UsageError
+from memprof.grpo import device as machine
 from memprof.grpo.budget import keep_within_budget
 from memprof.grpo.config import LeanGRPOConfig
 from memprof.grpo.generation import Generation
@@ -20,24 +21,28 @@ from memprof.grpo.loss.load_balancing import LoadBalancing
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.parking import WeightParking
 from memprof.grpo.reference import HostReference, load_reference, reference_place
-from memprof.grpo.rows import Row, rows_of
+from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
+from memprof.grpo.step.out_of_memory import Adaptation
 from memprof.grpo.step.piece_sizes import PieceSizes
 from memprof.grpo.step.pieces import fits_one_piece
+from memprof.grpo.step.probe import Answer, ask
 from memprof.grpo.step.ranks import Ranks
 from memprof.grpo.step.schemes import LossTerms, scheme_of
 from memprof.grpo.step.scoring import score_without_graph
 from memprof.grpo.support import (
+    adapter_outside,
     check_bfloat16_of,
     check_parking_of,
     check_supported,
+    hooked,
+    is_librarys,
     refuse_other_trainers,
     whole_batch_reason,
 )
 from memprof.grpo.techniques.apply import Techniques
-from memprof.grpo.techniques.layers import counts_padding
 from memprof.grpo.techniques.rounding import rounded_optimizer
 from memprof.grpo.weights import choose_weights
 
@@ -78,6 +83,7 @@ class LeanTrainer(_Trainer):
         self._generation = Generation()
         self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
+        self._in_step = False
         check_supported(lean, known_loss=self._loss_is_trls)
         check_parking_of(lean, model, chosen.get("quantization_config"))
         choose_weights(lean, chosen, self._once_log)
@@ -105,14 +111,25 @@ class LeanTrainer(_Trainer):
         self._lean_head = Head.of(
             base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens, self._sizes.small_bytes
         )
-        self._counts_padding = counts_padding(base)
+        self._probe: Answer | None = None  # before the first step
         self._clear_cache = accelerate.CLEAR_CACHE.get()
         self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
+        self._adaptation = self._adapting(lean)
         self._balancing = LoadBalancing.of(base) if trl.AUX_LOSS.of(self) else None
         self._whole_batch_reason = whole_batch_reason(self, self._balancing)
         if self._whole_batch_reason:
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
+
+    def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
+        """Return what lives through memory that runs out, or None where that is not wanted or cannot be exact."""
+        if lean.on_oom != "adapt":
+            return None
+        if self.accelerator.num_processes > 1:
+            raise UsageError("on_oom='adapt' works in one process: ranks would wait for the one that goes on smaller.")
+        if (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise UsageError("on_oom='adapt' needs checkpointing with use_reentrant=False, torch's default.")
+        return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
 
     def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
         """Refuse a dtype in which the loss cannot be computed on this card."""
@@ -149,7 +166,7 @@ class LeanTrainer(_Trainer):
         """How completions are generated: together, in a rolling batch or in passes."""
         return self._generation
 
-    def step_context(self) -> StepContext:
+    def _step_context(self) -> StepContext:
         """Describe the trainer as it is now to the functions of a step."""
         return StepContext(
             settings=self.args,
@@ -165,13 +182,31 @@ class LeanTrainer(_Trainer):
             ranks=Ranks.of(self.accelerator, self.model),
             log=self._once_log,
             pad_id=trl.TOKENIZER.of(self).pad_token_id,
-            counts_padding=self._counts_padding,
+            counts_padding=self._probe is None or self._probe.counts_padding,
+            adaptation=self._adaptation,
+            adapter_outside=self._adapter_outside,
             group_size=trl.GROUP_SIZE.of(self),
             completion_length=trl.COMPLETION_LENGTH.of(self),
             tile=self._techniques.tile,
-            piece_tokens=self._sizes.of(self.args, self._techniques.checkpointing),
+            piece_tokens=self._piece_tokens(),
             balancing=self._balancing,
         )
+
+    def _piece_tokens(self) -> tuple[int, int]:
+        """Return the tokens of a piece with a graph and without, no more than memory has had room for."""
+        sizes = self._sizes.of(self.args, self._techniques.checkpointing)
+        if self._adaptation is None:
+            return sizes
+        self._adaptation.recall(self.state.stateful_callbacks.setdefault(_KEPT, {}))
+        return self._adaptation.limit(sizes[0]), self._adaptation.limit(sizes[1])
+
+    def training_step(self, *args: Any, **options: Any) -> Any:
+        """Take TRL's step; an override that does not call this one has its micro-batches in one piece."""
+        self._in_step = True
+        try:
+            return super().training_step(*args, **options)
+        finally:
+            self._in_step = False
 
     @_profiled
     def compute_loss(
@@ -188,7 +223,7 @@ class LeanTrainer(_Trainer):
         if not torch.is_grad_enabled():
             plain: torch.Tensor = trl.LOSS.of(self)(model, inputs)  # its log-probabilities come in pieces
             return plain
-        step = self.step_context()
+        step = self._step_context()
         one_piece = step.loss.balances and fits_one_piece(step, rows)
         scheme = scheme_of(step.loss, step.settings, inputs, scales=step.scales_gradients, one_piece=one_piece)
         self._once_log.say(f"pieces by the scheme {scheme.name!r}: {scheme.why}")
@@ -233,8 +268,8 @@ class LeanTrainer(_Trainer):
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, **more
             )
         if isinstance(model, HostReference):
-            return model.logps(self.step_context(), inputs, rows), None, None
-        step = self.step_context()
+            return model.logps(self._step_context(), inputs, rows), None, None
+        step = self._step_context()
         logps, entropies, routed = score_without_graph(
             step, model, inputs, rows, compute_entropy, balances=compute_aux_loss
         )
@@ -251,8 +286,10 @@ class LeanTrainer(_Trainer):
             with parked:
                 found = generate(prompt_ids, images, multimodal_fields, *more, **options)
         else:
+            tokens = [token for ids in prompt_ids[:100] for token in ids]
+            self._goes_in_pieces(torch.tensor(tokens, device=self.accelerator.device))
             found = self._generation.run(
-                self.step_context(),
+                self._step_context(),
                 prompt_ids,
                 lambda some: generate(some, images, multimodal_fields, *more, **options),
                 self.state.stateful_callbacks,
@@ -271,15 +308,52 @@ class LeanTrainer(_Trainer):
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:
         """Return the rows to cut into pieces, or None where TRL's own path is the one for these inputs."""
-        if self._whole_batch_reason:
+        if self._whole_batch_reason or self._is_whole_now():
             return None
         if any(inputs.get(name) is not None for name in _IMAGE_INPUTS):
             self._once_log.warn("TRL's own step is used for batches with images.")
             return None
         rows = rows_of(inputs)
+        if not self._goes_in_pieces(inputs["prompt_ids"]):
+            return None
         if rows is None:
             self._once_log.warn("TRL's own step is used for batches whose attention masks have holes.")
         return rows
+
+    def _is_whole_now(self) -> bool:
+        """Tell, of a backward that may begin, whether hooks or an overridden ``training_step`` need it to be one."""
+        why = None
+        if torch.is_grad_enabled() and self.model.training:
+            if not self._in_step and not is_librarys(self.training_step):
+                why = "an overridden training_step has a backward of its own"
+            why = why or hooked(self.model)
+        if why is not None:
+            self._use_trls_step(why)
+        return why is not None
+
+    def _use_trls_step(self, why: str) -> None:
+        if self.args.memory_budget is not None:
+            raise UsageError(f"memory_budget chooses among settings of pieces, and {why}.")
+        self._once_log.warn(f"TRL's own step is used: {why}.")
+
+    def _goes_in_pieces(self, tokens: torch.Tensor) -> bool:
+        """Find out, once, whether rows have the same results in pieces; where they have not, TRL's step is used.
+
+        ``tokens``: ids of any shape; a few of them make the rows.
+        """
+        asked = self._probe is not None or is_fake(tokens) or not machine.computes_values()
+        if not asked and not self._whole_batch_reason:
+            self._probe = ask(self._step_context(), tokens.flatten()[:1000])
+            if self._probe.why is not None:
+                self._whole_batch_reason = self._probe.why
+                self._use_trls_step(self._probe.why)
+        return not self._whole_batch_reason
+
+    @property
+    def _adapter_outside(self) -> str | None:
+        """Why the model must not be called without PEFT's wrapper."""
+        inside = self._probe is None or self._probe.adapter_inside
+        return adapter_outside(self.model) or (None if inside else "the adapter is not inside the model")
 
     @property
     def _loss_is_trls(self) -> bool:
@@ -306,13 +380,21 @@ class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
     _trained_as, _config = GRPOTrainer, LeanGRPOConfig
 
     # Each has its own: `memprof simulate --script` takes the place of a trainer's own constructor.
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *rest: Any, **options: Any) -> None:
-        super().__init__(model, reward_funcs, args, *rest, **options)
+    if TYPE_CHECKING:
+        __init__ = GRPOTrainer.__init__
+    else:
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+
+        __init__.__wrapped__ = GRPOTrainer.__init__  # whose signature it has
 
     def _loss_terms(self, **known: bool) -> LossTerms:
         return LossTerms.of(self, **known)
 
 
+#: The entry of the trainer's state, and so of its checkpoints, that holds what memory has had room for.
+_KEPT = "LeanPieces"
 _IMAGE_INPUTS = (
     "pixel_values",
     "image_grid_thw",

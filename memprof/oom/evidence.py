@@ -22,7 +22,9 @@ _ALLOCATOR = AllocatorSettings()
 _INNER, _ENGINES_INNER = 6, 12
 # What torch's own message proposes is not what was set.
 _PROPOSED = re.compile(
-    r"try setting \S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}|please set \S{1,80}", re.I
+    r"try\s{1,4}setting\s{1,4}\S{1,80}|use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0|consider \S{1,80}"
+    r"|please set \S{1,80}",
+    re.I,
 )
 _TRAINING = re.compile(
     r"\bepochs?\b|training_step|trainer\.train|\btrain\w{0,20}\.py|global[_ ]step|grad(?:ient)?_accum|micro_?batch"

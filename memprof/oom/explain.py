@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.engine_share import engine_shares, share_note
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
@@ -17,6 +19,7 @@ __all__ = ["SCHEMA", "explain_log"]
 
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
+_TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 
 
 def explain_log(log: str) -> dict[str, Any]:
@@ -25,10 +28,12 @@ def explain_log(log: str) -> dict[str, Any]:
     Where memory did not run out ``failures`` is empty, and ``notes`` say what the text is about if that is known.
     """
     reading = read_log(log)
+    shares = engine_shares(log)
     return {
         "schema": SCHEMA,
         "failures": [_explained(failure) for failure in reading.failures],
-        "notes": [*_notes(reading), *reading.notes],
+        "engines": shares,
+        "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
 
 
@@ -50,7 +55,8 @@ def _notes(reading: Reading) -> list[str]:
 
 def _explained(failure: Failure) -> dict[str, Any]:
     parts = parts_of(failure)
-    phase, logits, names = _phase(failure), makes_logits(failure.frames), _names(failure)
+    logits, names = makes_logits(failure.frames), _names(failure)
+    phase = _phase(failure, names)
     verdict, tried = judge(failure, scope_of(failure, parts, phase, logits, names))
     return {
         "kind": failure.kind,
@@ -96,13 +102,15 @@ def _names(failure: Failure) -> Names:
     return names_in(text) or names_for_program(failure.form.program) or PLAIN
 
 
-def _phase(failure: Failure) -> str | None:
+def _phase(failure: Failure, names: Names) -> str | None:
     """Return what the run was doing, by its frames, else by what the message alone says."""
     if (found := phase_of(failure.frames)) is not None:
         return found
     if failure.form.event == "torch_memory_saver" and "resume" in failure.around.lower():
         return "wake"
-    return failure.form.phase or None
+    task = _TASK.search(failure.around)
+    known = next((phase for name, phase in names.tasks.items() if task and task[1].endswith(name)), None)
+    return known or failure.form.phase or None
 
 
 def _sum(parts: Parts) -> str | None:

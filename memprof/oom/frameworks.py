@@ -19,6 +19,7 @@ class Names:
     Attributes:
         framework: as a reader knows it.
         kind: ``training``, ``serving`` or ``images``.
+        tasks: phases by the name of a Ray task.
         words: the settings by the names that ``frameworks.toml`` explains.
     """
 
@@ -28,6 +29,7 @@ class Names:
     signs: tuple[re.Pattern[str], ...] = field(default=(), repr=False)
     programs: tuple[str, ...] = ()
     example: str = ""
+    tasks: dict[str, str] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("_"):
@@ -43,6 +45,7 @@ def _names(entry: dict[str, Any]) -> Names:
         tuple(re.compile(sign) for sign in entry["signs"]),
         tuple(entry.get("programs", ())),
         entry.get("example", ""),
+        entry.get("tasks", {}),
     )
 
 

@@ -45,40 +45,50 @@ class _Proposal:
 
 def judge(failure: Failure, scope: Scope) -> tuple[Verdict, list[Remedy]]:
     """Return why it failed and what to try, first things first."""
-    if failure.kind == "device":
-        rule = _rule(scope)
-        cause, reason = rule["cause"], rule["reason"]
-    else:
-        rule = answer_of(failure.form)
-        cause, reason = failure.kind, failure.form.id
-    inner = scope.within({**rule.get("let", {}), "cause": repr(cause), "fragmented": repr(cause == "fragmentation")})
-    around = [entry for entry in table("causes")["circumstance"] if _holds(entry, cause, failure, inner)]
-    # What surrounds a message decides over what its numbers alone would say.
-    over = next((entry for entry in around if _decides(entry, cause, inner)), None)
-    said = [choose(rule["because"], inner, rule.get("because_when", ())) or ""]
-    if over is not None:
-        said, cause, reason = [], over["cause"], over["id"]
-        rule = {"work": _WORK_BESIDE}
-        inner = inner.within({"cause": repr(cause)})
-    for entry in around:
-        sentence = choose(entry["says"], inner.within(entry.get("let", {}))) or ""
-        said.insert(0 if entry.get("leads") else len(said), sentence)
-    because = " ".join(_sentences(said))
+    verdict, rule, around, inner = _decided(failure, scope)
     proposals = [*_proposed(rule, rule.get("certainty", _CERTAINTY), inner)]
     for entry in around:
         proposals += _proposed(entry, entry["certainty"], inner.within(entry.get("let", {})))
     if failure.kind == "device" and rule.get("work"):
         proposals += _of_work(rule["work"], inner)
     tried = _ranked(proposals)
-    if failure.kind == "device" and reason not in _NO_RECORDING:
+    if failure.kind == "device" and verdict.reason not in _NO_RECORDING:
         tried.append((_remedies()["snapshot"]["do"], _remedies()["snapshot"]["why"]))
-    return Verdict(cause, reason, because), _for_backend(failure.backend, list(dict(tried).items()))
+    return verdict, _for_backend(failure.backend, list(dict(tried).items()))
+
+
+def _decided(failure: Failure, scope: Scope) -> tuple[Verdict, Mapping[str, Any], list[dict[str, Any]], Scope]:
+    """Return the verdict, the rule whose remedies count, the circumstances that hold, and the scope of both."""
+    rule: Mapping[str, Any] = _rule(scope) if failure.kind == "device" else answer_of(failure.form)
+    cause, reason = rule.get("cause", failure.kind), rule.get("reason", failure.form.id)
+    inner = scope.within({**rule.get("let", {}), "cause": repr(cause), "fragmented": repr(cause == "fragmentation")})
+    around = _around(failure, cause, inner)
+    said = [choose(rule["because"], inner, rule.get("because_when", ())) or ""]
+    # What surrounds a message decides over what its numbers alone would say.
+    over = next((entry for entry in around if _decides(entry, cause, inner)), None)
+    if over is not None:
+        said, cause, reason, rule = [], over["cause"], over["id"], {"work": _WORK_BESIDE}
+        inner = inner.within({"cause": repr(cause)})
+    for entry in around:
+        sentence = choose(entry["says"], inner.within(entry.get("let", {}))) or ""
+        said.insert(0 if entry.get("leads") else len(said), sentence)
+    return Verdict(cause, reason, " ".join(_sentences(said))), rule, around, inner
 
 
 def _rule(scope: Scope) -> dict[str, Any]:
     causes = table("causes")
     inner = scope.within(causes["let"])
     return next(rule for rule in causes["cause"] if evaluate(rule["when"], inner))
+
+
+def _around(failure: Failure, cause: str, scope: Scope) -> list[dict[str, Any]]:
+    """Return the circumstances that hold, of one group only the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in table("causes")["circumstance"]:
+        key = entry.get("group", entry["id"])
+        if key not in found and _holds(entry, cause, failure, scope):
+            found[key] = entry
+    return list(found.values())
 
 
 def _holds(entry: Mapping[str, Any], cause: str, failure: Failure, scope: Scope) -> bool:

@@ -14,6 +14,7 @@ __all__ = ["oom_lines"]
 MOST_LINES = 10
 _LABELS = {str(category): label for category, label in CATEGORY_LABELS.items()}
 _HOLDERS = 3
+_ENOUGH = {True: "; enough alone", False: "; not enough alone", None: ""}
 # Files that are nobody's mistake: the innermost frame outside them is where to look.
 _NO_FILE = ("<frozen", "<string>")
 
@@ -120,28 +121,15 @@ def _short(oom: Mapping[str, Any]) -> int:
     return int((oom.get("ahead") or {}).get("short_bytes") or 0)
 
 
-def _room(oom: Mapping[str, Any]) -> int:
-    """Return the bytes that torch could still have taken: a limit of the process counts what it has reserved."""
-    free, limit = int(oom["device_free_bytes"] or 0), oom.get("limit_bytes")
-    if limit is None:
-        return 0 if oom.get("limited") else free
-    return min(free, max(0, int(limit) - int(oom.get("reserved_bytes") or 0)))
-
-
 def _changes(report: Mapping[str, Any]) -> list[str]:
-    """The report's own advice, what saves most first; before it the cheapest that is enough alone for the step."""
+    """Return the report's own advice in its order, each with whether it is enough alone, where that is known."""
     oom = report["oom"]
-    missing = max(_short(oom), oom["requested_bytes"] - _room(oom), 0)
     # What lies idle helps where idle memory is what is wrong.
     gaps = bool(oom.get("fits_defragmented")) and not _short(oom)
     advice = [row for row in report.get("advice") or [] if gaps or row.get("peak") != "device"]
-    advice = sorted(advice, key=lambda row: -row["saves_bytes"])
-    enough = [row for row in advice if row["saves_bytes"] >= missing > 0]
-    cheapest = min(enough, key=lambda row: (row.get("toll") or 0, row["saves_bytes"]), default=None)
-    ordered = ([cheapest] if cheapest else []) + [row for row in advice if row is not cheapest]
     lines = []
-    for row in ordered:
-        verdict = "; enough alone" if row is cheapest else ""
+    for row in advice:
+        verdict = _ENOUGH[row.get("enough")]
         lines.append(f"{row['action']} (saves {format_bytes(row['saves_bytes'])}, {row['basis']}{verdict})")
     if not lines:
         lines.append("halve the micro-batch and double the accumulation: the same gradients from half the activations")

@@ -79,6 +79,6 @@ def makes_logits(frames: Sequence[Frame]) -> bool:
 def own_frame(frames: Sequence[Frame]) -> str | None:
     """Return the innermost frame outside installed libraries, as ``file:line function``."""
     for frame in reversed(frames):
-        if not frame_path(frame.path).rooted and not _STANDARD.match(frame.path):
+        if frame.path and not frame_path(frame.path).rooted and not _STANDARD.match(frame.path):
             return f"{frame.path}:{frame.line} {frame.function}".strip()
     return None

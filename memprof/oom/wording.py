@@ -18,7 +18,7 @@ Texts = str | Sequence[str]
 SIZES = frozenset(
     {
         "asked", "total", "free", "allowed", "in_use", "allocated", "cached", "idle", "reserved", "outside", "others",
-        "other", "missing", "unexplained", "private_pools", "piece", "largest_free", "mine", "held_by_torch", "gaps",
+        "other", "missing", "unexplained", "private_pools", "piece", "mine", "held_by_torch", "gaps",
     }
 )  # fmt: skip
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.S)

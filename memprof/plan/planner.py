@@ -25,7 +25,7 @@ __all__ = ["AIMS", "MAXIMIZE", "Plan", "Row", "limit_of", "make_plan"]
 #: What ``--maximize`` takes: what a search enlarges, or ``speed``, which enlarges nothing.
 AIMS = (*MAXIMIZE, "speed")
 _ROUNDS = 4
-_MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.short_steps)
+_MOST_RUN = 4  # micro-batches of a step that a search's simulation runs (memprof.simulate.shortcuts.micro_batches)
 # Categories that neither a smaller micro-batch nor a shorter completion makes smaller.
 _STANDING = ("weights", "adapters", "reference_model", "optimizer_state", "gradients")
 

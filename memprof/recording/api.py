@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from memprof.compat import missing, require
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import InputError, UsageError
 from memprof.recording import phases
+from memprof.recording.guard import Door
 from memprof.recording.recorder import Recorder
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind
@@ -115,7 +115,7 @@ def record(
 
     Raises:
         UsageError: arguments that cannot be satisfied.
-        InputError: the snapshot cannot be written (a warning instead if the block is ending by an exception).
+        InputError: ``path`` is a folder, or in none. What goes wrong once the block runs is a warning.
     """
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
@@ -142,20 +142,13 @@ def record(
     try:
         session.start()
     except Exception as error:
-        warnings.warn(f"memprof could not begin to record ({error!r}); the code runs unwatched.", stacklevel=3)
+        session.door.shut(error)
         yield session
         return
     try:
         yield session
-    except BaseException:
-        session.stop()
-        try:
-            session.write(target)
-        except Exception as error:
-            warnings.warn(f"memprof could not write {target} ({error}).", stacklevel=3)
-        raise
-    session.stop()
-    session.write(target)
+    finally:
+        Door(lost=str(target)).tidy(session.stop, lambda: session.write(target))
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from memprof.compat import transformers as names
 from memprof.compat.patching import Patches
 from memprof.compat.torch import IS_COMPILING
+from memprof.recording.guard import UNGUARDED, Door
 from memprof.recording.owners import OwnerBook
 from memprof.vocabulary import Category
 
@@ -31,14 +31,17 @@ class CacheWatch:
     Args:
         owners: where claims go.
         on_token: called before each forward's first layer with the number of new tokens; whether they are recorded.
+        door: between generation and the claims.
     """
 
-    def __init__(self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None) -> None:
+    def __init__(
+        self, owners: OwnerBook, on_token: Callable[[int], bool] | None = None, door: Door = UNGUARDED
+    ) -> None:
         self._owners = owners
+        self._door = door
         self._on_token = on_token
         self._patches = Patches()
         self._recorded = True
-        self.failure: Exception | None = None
 
     def start(self) -> None:
         """Wrap the classes of an already imported transformers; without it there is nothing to watch."""
@@ -48,43 +51,27 @@ class CacheWatch:
         for kind in _with_subclasses(base):
             original = vars(kind).get(name)
             if callable(original):
-                self._patches.put(kind, name, self._wrap(original))
+                around = self._door.around(original, self._before, self._after, IS_COMPILING.get())
+                self._patches.put(kind, name, around)
 
     def stop(self) -> None:
         """Put the original methods back."""
         self._patches.restore()
 
-    def _wrap(self, original: Any) -> Any:
-        is_compiling = IS_COMPILING.get()
-
-        @functools.wraps(original)
-        def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(cache, *args, **kwargs)
-            self._guarded(self._before, args, kwargs)
-            result = original(cache, *args, **kwargs)
-            self._guarded(self._after, cache, args, kwargs)
-            return result
-
-        return update
-
-    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
-        if self.failure is None:
-            try:
-                step(*arguments)
-            except Exception as error:
-                self.failure = error
-
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._on_token is not None and _layer_index(args, kwargs) == 0:
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+        """Return the cache, and the index of the layer that is updated."""
+        cache, args = args[0], args[1:]
+        index = _layer_index(args, kwargs)
+        if self._on_token is not None and index == 0:
             keys = args[0] if args else kwargs.get("key_states")
             self._recorded = self._on_token(int(keys.shape[-2]) if keys is not None else 1)
+        return cache, index
 
-    def _after(self, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, updated: tuple[Any, int | None], _result: Any, error: BaseException | None) -> None:
         import torch
 
-        index = _layer_index(args, kwargs)
-        if not self._recorded or index is None or torch.is_grad_enabled():
+        cache, index = updated
+        if not self._recorded or index is None or error is not None or torch.is_grad_enabled():
             return
         layers = names.CACHE_LAYERS.of(cache)
         if layers is not None and index < len(layers):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memprof.recording.guard import UNGUARDED, Door
 from memprof.recording.sharded_owners import (
     SHARDED,
     UNSHARDED,
@@ -61,10 +62,12 @@ class OwnerBook:
     Args:
         now_us: the recording's clock.
         watches: whether storages on a device of this type are recorded.
+        door: between the autograd engine and claims of gradients.
     """
 
-    def __init__(self, now_us: Callable[[], int], watches: Callable[[str], bool]) -> None:
+    def __init__(self, now_us: Callable[[], int], watches: Callable[[str], bool], door: Door = UNGUARDED) -> None:
         self._now = now_us
+        self._door = door
         self._watches = watches
         self._rows: deque[tuple[int, int, str, str | None, str | None]] = deque(maxlen=_KEEP)
         self._claimed: dict[int, weakref.ref[Any]] = {}
@@ -139,16 +142,12 @@ class OwnerBook:
     def _watch_whole_gradient(self, parameter: Any, name: str) -> None:
         if id(parameter) not in self._hooks:
             self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
-                lambda p: self._claim_quietly(p.grad, Category.GRADIENTS, UNSHARDED, name)
+                self._door.hook(lambda p: self._claim_whole(p.grad, name))
             )
 
-    def _claim_quietly(self, tensor: Any, category: Category, detail: str, name: str) -> None:
-        """Claim inside the autograd engine: nothing of ours may be raised there."""
-        try:
-            if tensor is not None:
-                self.claim(tensor, category, detail, name)
-        except Exception:
-            return
+    def _claim_whole(self, gradient: Any, name: str) -> None:
+        if gradient is not None:
+            self.claim(gradient, Category.GRADIENTS, UNSHARDED, name)
 
     def bucket_bytes(self) -> list[int]:
         """Return sizes of the gradient buckets of whatever wraps the models, or is one of them."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from memprof.errors import UsageError
+from memprof.recording.guard import Door, way_in
 from memprof.vocabulary import Phase
 
 __all__ = ["ACTIVE", "REHEARSAL", "STANDING_BY", "ActiveRecording", "PhaseLog", "PhaseMark", "phase", "phase_id"]
@@ -154,11 +155,14 @@ class phase(ContextDecorator):
         self._step = step
         self._detail = detail
         self._marks: list[list[tuple[ActiveRecording, PhaseMark]]] = []
+        self.door = Door(lost=f"the mark of a phase, {self._id}")
 
+    @way_in
     def __enter__(self) -> phase:
         self._marks.append([(s, m) for s in ACTIVE if (m := s.enter_phase(self._id, self._step, self._detail))])
         return self
 
+    @way_in
     def __exit__(self, *exc: object) -> None:
-        for session, mark in reversed(self._marks.pop()):
+        for session, mark in reversed(self._marks.pop() if self._marks else []):
             session.exit_phase(mark)

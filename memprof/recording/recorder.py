@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from memprof.recording.guard import Door
 from memprof.vocabulary import Kind
 
 __all__ = ["DeviceInfo", "Recorded", "Recorder", "Tags", "WindowPeaks"]
@@ -63,6 +64,7 @@ class Recorder(Protocol):
     kind: Kind
     notes: list[str]
     bounded: bool  # whether old entries may be lost
+    door: Door  # between the run and what this hooks into
 
     def start(self) -> None: ...
 

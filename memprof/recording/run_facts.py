@@ -150,7 +150,7 @@ def _lean_facts(trainer: Any) -> dict[str, Any]:
         return {}
     args = trainer.args
     defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
-    facts = {name: _scalar(v) for name, v in args.lean_settings().items() if v is not None and v != defaults.get(name)}
+    facts = {name: _scalar(v) for name, v in _lean_settings(args).items() if v is not None and v != defaults.get(name)}
     try:
         kind = trainer.applied_checkpointing
     except AttributeError:  # while the trainer is being built
@@ -158,6 +158,11 @@ def _lean_facts(trainer: Any) -> dict[str, Any]:
     if kind != "auto":  # then transformers' own was switched off
         facts["gradient_checkpointing"] = kind != "none"
     return {"recipe": "lean", **facts}
+
+
+def _lean_settings(args: Any) -> dict[str, Any]:
+    """Return the settings of the lean config by name; of TRL's plain one, none: all are at their defaults."""
+    return dict(args.lean_settings()) if hasattr(args, "lean_settings") else {}
 
 
 def _model_facts(model: Any, redact: bool) -> dict[str, Any]:

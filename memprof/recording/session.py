@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from typing import Any
 from memprof.compat.torch import AFTER_STEP, BEFORE_STEP
 from memprof.frame_paths import own_folders
 from memprof.recording import phases
+from memprof.recording.guard import Door, way_in
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.owners import OwnerBook
 from memprof.recording.phase_peaks import PhasePeaks
@@ -46,13 +46,13 @@ _WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
 class Session:
     """Runs a recorder and gathers beside it what only memprof knows.
 
-    Nothing in here raises into the run: a mistake of ours is noted, warned about once, and ends the recording.
+    Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording.
 
     Args:
         recorder: what sees the allocations.
         config: flat facts about the run, written as they are.
         rank, world_size: this process's place in a distributed run.
-        on_failure: told once when memprof itself failed.
+        door: between the run and this recording; one of its own where none is given.
         redact: leave this machine's paths out of what is written.
 
     ``setup`` holds what it takes to simulate the run again (see ``memprof/config/run_facts.py``), plain data.
@@ -65,20 +65,19 @@ class Session:
         config: Mapping[str, Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        on_failure: Callable[[BaseException], None] | None = None,
+        door: Door | None = None,
         redact: bool = False,
     ) -> None:
         self.recorder = recorder
-        self.owners = OwnerBook(recorder.now_us, recorder.watches)
+        self.door = recorder.door = Door() if door is None else door
+        self.owners = OwnerBook(recorder.now_us, recorder.watches, self.door)
         self.phases = PhaseLog(recorder.now_us)
-        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None))
+        self.caches = CacheWatch(self.owners, getattr(recorder, "on_token", None), self.door)
         self.config: dict[str, Any] = dict(config or {})
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
         self.notes: list[str] = []
-        self.failure: BaseException | None = None
         self.seconds = 0.0
-        self._on_failure = on_failure
         self._redact = redact
         self._step: int | None = None
         self.setup: dict[str, Any] = {}
@@ -111,6 +110,7 @@ class Session:
     def start(self) -> None:
         """Begin to record. What goes wrong here is raised, with everything undone: nothing runs yet."""
         self._started = True
+        self.door.when_shut(self.stop)
         try:
             self.recorder.start()
             phases.ACTIVE.append(self)
@@ -131,32 +131,23 @@ class Session:
         if not self._started:
             return
         self._started = False
-        try:
-            self._guarded(self._renew)
-            while (mark := self.phases.current) is not None:
-                self._guarded(self._close, mark)
-                if self.failure is not None:
-                    break
-            self._guarded(self._count_between)
-            self._guarded(self._sample)
-        finally:
-            self._unhook()
+        self._guarded(self._look_last)
+        self._unhook()
+        self.door.forget(self.stop)
+
+    def _look_last(self) -> None:
+        self._renew()
+        while (mark := self.phases.current) is not None:
+            self._close(mark)
+        self._count_between()
+        self._sample()
 
     def _unhook(self) -> None:
-        if self._sampler is not None:
-            self._sampler.stop()
-        if self in phases.ACTIVE:
-            phases.ACTIVE.remove(self)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.owners.unhook()
-        self.caches.stop()
-        self.recorder.stop()
-
-    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
-        """Set who is told from now on when memprof itself fails."""
-        self._on_failure = tell
+        handles, self._handles = self._handles, []
+        sampler = [] if self._sampler is None else [self._sampler.stop]
+        active = [lambda: phases.ACTIVE.remove(self)] if self in phases.ACTIVE else []
+        removes = [handle.remove for handle in handles]
+        self.door.tidy(*sampler, *active, *removes, self.owners.unhook, self.caches.stop, self.recorder.stop)
 
     def on_oom(self, tell: Callable[[], None]) -> None:
         """Set who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
@@ -180,7 +171,7 @@ class Session:
 
         None while a phase is open, when the recording is over or has failed.
         """
-        if not self._started or self.failure is not None or self.phases.depth:
+        if not self._started or self.door.failure is not None or self.phases.depth:
             return None
         return self._peaks.since_last()
 
@@ -198,6 +189,7 @@ class Session:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
+    @way_in
     def set_step(self, step: int | None) -> None:
         """Set the optimizer step that runs from now on."""
         if self._started and not self.phases.depth:
@@ -225,40 +217,34 @@ class Session:
         """Note the tokens of prompt and completion of sequences the current step has generated, without padding."""
         self._lengths.extend([self._step, prompt, completion] for prompt, completion in lengths)
 
+    @way_in
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
-        """Open a phase; None if memprof failed before."""
-        if self.failure is not None:
-            return None
-        started = time.perf_counter()
-        mark: PhaseMark | None = None
-        try:
-            if name not in _LAST_THINGS:
-                self._go_on()
-            mark = self.phases.enter(name, step if step is not None else self._step, detail)
-            self._peaks.enter()
-            self._tag()
-        except Exception as error:
-            self.fail(error)
-        self.seconds += time.perf_counter() - started
+        """Open a phase; None if memprof failed."""
+        mark: PhaseMark | None = self._guarded(self._enter, name, step, detail)
         return mark
 
+    def _enter(self, name: str, step: int | None, detail: str | None) -> PhaseMark:
+        if name not in _LAST_THINGS:
+            self._go_on()
+        mark = self.phases.enter(name, step if step is not None else self._step, detail)
+        self._peaks.enter()
+        self._tag()
+        return mark
+
+    @way_in
     def exit_phase(self, mark: PhaseMark) -> None:
         """Close a phase, and look at what it left: gradients, optimizer state, the allocator's peaks."""
-        if self.failure is not None:
-            return
-        started = time.perf_counter()
-        try:
-            if mark.phase in _AFTER_GRADIENTS:
-                self.owners.claim_gradients()
-            if mark.phase in _WITH_SHARDS:
-                self.owners.claim_shards(again=True)
-            if mark.phase == Phase.OPTIMIZER_STEP.value:
-                self.owners.claim_optimizers()
-            self._close(mark)
-            self._tag()
-        except Exception as error:
-            self.fail(error)
-        self.seconds += time.perf_counter() - started
+        self._guarded(self._exit, mark)
+
+    def _exit(self, mark: PhaseMark) -> None:
+        if mark.phase in _AFTER_GRADIENTS:
+            self.owners.claim_gradients()
+        if mark.phase in _WITH_SHARDS:
+            self.owners.claim_shards(again=True)
+        if mark.phase == Phase.OPTIMIZER_STEP.value:
+            self.owners.claim_optimizers()
+        self._close(mark)
+        self._tag()
 
     def _close(self, mark: PhaseMark) -> None:
         for closed in self.phases.exit(mark):
@@ -323,15 +309,15 @@ class Session:
 
     def _watch_optimizers(self) -> None:
         def before(_optimizer: Any, *_: Any) -> None:
-            self._guarded(self.owners.claim_gradients)
+            self._timed(self.owners.claim_gradients)
 
         def after(optimizer: Any, *_: Any) -> None:
-            self._guarded(self.owners.add_optimizer, optimizer)
-            self._guarded(self.owners.claim_optimizer, optimizer)
+            self._timed(self.owners.add_optimizer, optimizer)
+            self._timed(self.owners.claim_optimizer, optimizer)
 
         self._handles += [
-            BEFORE_STEP.get()(before),
-            AFTER_STEP.get()(after),
+            BEFORE_STEP.get()(self.door.hook(before)),
+            AFTER_STEP.get()(self.door.hook(after)),
         ]
 
     def _sample(self) -> None:
@@ -353,26 +339,15 @@ class Session:
             self._sampler = Sampler(self._look, self._samples.append)
             self._sampler.start()
 
-    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> None:
-        if self.failure is not None:
-            return
+    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        return self.door(self._timed, step, *arguments)
+
+    def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
         started = time.perf_counter()
         try:
-            step(*arguments)
-        except Exception as error:
-            self.fail(error)
-        self.seconds += time.perf_counter() - started
-
-    def fail(self, error: BaseException) -> None:
-        """Give up after a mistake of memprof's own: one warning, and the recording looks no further."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        self.notes.append(f"recording was cut short by an error inside memprof: {error!r}")
-        if self._on_failure is not None:
-            self._on_failure(error)
-        else:
-            warnings.warn(f"memprof failed and stopped watching ({error!r}); the run goes on.", stacklevel=3)
+            return step(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -410,11 +385,18 @@ class Session:
             "survived": list(self._survived),
             "non_torch_bytes": self._non_torch(),
             "overhead": {"seconds_in_memprof": self.seconds},  # marks, claims and counters, not the recorder's own
-            "notes": [*self.notes, *self._residency.notes, *self.recorder.notes, *self.owners.remarks()],
+            "notes": [*self._cut_short(), *self.notes, *self._more_notes()],
         }
         if self._redact:
             redact_snapshot(raw)
         return raw
+
+    def _cut_short(self) -> list[str]:
+        error = self.door.failure
+        return [] if error is None else [f"recording was cut short by an error inside memprof: {error!r}"]
+
+    def _more_notes(self) -> list[str]:
+        return [*self._residency.notes, *self.recorder.notes, *self.owners.remarks()]
 
     def _devices(self, raw: Mapping[str, Any]) -> list[DeviceInfo]:
         """Return every device that the snapshot holds something of."""
@@ -433,7 +415,7 @@ class Session:
 
     def _unfinished(self) -> list[dict[str, Any]]:
         """Return the counters so far of what is open."""
-        if not self._started or self.failure is not None:
+        if not self._started or self.door.failure is not None:
             return []
         now, (between, *own) = self.recorder.now_us(), self._peaks.open()
         rows = [_counter(Phase.OTHER.value, self._step, self._between_us, now, between)]

@@ -12,7 +12,7 @@ from memprof.compat import accelerate as accelerate_names
 from memprof.compat import peft as peft_names
 from memprof.compat import transformers as hf_names
 from memprof.compat import trl as trl_names
-from memprof.compat.patching import Seams
+from memprof.recording.guard import Seams
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.vocabulary import Phase

@@ -16,8 +16,9 @@ from memprof.config.gpus import Gpu, bfloat16_note, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
 from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
-from memprof.errors import InputError
+from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
+from memprof.simulate.plain import SHORTCUTS, without
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -38,6 +39,7 @@ def simulate(
     gpu: Gpu | None = None,
     world_size: int = 1,
     stacks: bool = True,
+    shortcuts: bool = True,
 ) -> dict[str, Any]:
     """Run ``fn(session)`` on fake tensors and return a raw snapshot, as torch's ``_snapshot()`` would.
 
@@ -56,6 +58,7 @@ def simulate(
         gpu: whose workspaces and context are assumed.
         world_size: ranks, of which this is the first.
         stacks: keep Python stacks.
+        shortcuts: answer operations whose result is known without executing them again.
 
     Raises:
         UsageError: ``alloc_conf`` is malformed, or the installed torch is not one this was written for.
@@ -89,6 +92,7 @@ def simulate(
     session.non_torch = gpu.context_bytes if gpu is not None else None
     capability = gpu.capability if gpu else DEFAULT_CAPABILITY
     with (
+        contextlib.nullcontext() if shortcuts else without(*SHORTCUTS),
         fake_world(cuda=cuda, attention=attention, capability=capability, tell=partial(_in_full, session.notes)),
         Tracking(recorder, not padding, selected or _all_of),
         _recording(session),
@@ -130,6 +134,8 @@ def _recording(session: FakeSession) -> Iterator[None]:
 _ADVICE = {
     # its product of grouped experts, which autocast does not reach
     "inputs of BF16 type": " Mixtures of experts need --dtype bfloat16.",
+    # PEFT's adapter of grouped experts
+    "does not work with lora_dropout": " Drop --lora-dropout, or name other modules (--lora-target-modules).",
     # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen
     "grad_dtype": " A real run fails too where its first forward is that of the reference, the adapter switched off: "
     "drop --beta, or let the model generate (--generation hf).",
@@ -186,6 +192,7 @@ def simulate_settings(
     stacks: bool = True,
     by_name: bool = False,
     growth: bool = True,
+    shortcuts: bool = True,
 ) -> dict[str, Any]:
     """Run TRL's training step on fake (shape-only) tensors and return a raw snapshot.
 
@@ -197,6 +204,8 @@ def simulate_settings(
         by_name: the trainer is given the model's name and loads it onto one GPU; else a model that was moved there.
         growth: repeat every step of generation, whose growing cache decides what is reserved, and run every
             micro-batch; else the first ones and the last, which are enough for what is held.
+        shortcuts: leave out work that repeats; else execute everything. Where a shortcut fails, everything is executed
+            and a note says so.
 
     Raises:
         InputError: the model cannot be found, or its code needs real values.
@@ -210,6 +219,43 @@ def simulate_settings(
     import transformers.masking_utils  # noqa: F401
     import trl  # noqa: F401
 
+    def run() -> dict[str, Any]:
+        return _simulated(settings, features, capacity, gpu, stacks=stacks, by_name=by_name, growth=growth)
+
+    return _certain(run) if shortcuts else _plainly(run)
+
+
+def _plainly(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Simulate without any shortcut."""
+    with without(*SHORTCUTS):
+        return run()
+
+
+def _certain(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Simulate with shortcuts; where that ends in an error, and without them it does not, answer without them."""
+    try:
+        return run()
+    except UsageError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemprofError) and error.__cause__ is None:  # a refusal of ours, not a library's error
+            raise
+        what = type(error.__cause__ or error).__name__
+    raw = _plainly(run)
+    raw["memprof"]["notes"].append(f"simulated without shortcuts, since one of them failed ({what}); please report it.")
+    return raw
+
+
+def _simulated(
+    settings: Settings,
+    features: list[str],
+    capacity: int | None,
+    gpu: Gpu | None,
+    *,
+    stacks: bool,
+    by_name: bool,
+    growth: bool,
+) -> dict[str, Any]:
     from memprof.simulate.sharding.process_group import fake_group
     from memprof.simulate.trainer.models import load_config
     from memprof.simulate.trainer.training import run_trl, selected_of

@@ -16,7 +16,6 @@ import inspect
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.compat import missing, require
 from memprof.errors import UsageError
 from memprof.recording.api import switched_off
+from memprof.recording.guard import Door, way_in
 
 if TYPE_CHECKING:
     from memprof.watch.rehearsal import Rehearsed
@@ -100,7 +100,7 @@ def attach(
                 device_of(model) if device is None else device, kind, max_entries=_RING, stacks=stacks
             )
         facts = {"role": role, **(config or {})}
-        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact)
+        session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact, door=watch.door)
         for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
             if one is not None:
                 session.add_model(one, what)
@@ -111,7 +111,7 @@ def attach(
     except UsageError:
         raise
     except Exception as error:
-        warnings.warn(f"memprof could not begin to watch ({error!r}); the worker runs unwatched.", stacklevel=2)
+        watch.door.shut(error)
         return watch
     watch._begin(session)
     watch._given = (model, optimizer)
@@ -141,6 +141,7 @@ class Attachment:
         self.folder = folder
         self.rank = rank
         self.snapshots: list[Path] = []
+        self.door = Door("worker", "what the ring holds, from here on")
         self._session: Any = None
         self._given: tuple[Any, Any] = (None, None)
         self._seams: Any = None
@@ -155,15 +156,16 @@ class Attachment:
         """Mark what the code inside does; out of memory in it is written down, and passes on."""
         from memprof.recording.phases import phase_id
 
-        mark = self._enter(phase_id(name), step)
+        mark = self.door(self._enter, phase_id(name), step)
         try:
             yield
         except BaseException as error:
-            self._failed(error)
+            self.door(self._failed, error)
             raise
         finally:
-            self._leave(mark)
+            self.door(self._leave, mark)
 
+    @way_in
     def step(self, number: int) -> None:
         """Set the training step that runs from now on."""
         self._step = number
@@ -188,10 +190,10 @@ class Attachment:
         names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
         if self._session is None:
             return []
-        from memprof.compat.patching import Seams
+        from memprof.recording.guard import Seams
 
         if self._seams is None:
-            self._seams = Seams(lambda error: self._session.fail(error), self._failed)
+            self._seams = Seams(self.door, self._failed)
         return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
 
     def rehearse(self, step: Callable[..., Any], *batch: Any) -> Rehearsed | None:
@@ -224,12 +226,14 @@ class Attachment:
         if session is None:
             return None
         path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
-        try:
+
+        def write() -> bool:
             self.folder.mkdir(parents=True, exist_ok=True)
             session.notes = [*(n for n in session.notes if not n.startswith("written ")), f"written because {reason}"]
             session.write(path)
-        except Exception as error:
-            warnings.warn(f"memprof could not write {path} ({error}).", stacklevel=2)
+            return True
+
+        if not Door("worker", str(path))(write):
             return None
         self.snapshots = [*(p for p in self.snapshots if p != path), path]
         return path
@@ -239,18 +243,10 @@ class Attachment:
         path = path or (self.snapshots[-1] if self.snapshots else None)
         if path is None:
             return None
-        try:
-            from memprof.advice.advised import analyze
-            from memprof.reports.json import write_json
-            from memprof.snapshot import load_snapshot
-
-            found = analyze(load_snapshot(path)).to_dict()
-            write_json(found, path.with_suffix(".json"))
-        except Exception as error:
-            warnings.warn(f"memprof could not report on {path} ({error}).", stacklevel=2)
-            return None
+        found: dict[str, Any] | None = Door("worker", f"the report of {path}")(_write_report, path)
         return found
 
+    @way_in
     def detach(self, dump: bool = True) -> Path | None:
         """End; what the ring holds is written unless ``dump`` is false. The snapshot's path, where one was written."""
         session = self._session
@@ -313,7 +309,7 @@ class Attachment:
             return None
         mark = self._enter("other")
         model = next((m for m, _ in self._session.owners.models), None)
-        return mark, TrainingPhases(model, self._enter, self._inner).__enter__()
+        return mark, TrainingPhases(model, self._enter, self._inner, self.door).__enter__()
 
     def _trained(self, token: Any, _result: Any, _error: BaseException | None) -> None:
         if token is not None:
@@ -350,6 +346,16 @@ class Attachment:
             return False
         asked, self._asked = when > self._asked, max(when, self._asked)
         return asked
+
+
+def _write_report(path: Path) -> dict[str, Any]:
+    from memprof.advice.advised import analyze
+    from memprof.reports.json import write_json
+    from memprof.snapshot import load_snapshot
+
+    found: dict[str, Any] = analyze(load_snapshot(path)).to_dict()
+    write_json(found, path.with_suffix(".json"))
+    return found
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from memprof.errors import MemprofError
+from memprof.recording.guard import Door, on_stderr, way_in
 
 __all__ = ["when_imported"]
 
@@ -23,7 +23,9 @@ class _Watcher(MetaPathFinder):
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
         self._asking: set[str] = set()
+        self.door = Door("script", "what it does from this import on", on_stderr)
 
+    @way_in
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -42,7 +44,7 @@ class _Watcher(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             for hook in self.hooks.pop(fullname, []):
-                _call(hook, module)
+                _door(module.__name__)(hook, module)
 
         try:
             loader.exec_module = exec_module
@@ -51,14 +53,9 @@ class _Watcher(MetaPathFinder):
         return spec
 
 
-def _call(hook: Hook, module: ModuleType) -> None:
-    """Call a hook whose mistake must not make somebody's import fail."""
-    try:
-        hook(module)
-    except MemprofError as error:
-        print(f"memprof does not watch this script, which runs on: {error}", file=sys.stderr)
-    except Exception as error:
-        print(f"memprof could not attach to {module.__name__} ({error!r}); the script runs unwatched.", file=sys.stderr)
+def _door(name: str) -> Door:
+    """Make the door behind which a hook runs: its mistake must not make somebody's import fail."""
+    return Door("script", f"what the script does with {name}", on_stderr)
 
 
 _watcher = _Watcher()
@@ -67,7 +64,7 @@ _watcher = _Watcher()
 def when_imported(name: str, hook: Hook) -> None:
     """Call ``hook(module)`` as soon as the module of that name is there, once; now if it is already."""
     if (module := sys.modules.get(name)) is not None:
-        _call(hook, module)
+        _door(name)(hook, module)
         return
     _watcher.hooks.setdefault(name, []).append(hook)
     if _watcher not in sys.meta_path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.finder import find_trainer
 from memprof.integrations.callback.output import say
+from memprof.recording.guard import Door
 from memprof.watch.run_folder import RunFolder
 
 __all__ = ["LaunchedCallback", "give_callback"]
@@ -60,21 +59,16 @@ def give_callback(module: ModuleType, options: Mapping[str, Any], begun: Callabl
     signature = inspect.signature(original)
     built = 0
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def with_callback(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         nonlocal built
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-            given = list(bound.arguments.get("callbacks") or [])
-            if not any(isinstance(c, MemProfCallback) for c in given):
-                built += 1
-                bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]
-                args, kwargs = bound.args[1:], bound.kwargs
-        except Exception as error:
-            warnings.warn(f"memprof could not attach to {type(self).__name__} ({error!r}).", stacklevel=2)
-        original(self, *args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        given = list(bound.arguments.get("callbacks") or [])
+        if not any(isinstance(c, MemProfCallback) for c in given):
+            built += 1
+            bound.arguments["callbacks"] = [*given, LaunchedCallback(begun, folder, **_options(options, built))]
+        return bound.args, bound.kwargs
 
-    trainer.__init__ = __init__
+    trainer.__init__ = Door("training", "all of it, in this trainer and later ones").changing(original, with_callback)
 
 
 def _options(options: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
+from memprof.recording.guard import Door, on_stderr
 from memprof.recording.session import Session
 from memprof.vocabulary import Kind, Phase
 
@@ -36,12 +37,14 @@ class LoadWatch:
         self._session: Session | None = None
         self._over = False
         self._patches = Patches()
+        self._door = Door("script", "what it allocates before its first forward", on_stderr)
+        self._door.when_shut(self.end)
 
     def begin(self) -> None:
         """Wait for CUDA; where it is never used nothing happens."""
         when_used = torch_names.WHEN_CUDA_IS_USED.find()
         if when_used and self._options.get("kind", "auto") != Kind.TRACE.value:
-            when_used(self._guarded_start)
+            when_used(self._door.hook(self._start_if_free))
 
     def end(self) -> None:
         """Stop, and forget what was recorded."""
@@ -53,13 +56,9 @@ class LoadWatch:
         if self.end in phases.STANDING_BY:
             phases.STANDING_BY.remove(self.end)
 
-    def _guarded_start(self) -> None:
-        """Start; a mistake of ours must not be one of CUDA's initialization."""
-        try:
-            if not self._over and not phases.ACTIVE:
-                self._start()
-        except Exception:  # the loop's own recording says what is wrong, in its place
-            self.end()
+    def _start_if_free(self) -> None:
+        if not self._over and not phases.ACTIVE:
+            self._start()
 
     def _start(self) -> None:
         import torch
@@ -71,19 +70,14 @@ class LoadWatch:
             stacks=self._options.get("stacks", "python"),
             reset_peaks=False,
         )
-        session = Session(recorder, redact=self._options.get("redact", False))
+        session = Session(recorder, redact=self._options.get("redact", False), door=self._door)
         session.on_oom(lambda: self._ran_out(session))
         session.start()
         session.enter_phase(Phase.LOAD.value)
         self._session = session
         phases.STANDING_BY.append(self.end)
-        history = torch_names.HISTORY.get()
-
-        def record_memory_history(*args: Any, **kwargs: Any) -> Any:
-            self.end()
-            return history(*args, **kwargs)
-
-        self._patches.put(torch.cuda.memory, torch_names.HISTORY.name, record_memory_history)
+        ended = self._door.around(torch_names.HISTORY.get(), lambda *_: self.end())
+        self._patches.put(torch.cuda.memory, torch_names.HISTORY.name, ended)
 
 
 def _device_index() -> int:

@@ -7,12 +7,10 @@ forward (or generation) begins. Phases the script marks with :func:`memprof.phas
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from memprof.errors import MemprofError
 from memprof.integrations.callback.output import Result, prune, say, say_oom, summarise
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
+from memprof.recording.guard import Door, on_stderr, way_in
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
 from memprof.recording.system.signals import Interrupts, Terminations
@@ -66,8 +65,11 @@ class PlainLoop:
         self._snapshots: list[Path] = []
         self._oom_written: dict[str, Any] | None = None  # the failure that the file on disk tells of
         self._over = False
+        self.door = Door("loop", lost="the steps being recorded", say=on_stderr)
+        self.door.when_shut(self._give_up)
         self._loading = LoadWatch(options, self._ran_out_while_loading)
         self._load_snapshot: Path | None = None
+        self._unseen = torch_names.IS_COMPILING.get()
         self._terminations = Terminations(self._terminated)
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -78,10 +80,10 @@ class PlainLoop:
 
         require("run")
         self._handles = [
-            torch_names.BEFORE_FORWARD.get()(self._guard(self._before_forward)),
-            torch_names.AFTER_FORWARD.get()(self._guard(self._after_forward), always_call=True),
-            torch_names.BEFORE_STEP.get()(self._guard(self._before_step)),
-            torch_names.AFTER_STEP.get()(self._guard(self._after_step)),
+            torch_names.BEFORE_FORWARD.get()(self.door.hook(self._before_forward, self._unseen)),
+            torch_names.AFTER_FORWARD.get()(self.door.hook(self._after_forward, self._unseen), always_call=True),
+            torch_names.BEFORE_STEP.get()(self.door.hook(self._before_step, self._unseen)),
+            torch_names.AFTER_STEP.get()(self.door.hook(self._after_step, self._unseen)),
         ]
         # Optional ones: what is missing is noted in the recording.
         self._wrap(torch.autograd, torch_names.BACKWARD.name, Phase.BACKWARD)
@@ -102,8 +104,10 @@ class PlainLoop:
         if not self._over:
             self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
+    @way_in
     def end(self) -> None:
         """Write what is recorded, put everything back, report."""
+        self.door.settle()
         if self._over:
             return
         interrupts = Interrupts()
@@ -182,24 +186,19 @@ class PlainLoop:
                 self._unhook()
 
     def _wrap(self, owner: Any, name: str, phase: Phase) -> None:
-        original, is_compiling = vars(owner).get(name), torch_names.IS_COMPILING.get()
+        original = vars(owner).get(name)
         if original is None:
             return
 
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            mark = None
-            if not is_compiling() and not self._elsewhere():
-                if phase is Phase.GENERATE:
-                    self._guard(self._before_generation)(args)
-                mark = self._guard(self._enter)(phase)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if mark is not None:
-                    self._guard(self._leave)(mark)
+        def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> PhaseMark | None:
+            if self._elsewhere():
+                return None
+            if phase is Phase.GENERATE:
+                self._before_generation(args)
+            return self._enter(phase)
 
-        self._patches.put(owner, name, wrapper)
+        leave = lambda mark, *_: self._leave(mark)  # noqa: E731
+        self._patches.put(owner, name, self.door.around(original, before, leave, self._unseen))
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
         if not self._depth and args:
@@ -230,7 +229,7 @@ class PlainLoop:
             hidden=[_HIDDEN],
             reset_peaks=options.get("reset_peaks", True),
         )
-        session = Session(recorder, config=_facts(module), on_failure=self._failed, redact=options.get("redact", False))
+        session = Session(recorder, config=_facts(module), door=self.door, redact=options.get("redact", False))
         session.on_oom(self._out_of_memory)
         session.notes += missing("run")
         session.start()
@@ -330,38 +329,12 @@ class PlainLoop:
         """Tell whether another thread works: the recorder sees it (data loading, servers), and it marks no phase."""
         return self._over or threading.get_ident() != self._thread
 
-    def _guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a step: memprof's mistake ends the watching, not the run; compiled code is not looked into."""
-        is_compiling = torch_names.IS_COMPILING.get()
-
-        def guarded(*arguments: Any) -> Any:
-            if is_compiling() or self._over:
-                return None
-            try:
-                return step(*arguments)
-            except Exception as error:
-                self._failed(error)
-                return None
-
-        return guarded
-
-    def _failed(self, error: BaseException) -> None:
-        if self._over:
-            return
+    def _give_up(self) -> None:
+        """Take everything back after a mistake of memprof's."""
         self._over = True
-        self._loading.end()
-        self._unhook()
-        self._terminations.stop()
         session, self._session = self._session, None
-        if session is not None:
-            try:
-                session.stop()
-            except Exception as further:
-                error.__context__ = further
-        if isinstance(error, MemprofError):
-            print(f"memprof does not watch this loop, which goes on: {error}", file=sys.stderr)
-        else:
-            print(f"memprof failed and stopped watching ({error!r}); the run goes on.", file=sys.stderr)
+        ends = [] if session is None else [session.stop]
+        self.door.tidy(self._loading.end, self._unhook, self._terminations.stop, *ends)
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:

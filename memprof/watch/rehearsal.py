@@ -68,7 +68,7 @@ def rehearse(
     mark = session.enter_phase(Phase.OTHER.value, detail=REHEARSAL)
     try:
         make_optimizer_state(inner)
-        with TrainingPhases(model, enter, leave):
+        with TrainingPhases(model, enter, leave, session.door):
             call()
     except BaseException as error:
         failed(error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
+from memprof.recording.guard import Door
 from memprof.vocabulary import Phase
 
 __all__ = ["TRAIN", "TrainingPhases"]
@@ -25,10 +25,12 @@ class TrainingPhases:
         model: the model whose forward counts; None for none.
         enter: opens a phase and returns its mark.
         leave: closes it.
+        door: between the method and the phases.
     """
 
-    def __init__(self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None]) -> None:
+    def __init__(self, model: Any, enter: Callable[[str], Any], leave: Callable[[Any], None], door: Door) -> None:
         self._model = model
+        self._door = door
         self._enter = enter
         self._leave = leave
         self._graph_task = torch_names.GRAPH_TASK.get()
@@ -38,14 +40,17 @@ class TrainingPhases:
         self._step: list[Any] = []
 
     def __enter__(self) -> TrainingPhases:
+        door, unseen = self._door, torch_names.IS_COMPILING.get()
         if hasattr(self._model, "register_forward_pre_hook"):
+            begin = door.hook(lambda *_: self._open(self._forward, Phase.FORWARD), unseen)
+            end = door.hook(lambda *_: self._close(self._forward), unseen)
             self._handles += [
-                self._model.register_forward_pre_hook(lambda *_: self._open(self._forward, Phase.FORWARD)),
-                self._model.register_forward_hook(lambda *_: self._close(self._forward), always_call=True),
+                self._model.register_forward_pre_hook(begin),
+                self._model.register_forward_hook(end, always_call=True),
             ]
         self._handles += [
-            torch_names.BEFORE_STEP.get()(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP)),
-            torch_names.AFTER_STEP.get()(lambda *_: self._close(self._step)),
+            torch_names.BEFORE_STEP.get()(door.hook(lambda *_: self._open(self._step, Phase.OPTIMIZER_STEP))),
+            torch_names.AFTER_STEP.get()(door.hook(lambda *_: self._close(self._step))),
         ]
         self._watch_backward()
         return self
@@ -63,15 +68,8 @@ class TrainingPhases:
         if not original:
             return  # a note of the recording says so
 
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            mark = self._enter(Phase.BACKWARD.value)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._leave(mark)
-
-        self._patches.put(*torch_names.BACKWARD.place(), backward)
+        enter, leave = (lambda *_: self._enter(Phase.BACKWARD.value)), (lambda mark, *_: self._leave(mark))
+        self._patches.put(*torch_names.BACKWARD.place(), self._door.around(original, enter, leave))
 
     def _open(self, marks: list[Any], phase: Phase) -> None:
         # A forward run again by checkpointing belongs to the backward that runs it.

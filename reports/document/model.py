@@ -59,6 +59,15 @@ class Part:
     bytes: int
     guessed: int = 0
 
+    @property
+    def marked(self) -> str:
+        """The label, with a mark where a tenth of the bytes or more is guessed."""
+        return f"{self.label}{GUESS}" if self.guessed * 10 >= self.bytes > 0 else self.label
+
+
+#: What stands behind a guessed row where there is no pattern to draw.
+GUESS = " ?"
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -351,6 +360,11 @@ class Row:
     own_peak: int | None
     children: tuple[Row, ...] = ()
     guessed: int = 0
+
+    @property
+    def marked(self) -> str:
+        """The label, with the mark of its :class:`Part`."""
+        return Part(self.id, self.label, self.at_peak, self.guessed).marked
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ def _room(data: Mapping[str, Any]) -> str:
 
 def _error_band(error: Mapping[str, Any]) -> tuple[float, float]:
     """Return between which multiples of a simulated need the measured one lay, of programs that are known exactly."""
-    seen = (error.get("basis") or [])[1:2] or [error["reserved"]]
-    return 1 / (1 + seen[0]["high"]), 1 / (1 + seen[0]["low"])
+    seen = error["reserved"]
+    return 1 / (1 + seen["high"]), 1 / (1 + seen["low"])
 
 
 def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:

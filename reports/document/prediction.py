@@ -65,6 +65,9 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
         facts.append(Fact("Expected error", _range(error["allocated"]), plain(_rests_on(error))))
+        if taken := error.get("assumed"):
+            note = ", ".join(f"{of['setting']} {of['value']}" for of in taken)
+            facts.append(Fact("Assumed", f"{len(taken)} settings", plain(f"nobody gave {note}")))
     if time := report.get("estimated_time"):
         facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)
@@ -77,8 +80,7 @@ def _rests_on(error: Mapping[str, Any]) -> str:
     if reserved["comparisons"] and _range(reserved) != _range(held):
         parts.append(f"reserved {_range(reserved)}")
     for each in error.get("basis") or [{"class": "comparisons", **held}]:
-        spread = "" if each is error.get("basis", [None])[0] else f": {_range(each)}"
-        parts.append(f"{each['comparisons']} {each['class']}{spread}")
+        parts.append(f"{each['comparisons']} {each['class']}")
     if error["not_compared"]:
         parts.append(f"never compared: {', '.join(error['not_compared'])}")
     return "; ".join(parts)

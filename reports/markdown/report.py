@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from memprof.reports.document.model import Document, Ranks, RecordingRow, Row
+from memprof.reports.document.model import GUESS, Document, Ranks, RecordingRow, Row
 from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
 from memprof.reports.markdown.advice import render_advised
 from memprof.reports.markdown.elements import code, headline, table, text
@@ -51,7 +52,9 @@ def _peak(document: Document) -> str:
 
 def _facts(document: Document) -> str:
     guessed = document.summary.guessed
-    facts = (*document.summary.facts, *([guessed] if guessed is not None else []))
+    facts = document.summary.facts
+    if guessed is not None:
+        facts = (*facts, replace(guessed, label=f"{guessed.label} (rows marked ?)"))
     return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in facts)
 
 
@@ -91,7 +94,7 @@ def _rows(rows: Sequence[Row]) -> str:
     for row in rows:
         bold = "**" if row.id == "total" else ""
         lines.append([f"{bold}{text(row.label)}{bold}", f"{bold}{text(gib(row.at_peak))}{bold}", *_shares(row, total)])
-        lines += [[f"&nbsp;&nbsp;{text(c.label)}", text(gib(c.at_peak)), *_shares(c, total)] for c in row.children]
+        lines += [[f"&nbsp;&nbsp;{text(c.marked)}", text(gib(c.at_peak)), *_shares(c, total)] for c in row.children]
     return table(["GiB", "At the peak", "of peak", "Own peak"], "lrrr", lines)
 
 
@@ -149,9 +152,10 @@ def _largest(document: Document) -> str:
     rows = []
     for a in document.allocations[:10]:
         many = f" ×{thousands(a.count)}" if a.count > 1 else ""
+        why = f"{a.why}{GUESS}" if a.guessed else a.why
         name = a.name or a.shape or a.detail or a.category_label
         rows.append(
-            [code(name) + many, text(a.category_label), text(gib(a.bytes)), text(a.why), code(a.site) if a.site else ""]
+            [code(name) + many, text(a.category_label), text(gib(a.bytes)), text(why), code(a.site) if a.site else ""]
         )
     return (
         table(["Largest alive at the peak", "Category", "GiB", "How it is known", "Made at"], "llrll", rows)

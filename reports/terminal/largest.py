@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memprof.reports.document.model import Allocation
+from memprof.reports.document.model import GUESS, Allocation
 from memprof.reports.document.text import gib, short_path, thousands
 from memprof.reports.terminal.elements import swatch
 
@@ -83,6 +83,7 @@ def shorten_left(words: str, width: int) -> str:
 
 def _line(allocation: Allocation) -> _Line:
     many = f" ×{thousands(allocation.count)}" if allocation.count > 1 else ""
+    many += GUESS if allocation.guessed else ""
     name = allocation.name or allocation.shape or allocation.detail or allocation.category_label.lower()
     place, _, function = short_path(allocation.site, 1).partition(" ")
     return _Line(allocation.category, name, many, gib(allocation.bytes), allocation.evidence, place, function)

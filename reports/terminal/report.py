@@ -89,7 +89,7 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
     if (guessed := summary.guessed) is not None:
-        console.print(Text.assemble("Guessed: ", (guessed.value, "bold"), (f"  {guessed.note}", "dim")))
+        console.print(Text.assemble("Guessed (rows marked ?): ", (guessed.value, "bold"), (f"  {guessed.note}", "dim")))
     if document.room is not None:
         print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():
@@ -160,7 +160,7 @@ def _components(document: Document, width: int, colour: bool) -> Table:
 def _add_row(table: Table, row: Row, level: int, total: int, bar_width: int, colour: bool) -> None:
     from rich.text import Text
 
-    label = Text.assemble("  ", swatch(row.id, colour), f" {row.label}") if level else Text(row.label, style="bold")
+    label = Text.assemble("  ", swatch(row.id, colour), f" {row.marked}") if level else Text(row.label, style="bold")
     cells: list[Text | str] = [label, gib(row.at_peak)]
     if bar_width:
         part = (Part(row.id, row.label, row.at_peak),)

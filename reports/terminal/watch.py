@@ -14,6 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memprof.analysis.host.growth import host_growth
+
 if TYPE_CHECKING:
     from memprof.analysis.counters import Counters
 
@@ -49,6 +51,8 @@ def frame(ranks: Sequence[Counters], width: int, colour: bool, ascii_only: bool 
         parts += [Text(), _ranks(ranks)]
     if (phases := _newest_phases(first)) is not None:
         parts += [Text(), _phases(first, phases, width, ascii_only)]
+    if (growth := host_growth(first.steps)) is not None:
+        parts += [Text(), Text(growth.sentence)]
     if first.categories is not None:
         parts += [Text(), _categories(first.categories, width, colour, ascii_only)]
     return Group(*parts)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from memprof.attribution import load_rules
-from memprof.attribution.rules import PhaseRule, Rule
+from memprof.attribution.rules import PhaseRule, Rule, file_test, package_names
 from memprof.attribution.stack_index import StackIndex
 from memprof.errors import InputError
+from memprof.frame_paths import FramePath
 from memprof.snapshot import Frame, StackTable
 from memprof.vocabulary import Phase
 
@@ -146,3 +149,18 @@ def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> No
 def test_a_missing_table_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Cannot read the rules file"):
         load_rules(tmp_path / "absent.toml")
+
+
+def test_simple_globs_match_what_their_regular_expressions_match() -> None:
+    """Most need none; fnmatch's own is the oracle."""
+    globs = ["a.py", "*.py", "a*", "*b/a*", "x/a.py", "torch/nn/*", "torch/optim/a.py", "x/*/a.py", "x/*", "a?.py", "*"]
+    inner = ["", "a.py", "b/a.py", "x/a.py", "q/x/a.py", "x/", "ax.py", "torch/nn/a.py", "torch/optim/a.py", "x/b/a.py"]
+    for glob in globs:
+        rooted, named = glob.partition("/")[0] in package_names(), "/" not in glob
+        match = re.compile(fnmatch.translate(glob)).match
+        below = re.compile("(?:.*/)?" + fnmatch.translate(glob), re.DOTALL).match
+        test = file_test(glob)
+        for path in [*inner, *(p + "\nz" for p in inner)]:
+            for root in (True, False):
+                expected = match(path.rpartition("/")[2]) if named else root and match(path) if rooted else below(path)
+                assert test(FramePath(path, root)) == bool(expected), (glob, path, root)

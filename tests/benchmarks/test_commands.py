@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("truth", "reading", "recording", "simulator", "advice", "lean", "oom", "docs", "same_answers")
+GROUPS = ("truth", "reading", "recording", "simulator", "advice", "lean", "oom", "docs", "same_answers", "faults")
 _NAMED = re.compile(r"python -m benchmarks\.([\w.]*\w)(?: ([a-z][\w-]*))?")
 
 

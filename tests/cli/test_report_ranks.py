@@ -108,6 +108,18 @@ def test_reports_kept_beside_any_frameworks_dumps_are_read_instead(tmp_path: Pat
     assert (refused.exit_code, "--keep-json" in refused.stderr) == (2, True)
 
 
+def test_keeping_reports_touches_nobody_elses_files_and_loses_no_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        record(tmp_path / f"mem_rank_{rank}.pickle", 2)
+    (tmp_path / "mem_rank_0.json").write_text('{"mine": 1}')
+    (tmp_path / "mem_rank_1.json").mkdir()
+    report = report_of(tmp_path, "--keep-json")
+    assert [r["rank"] for r in report["ranks"]] == [0, 1]
+    assert (tmp_path / "mem_rank_0.json").read_text() == '{"mine": 1}'
+    assert any("mem_rank_0.json is not a report" in note for note in report["notes"])
+    assert any("mem_rank_1.json" in note and "Not kept" in note for note in report["notes"])
+
+
 def test_what_was_told_to_rank_0_stands_in_for_files(folder: Path, tmp_path: Path) -> None:
     told = folder / "_memprof" / "step-000002.ranks.json"
     assert call("report", folder, "--json", told).exit_code == 0

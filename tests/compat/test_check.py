@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,17 @@ def test_the_sentence_says_what_was_tested(monkeypatch: pytest.MonkeyPatch) -> N
         "The lean trainer was tested with TRL 1.16 to 1.99; GRPOTrainer._generate_single_turn is not in the TRL that "
         f"is installed, {installed('trl')}."
     )
+
+
+def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """The installed TRL was blamed: "GRPOTrainer.__init__ is not in the TRL that is installed"."""
+    (tmp_path / "torch").mkdir()
+    broken = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")'
+    (tmp_path / "torch" / "__init__.py").write_text(broken)
+    command = [sys.executable, "-m", "memprof", "simulate", "--model", "Qwen/Qwen2.5-0.5B-Instruct"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode in (2, 3)
+    assert "needs PyTorch, which is installed and cannot be imported" in done.stderr
+    assert "libcudart.so.13" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "is not in the TRL" not in done.stderr

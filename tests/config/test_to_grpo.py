@@ -42,7 +42,7 @@ def _read(arguments: dict[str, Any], folder: Path, lora: Any = None, kind: str =
         {"lora_r": 5, "lora_target_modules": ("k_proj", "q_proj")},
         {"generation": "vllm", "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True},
         {"generation": "none"},
-        {"max_grad_norm": None},
+        {"max_grad_norm": 0.0},
     ],
 )
 def test_what_is_written_is_read_back(changes: dict[str, Any], tmp_path: Path) -> None:

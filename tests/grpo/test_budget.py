@@ -168,7 +168,7 @@ def test_over_the_budget_the_next_rung_is_taken_once(trained: Any, monkeypatch: 
     line = _over(trained, "backward", 121 * MIB, monkeypatch)
     assert line.endswith("changed to checkpointing=full, tiled_mlp=8, generation_batch=4")
     assert (trained.args.checkpointing, trained.args.tiled_mlp) == ("full", 8)
-    layer = trained.step_context().base_model().model.layers[0]
+    layer = trained._step_context().base_model().model.layers[0]
     assert layer._memprof_wrappers
     assert layer.mlp._memprof_wrappers  # really in place, and the loss is the same
     after = trained.compute_loss(trained.model, inputs)

@@ -129,7 +129,7 @@ def test_zero_advantages_have_no_backward(pair: tuple[Any, Any], sharing: bool) 
     inputs["advantages"][[1, 3]] = 0.0
     set_both(pair, loss_type="grpo", prefix_sharing=sharing)
     with_graph: list[int] = []
-    body = pair[1].step_context().base_model().model
+    body = pair[1]._step_context().base_model().model
     hook = body.layers[0].register_forward_hook(
         lambda module, args, out: with_graph.append(args[0].shape[1] if torch.is_grad_enabled() else 0)
     )

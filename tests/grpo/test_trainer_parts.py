@@ -355,7 +355,7 @@ def test_dtype_of_a_model_given_as_a_string(
 ) -> None:
     model = saved_llama(tmp_path / "model")
     trainer = build("lean", model, tmp_path, weights=weights, bf16=bf16, lora=lora)
-    assert trainer.step_context().base_model().lm_head.weight.dtype == expected
+    assert trainer._step_context().base_model().lm_head.weight.dtype == expected
 
 
 @pytest.mark.trl

@@ -147,3 +147,92 @@ def test_what_is_advised_follows_what_the_run_was_doing(path: str, function: str
     failure = in_phase(path, function)
     assert failure["phase"] == phase
     assert any(says in row["action"] for row in failure["try"][:2])
+
+
+FULL_CARD = message(free="10.00 MiB", used="23.5 GiB", allocated="22.0 GiB", cached="1.20 GiB")
+GAPS = message(used="22.9 GiB", allocated="18.0 GiB", cached="4.50 GiB")
+OLD_GAPS = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 GiB total capacity; 18.10 GiB already "
+    "allocated; 1.00 GiB free; 22.35 GiB reserved in total by PyTorch)"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "first"),
+    [
+        ("", GAPS, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", GAPS, "torch_empty_cache_steps"),
+        ("", OLD_GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
+        ("C:\\Users\\me\\train.py\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
+        ("enable_sleep_mode=True\n", GAPS, "PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold"),
+        ("torch==2.5.1\n", GAPS.replace("CUDA", "HIP"), "PYTORCH_HIP_ALLOC_CONF=garbage_collection_threshold"),
+    ],
+)
+def test_what_is_impossible_or_set_already_is_left_out(before: str, text: str, first: str) -> None:
+    found = actions(before + text)
+    assert found[0].startswith(first)
+    if before or text is OLD_GAPS:
+        assert not any("expandable_segments:True" in action for action in found)
+
+
+def at(code: str, text: str, path: str = "/home/me/loss.py", function: str = "loss") -> dict[str, Any]:
+    trace = f'Traceback (most recent call last):\n  File "{path}", line 12, in {function}\n    {code}\n'
+    return dict(explain_log(trace + text)["failures"][0])
+
+
+LARGE = message("9.00 GiB", "7.00 GiB", used="16.0 GiB", allocated="13.0 GiB", cached="2.50 GiB")
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "function", "reason", "first"),
+    [
+        ("lp = logits.log_softmax(-1)", "/home/me/loss.py", "loss", "wide_logits", "compute log-probabilities in"),
+        ("w = torch.softmax(attn_scores, -1)", "/home/me/m.py", "attend", "attention_scores", "attn_implementation="),
+        ("x = x.float()", "/home/me/m.py", "cast", "fragmentation", "do without that copy"),
+        ("s = clone(p)", "/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "_full_post_state_dict_hook",
+         "full_state_dict", "gather on the CPU"),
+        ("d = self.flatten(b)", "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py", "reduce_ipg_grads",
+         "reduction", "lower zero_optimization.reduce_bucket_size"),
+    ],
+)  # fmt: skip
+def test_what_the_traceback_names_comes_first(code: str, path: str, function: str, reason: str, first: str) -> None:
+    failure = at(code, LARGE, path, function)
+    assert failure["try"][0]["action"].startswith(first), failure["try"][0]
+    assert failure["reason"] == reason
+
+
+def test_more_than_the_device_has_is_said_and_gaps_are_not_the_cause() -> None:
+    (failure,) = explain_log(message("30.00 MiB", "0 bytes", "11.00 GiB", None, "16.98 GiB", "696.00 MiB"))["failures"]
+    assert (failure["cause"], failure["reason"]) == ("full", "more_than_device")
+    assert "154 %" in failure["because"]
+
+
+def test_a_size_above_any_device_is_no_lack_of_memory() -> None:
+    (failure,) = explain_log("failed to allocate 127.99TiB (140729850295296 bytes) from device: HIP_ERROR_OutOfMemory")[
+        "failures"
+    ]
+    assert "more than any device has" in failure["because"]
+    assert failure["try"][0]["action"].startswith("check that the library's version")
+
+
+@pytest.mark.parametrize("word", ["micro_batch_size_per_gpu: 1", "per_device_train_batch_size=1", "micro_batch -> 1"])
+def test_a_micro_batch_of_one_is_not_halved(word: str) -> None:
+    found = actions(f"{word}\n{FULL_CARD}")
+    assert not any("halve" in action for action in found)
+
+
+def test_contexts_of_other_ranks_are_not_what_fills_a_full_card() -> None:
+    others = "".join(f"Process {n} has 398.00 MiB memory in use. " for n in range(4))
+    text = message("136.00 MiB", "93.81 MiB", "23.65 GiB", "21.98 GiB", "21.51 GiB", "2.30 MiB", others)
+    (failure,) = explain_log(text)["failures"]
+    assert failure["cause"] == "full"
+    assert "about a context each" in failure["because"]
+
+
+def test_the_task_of_ray_tells_the_phase_where_no_frame_does() -> None:
+    task = (
+        "ray::WorkerDict.actor_rollout_generate_sequences() (pid=1, repr=<verl.single_controller.ray.base.WorkerDict>)"
+    )
+    (failure,) = explain_log(f"{FULL_CARD}\n{task}")["failures"]
+    assert failure["phase"] == "generate"
+    assert "rollout" in failure["try"][0]["action"]

@@ -53,6 +53,11 @@ CAUSES: dict[str, tuple[str, str, str]] = {
         "full_with_gaps",
         message("100.00 MiB", "10.00 MiB", used="23.9 GiB", allocated="23.40 GiB", cached="300.00 MiB"),
     ),
+    "gaps that every run has": (
+        "full",
+        "full_with_gaps",
+        message("20.00 MiB", "0 bytes", "6.00 GiB", allocated="5.24 GiB", cached="51.20 MiB"),
+    ),
     "a limit counts what is reserved": (
         "limit",
         "limit",

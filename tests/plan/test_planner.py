@@ -452,7 +452,7 @@ def test_a_plan_is_drawn(known: list[_Known]) -> None:
     assert len(lengths) == 3
     assert lengths == sorted(lengths)
     assert "may be used" in drawn
-    assert "Expected error" in render_text(document)
+    assert "If these settings are what runs" in render_text(document)
     assert drawn in render_text(document)
 
 

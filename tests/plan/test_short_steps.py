@@ -67,6 +67,6 @@ def test_each_generation_is_run(run: Any) -> None:
 
 def test_a_plan_knows_how_many_are_run() -> None:
     from memprof.plan import planner
-    from memprof.simulate import short_steps
+    from memprof.simulate.shortcuts import micro_batches
 
-    assert planner._MOST_RUN == short_steps.MOST_RUN
+    assert planner._MOST_RUN == micro_batches.MOST_RUN

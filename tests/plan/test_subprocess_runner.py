@@ -155,3 +155,25 @@ def test_ctrl_c_leaves_no_worker(tiny: str) -> None:  # noqa: F811
     assert "KeyboardInterrupt" in errors
     with pytest.raises(ProcessLookupError):
         os.killpg(asking.pid, 0)
+
+
+@pytest.mark.heavy
+def test_an_executor_simulates_elsewhere_and_what_it_loses_is_simulated_here(
+    settings_for: Callable[..., Settings],  # noqa: F811
+) -> None:
+    """Real processes as of a cluster: the same rows, also where a worker is killed and the pool is broken by it."""
+    from memprof.executors import open_executor
+
+    wanted = [settings_for(completion_length=n) for n in (40, 8)]
+    with runner("24GB", workers=1, use_cache=False) as machine:
+        rows = machine.run(wanted)
+    with (
+        open_executor("local", 2) as executor,
+        runner("24GB", workers=1, use_cache=False, executor=executor) as machine,
+    ):
+        assert executor is not None
+        assert machine.run(wanted) == rows
+        assert machine._threads is None  # nothing was simulated here
+        executor.submit(os._exit, 1)
+        assert machine.run(wanted) == rows
+        assert machine._threads is not None

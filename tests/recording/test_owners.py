@@ -182,4 +182,3 @@ def test_caches_are_owned_while_watched_and_only_without_gradients() -> None:
     with torch.no_grad():
         DynamicCache().update(torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), 0)
     assert len(owners.rows()) == 6
-    assert watch.failure is None

@@ -44,7 +44,7 @@ def test_a_mistake_of_ours_does_not_break_the_import(capsys: pytest.CaptureFixtu
     import watched_pkg
 
     assert watched_pkg.value == 7
-    assert "could not attach to watched_pkg" in capsys.readouterr().err
+    assert "Lost: what the script does with watched_pkg" in capsys.readouterr().err
 
 
 def test_an_import_that_fails_or_is_not_there_fails_as_ever() -> None:

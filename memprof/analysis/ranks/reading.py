@@ -96,8 +96,20 @@ class RanksReader:
         _refuse_strangers(snapshot)
         report = self.make(snapshot)
         if self.keep is not None:
-            self.keep(report, report_beside(snapshot))
+            note = " ".join(filter(None, [note, _kept(self.keep, report, report_beside(snapshot))]))
         return ReadRank(report, note=note)
+
+
+def _kept(keep: Keeper, report: dict[str, Any], place: Path) -> str:
+    """Write a report beside its snapshot, never over another's file; return a note where that cannot be done."""
+    with suppress(InputError):  # a damaged report of memprof's may be replaced
+        if place.exists() and _report_or_none(place) is None:
+            return f"{place.name} is not a report of memprof's and was left as it is."
+    try:
+        keep(report, place)
+    except InputError as error:
+        return f"Not kept: {error}"
+    return ""
 
 
 def _standing_for(snapshot: Path, beside: Path) -> tuple[dict[str, Any] | None, str]:

@@ -19,6 +19,7 @@ from memprof.cli.simulation_options import GROUPS, budget_option, given_settings
 from memprof.cli.unused_options import refuse_unused
 from memprof.errors import UsageError
 from memprof.simulate.own_process import take_process
+from memprof.simulate.plain import SHORTCUTS, without
 
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
@@ -47,6 +48,7 @@ __all__ = ["command"]
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate lengths in N processes; default: one a core."
 )
+@click.option("--no-shortcuts", is_flag=True, help="Execute everything, also what repeats: slow, and the same bytes.")
 @executor_option
 @click.option(
     "--script",
@@ -70,6 +72,7 @@ def command(
     output: Output,
     completion_lengths: str | None,
     workers: int | None,
+    no_shortcuts: bool,
     executor: str,
     script: Path | None,
     script_arguments: tuple[str, ...],
@@ -84,6 +87,8 @@ def command(
     """
     if click.get_current_context().obj == OWN_PROCESS:
         take_process()
+    if no_shortcuts:
+        click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
     if memory_budget is not None and (like is not None or script is not None):

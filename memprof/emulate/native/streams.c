@@ -37,6 +37,10 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptur
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
+API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) { /* Triton's, from 3.9 on */
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
 #if CUDART_VERSION >= 13000
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                          unsigned long long *id, cudaGraph_t *graph, const cudaGraphNode_t **nodes,

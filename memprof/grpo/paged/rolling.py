@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,36 +43,74 @@ class RollingBatch:
         sampling: how tokens are chosen and what ends a sequence.
         size: of the pool; one sequence of full length always has room.
         work: counts what is run.
+        free: frees device memory after it has run out, so that decoding goes on with a smaller pool; None: it ends.
     """
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, size: PoolSize, work: Work
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        size: PoolSize,
+        work: Work,
+        free: Callable[[], None] | None = None,
     ) -> None:
-        self._model, self._sampling, self.work = model, sampling, work
+        self._model, self._sampling, self.work, self._free = model, sampling, work, free
         self._device = next(model.parameters()).device
-        longest = max(map(len, prompts)) + sampling.longest
-        self._size = size.with_room_for(len(prompts), longest)
-        self._pool = SlotPool(self._size.slots)
-        self._cache = PooledCache(self._pool.size, max(longest, self._size.gathered), _alike_layers(model))
-        self._table = torch.full((len(prompts), longest), self._pool.size, device=self._device)
+        self._shape = (len(prompts), max(map(len, prompts)) + sampling.longest)
+        self._begin(size.with_room_for(*self._shape))
         known: dict[tuple[int, ...], _Prompt] = {}
         found = [known.setdefault(tuple(ids), _Prompt(len(ids), ids=list(ids))) for ids in prompts]
         self._rows = [Row(i, prompt) for i, prompt in enumerate(found)]
 
+    def _begin(self, size: PoolSize) -> None:
+        """Take an empty pool; its memory comes with the first forward."""
+        count, longest = self._shape
+        self._size, self._pool = size, SlotPool(size.slots)
+        self._cache = PooledCache(self._pool.size, max(longest, size.gathered), _alike_layers(self._model))
+        self._table = torch.full((count, longest), self._pool.size, device=self._device)
+
     @torch.no_grad()
     def run(self) -> list[list[int]]:
         """Return each sequence's new tokens, the one that ended it included. The pool is given back then."""
+        again = False
+        while (said := self._run_until_full()) is not None:
+            again = self._shrink(said, again)
+        return [row.tokens for row in self._rows]
+
+    def _run_until_full(self) -> str | None:
+        """Decode until every sequence has ended; where memory runs out before, return what the allocator said."""
         try:
-            for action in Schedule(self._rows, self._size, self._sampling.longest).actions():
+            rows = [row for row in self._rows if not row.ended]
+            for action in Schedule(rows, self._size, self._sampling.longest).actions():
                 if isinstance(action, Compute):
                     self._compute(action.row)
                 elif isinstance(action, Leave):
                     self._leave(action.row)
                 else:
                     self._decode(action.rows, action.steps)
+        except torch.OutOfMemoryError as error:
+            if self._free is None:
+                raise
+            return str(error)
         finally:
             self._cache.layers.clear()  # a layer knows its cache: else the pool would wait for the garbage collector
-        return [row.tokens for row in self._rows]
+        return None
+
+    def _shrink(self, said: str, again: bool) -> bool:
+        """Go on from the tokens there are, with a pool of half the size; the smallest is tried twice."""
+        longest = self._shape[1]
+        smaller = PoolSize(max(longest, self._size.slots // 2), max(longest, self._size.gathered // 2))
+        least = smaller == self._size
+        if least and again:
+            raise torch.OutOfMemoryError(f"{said}\nThe lean trainer has no room to generate one sequence at a time.")
+        for row in self._rows:
+            row.places, row.prompt.slots, row.prompt.users = [], [], 0
+        assert self._free is not None
+        self._free()
+        self._begin(smaller)
+        self.work.shrunk = smaller
+        return least
 
     def _leave(self, row: Any) -> None:
         self._pool.give_back(row.places)
@@ -93,7 +131,12 @@ class RollingBatch:
 
         The keys and values of its last token are the next decode step's.
         """
-        prompt, had = row.prompt, row.tokens[:-1]
+        prompt = row.prompt
+        if not row.tokens and prompt.logits is not None:
+            self._add(row, *self._choose(prompt.logits, [row]))
+            if row.ended:  # its prompt has not to be there
+                return
+        had = row.tokens[:-1]
         chunks = chunks_of(row, shared=bool(prompt.slots))
         if not prompt.slots:
             prompt.slots = self._pool.take(prompt.length)

@@ -53,12 +53,13 @@ class PoolSize:
 @dataclass
 class Work:
     """Count what a generation ran: ``steps`` decode steps of ``rows`` rows in all, ``forwards`` over ``again`` tokens
-    that were computed before."""
+    that were computed before. ``shrunk``: the pool it went on with after memory had run out."""
 
     steps: int = 0
     rows: int = 0
     forwards: int = 0
     again: int = 0
+    shrunk: PoolSize | None = None
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 from memprof.config.model_shape import ModelShape
 from memprof.errors import InputError
+from memprof.grpo.techniques.whole_length import follows_length
 
 __all__ = ["NotPaged", "why_not"]
 
@@ -37,6 +38,8 @@ def why_not(model: Any, settings: Any, length: int, *, together: bool) -> str | 
         shape = ModelShape.of(model.config)
     except InputError as error:
         return str(error)
+    if follows_length(model):
+        return "the model's rotary frequencies follow the longest of the sequences that are generated together"
     others = sorted({kind for kind in shape.layer_kinds if kind not in ("full_attention", "sliding_attention")})
     if others:
         return f"the model has layers of kind {', '.join(others)}"

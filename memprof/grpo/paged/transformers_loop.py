@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ def decode_in_pool(
     generation_config: Any,
     size: PoolSize,
     work: Work,
+    free: Callable[[], None] | None = None,
     **inputs: Any,
 ) -> torch.Tensor:
     """Decode prompts in a rolling batch: what ``generate`` calls where it is given as ``custom_generate``.
@@ -30,6 +32,7 @@ def decode_in_pool(
         input_ids: prompts, padded on the left ``[sequences, prompt]``; ``attention_mask`` among ``inputs`` says where.
         size: of the pool.
         work: filled with what was run.
+        free: see :class:`RollingBatch`.
 
     Returns:
         Prompts and new tokens ``[sequences, prompt + longest]``, padded on the right.
@@ -40,7 +43,7 @@ def decode_in_pool(
     count, prompt = input_ids.shape
     sampling = Sampling.of(logits_processor, stopping_criteria, generation_config, count, prompt)
     prompts = prompts_of(input_ids, inputs.get("attention_mask"))
-    found = RollingBatch(model, prompts, sampling, size, work).run()
+    found = RollingBatch(model, prompts, sampling, size, work, free).run()
     longest = max(map(len, found))
     padding = generation_config.pad_token_id
     fill = next(iter(sampling.stop), 0) if padding is None else int(padding)

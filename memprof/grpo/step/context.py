@@ -37,6 +37,8 @@ class StepContext:
         tile: tokens that go through an MLP together; None where it is not tiled.
         piece_tokens: tokens that go through the model together with a graph, and without; a longer sequence is alone.
         balancing: the router's auxiliary loss; None where there is none.
+        adaptation: what is done where memory runs out; None: the error goes on.
+        adapter_outside: why the model must not be called without PEFT's wrapper; None where it may be.
     """
 
     settings: LeanGRPOConfig
@@ -53,6 +55,8 @@ class StepContext:
     tile: int | None = None
     piece_tokens: tuple[int, int] = (MOST_TOKENS, MOST_TOKENS)
     balancing: LoadBalancing | None = None
+    adaptation: Any = None  # an Adaptation of memprof.grpo.step.out_of_memory, which stands above this file
+    adapter_outside: str | None = None
 
     @property
     def scales_gradients(self) -> bool:

@@ -7,7 +7,7 @@ rounded into ``.grad``, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,8 +25,11 @@ _MANY = 3
 
 def gradient_sums(
     wanted: str, model: Any, pieces: int, *, sharded: bool, log: OnceLog
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Mapping[torch.Tensor, torch.Tensor]]:
     """Return a context in which gradients of ``model``'s bf16 parameters are summed in fp32, or one that does nothing.
+
+    What it yields is the sums by parameter.
+
 
     Args:
         wanted: ``fp32``, ``never``, or ``auto``: where the sums take at most :data:`SMALL_SHARE` of the weights' bytes.
@@ -35,14 +38,14 @@ def gradient_sums(
     """
     parameters = _in_bf16(model) if pieces >= _MANY and wanted != "never" else []
     if not parameters:
-        return nullcontext()
+        return nullcontext({})
     gib = f"{_bytes_of_sums(parameters) / 2**30:.2f} GiB"
     if sharded:
         log.say("gradients of pieces are added up in bf16: FSDP and DeepSpeed hold parts of them")
-        return nullcontext()
+        return nullcontext({})
     if not are_summed(wanted, model, pieces, sharded=sharded):
         log.say(f"gradients of pieces are added up in bf16; gradient_sums='fp32' takes {gib} for as long as pieces run")
-        return nullcontext()
+        return nullcontext({})
     log.say(f"gradients of pieces are added up in fp32: {gib} for as long as pieces run")
     return _summing(parameters)
 
@@ -64,7 +67,7 @@ def _bytes_of_sums(parameters: Sequence[torch.Tensor]) -> int:
 
 
 @contextmanager
-def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[Mapping[torch.Tensor, torch.Tensor]]:
     before = [parameter.grad for parameter in parameters]
     sums: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -83,7 +86,7 @@ def _summing(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         parameter.grad = None
         hooks.append(parameter.register_post_accumulate_grad_hook(add))  # type: ignore[no-untyped-call]
     try:
-        yield
+        yield sums
     finally:
         for hook in hooks:
             hook.remove()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,7 +19,9 @@ from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.gradient_sums import gradient_sums
 from memprof.grpo.step.objective import Gradient, Objective, Values
+from memprof.grpo.step.out_of_memory import draws_numbers, survive
 from memprof.grpo.step.pieces import Piece, plan
+from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
 from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
 
@@ -105,33 +108,61 @@ class PiecewiseStep:
                 balance = balancing.share(self._routed, self._routed).detach().to(balance.device)
         return Values(self._logps, self._entropies, balance)
 
-    def _all_but_last(self, gradient: Gradient | None, states: list[Any]) -> torch.Tensor:
+    def _all_but_last(self, gradient: Gradient | None, states: list[RandomState]) -> torch.Tensor:
         """Run every piece forward and all but the last backward; return the last's surrogate.
 
-        ``states``: the random state before each piece, restored where it is given and else written there.
+        Where memory that runs out is lived through, the last has its backward here too, and a scalar without a graph
+        is returned. ``states``: the random state before each piece, restored where it is given and else written there.
         """
         repeats = bool(states)
-        with self._sums():
+        with self._sums() as sums:
             for number, piece in enumerate(self._pieces[:-1]):
                 self._set_or_note_random_state(states, number, repeats)
                 with self._unsynchronised():
-                    self._backward(self._watched(self._surrogate(piece, gradient)))
+                    self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        return self._watched(self._surrogate(self._pieces[-1], gradient))
+        if self._step.adaptation is None:
+            return self._watched(self._surrogate(self._pieces[-1], gradient))
+        self._forward_and_backward(self._pieces[-1], gradient, {})
+        return self._watched(torch.zeros((), device=self._logps.device, requires_grad=True))
 
-    def _set_or_note_random_state(self, states: list[Any], number: int, repeats: bool) -> None:
-        if repeats:
-            _set_random_state(self._logps.device, states[number])
+    def _forward_and_backward(
+        self, piece: Piece, gradient: Gradient | None, sums: Mapping[torch.Tensor, torch.Tensor]
+    ) -> None:
+        def run(piece: Piece, begin: Callable[[], None]) -> None:
+            surrogate = self._watched(self._surrogate(piece, gradient))
+            begin()
+            if surrogate.requires_grad:  # not where all parameters had their part before memory ran out
+                self._backward(surrogate)
+
+        adaptation = self._step.adaptation
+        if adaptation is None:
+            self._backward(self._watched(self._surrogate(piece, gradient)))
         else:
-            states.append(_random_state(self._logps.device))
+            survive(piece, run, self._trained, sums, adaptation, self._logps.device, splits=self._may_split)
 
-    def _sums(self) -> AbstractContextManager[None]:
+    @functools.cached_property
+    def _trained(self) -> list[torch.Tensor]:
+        return [parameter for parameter in self._step.policy.parameters() if parameter.requires_grad]
+
+    def _may_split(self) -> bool:
+        """Tell whether halves of a piece have its gradient: not where the router's loss was counted over it alone."""
+        counted = self._step.balancing is None or self._scheme == TWO_PASS
+        return counted and not draws_numbers(self._step.policy)
+
+    def _set_or_note_random_state(self, states: list[RandomState], number: int, repeats: bool) -> None:
+        if repeats:
+            states[number].restore()
+        else:
+            states.append(RandomState.now(self._logps.device))
+
+    def _sums(self) -> AbstractContextManager[Mapping[torch.Tensor, torch.Tensor]]:
         """Add up the pieces' gradients in fp32 while open, where that is asked for or costs little."""
         step = self._step
         wanted, sharded = step.settings.gradient_sums, step.ranks.forward_together
         return gradient_sums(wanted, step.policy, len(self._pieces), sharded=sharded, log=step.log)
 
-    def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[Any]) -> torch.Tensor:
+    def _with_the_rest(self, last: torch.Tensor, whole: Gradient, states: list[RandomState]) -> torch.Tensor:
         """Let every piece go once more, with what it has not used of the ``whole`` loss's gradient.
 
         Returns the last piece's surrogate, in place of ``last``. ``states``: the random state before each piece.
@@ -153,11 +184,11 @@ class PiecewiseStep:
     def _distributed(self) -> bool:
         return isinstance(self._model, torch.nn.parallel.DistributedDataParallel)
 
-    def _score(self, pieces: Sequence[Piece]) -> list[Any]:
+    def _score(self, pieces: Sequence[Piece]) -> list[RandomState]:
         """Fill in the pieces' values; return the random state before each, to repeat its dropout."""
         states = []
         for piece in pieces:
-            states.append(_random_state(self._logps.device))
+            states.append(RandomState.now(self._logps.device))
             routed = score_pieces(
                 self._step, self._model, self._inputs, [piece], self._logps, self._entropies, balances=True
             )
@@ -222,9 +253,7 @@ class PiecewiseStep:
         return self._balanced(_weighted(scored, gradient), scored, gradient)
 
     def _anchored(self, piece: Piece, token_gradient: TokenGradient, gradient: Gradient | None = None) -> torch.Tensor:
-        scored = score_piece(
-            self._step, self._model, self._inputs, piece, token_gradient=token_gradient, balances=True
-        )
+        scored = score_piece(self._step, self._model, self._inputs, piece, token_gradient=token_gradient, balances=True)
         self._note_routed(scored)
         assert scored.anchor is not None
         return self._balanced(scored.anchor, scored, gradient)
@@ -314,14 +343,3 @@ def _silent(step: StepContext, inputs: Mapping[str, Any]) -> set[int]:
 
 def _is_deepspeed(accelerator: Any) -> bool:
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper() == "DEEPSPEED"
-
-
-def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), on_device
-
-
-def _set_random_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)

@@ -120,6 +120,8 @@ def segments_refused(step: StepContext, rows: Sequence[Row]) -> str | None:
     """Say why these rows cannot go through the model in segments (packed, or after a shared prompt), or None."""
     if step.ranks.forward_together:
         return "FSDP and DeepSpeed run the wrapped model only"
+    if step.adapter_outside:
+        return step.adapter_outside
     base = step.base_model()
     if not transformers.TAKES_ATTENTION_ARGUMENTS.of(base) or not hands_arguments_down(base):
         return "the model hands no arguments down to its attention"

@@ -11,8 +11,10 @@ from memprof.grpo.loss.head import Request, Scored, TokenGradient
 from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.out_of_memory import draws_numbers, survive
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
+from memprof.grpo.techniques.whole_length import frequencies_of
 
 __all__ = ["blank", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
 
@@ -38,9 +40,9 @@ def score_piece(
     packed = wanted and len(rows) > 1 and piece.prompt is None and _may_pack(step, rows)
     balancing = step.balancing if balances else None
     request = Request(step.head, rows, inputs["completion_ids"], want_entropy, token_gradient, packed, balancing)
-    with step.accelerator.autocast():
+    base = step.base_model(model)
+    with step.accelerator.autocast(), frequencies_of(base, inputs):
         if piece.prompt is not None:
-            base = step.base_model(model)
             states = torch.cat(piece.prompt.states(base.base_model, inputs, rows))
             return step.head.scored(base, states, request)
         if packed:
@@ -75,9 +77,7 @@ def score_without_graph(
     """
     logps, entropies = blank(inputs), blank(inputs)
     pieces = plan(step, inputs, rows, graph=False, balances=balances)
-    routed = score_pieces(
-        step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances
-    )
+    routed = score_pieces(step, model, inputs, pieces, logps, entropies, want_entropy=want_entropy, balances=balances)
     return logps, entropies, routed
 
 
@@ -98,14 +98,25 @@ def score_pieces(
     Returns what the router did with all their tokens; None unless it ``balances``.
     """
     routed: RoutedTokens | None = None
-    for piece in pieces:
-        if piece.closes and piece.prompt is not None:
-            piece.prompt.prefix = None
-            continue
+
+    def run(piece: Piece) -> None:
+        nonlocal routed
         scored = score_piece(step, model, inputs, piece, want_entropy=want_entropy, balances=balances)
         if piece.rows:
             write(scored, logps, entropies)
             routed = routed if scored.routed is None else scored.routed.plus(routed)
+
+    def may_split() -> bool:
+        return not (model.training and draws_numbers(step.policy))
+
+    for piece in pieces:
+        if piece.closes and piece.prompt is not None:
+            piece.prompt.prefix = None
+            continue
+        if step.adaptation is None:
+            run(piece)
+        else:
+            survive(piece, lambda part, _: run(part), (), {}, step.adaptation, logps.device, splits=may_split)
     return routed
 
 

@@ -24,6 +24,7 @@ __all__ = ["OFFLOAD_FROM_BYTES", "TILE_TOKENS", "Techniques", "checkpointing_of"
 OFFLOAD_FROM_BYTES = 2 << 30
 #: Large enough that each of a tile's products keeps a GPU busy.
 TILE_TOKENS = 4096
+_LEAST_TILE = 256
 
 
 def checkpointing_of(args: Any, model: Any, device: torch.device) -> str:
@@ -89,6 +90,25 @@ class Techniques:
         self._undo: list[Undo] = []
         self.checkpointing = "auto"
         self.tile: int | None = None
+
+    def lighten(self) -> str | None:
+        """Checkpoint the layers harder, or run their MLPs in smaller tiles; return what, or None for nothing left.
+
+        The gradient stays the same but for rounding.
+        """
+        own = getattr(self._model, "is_gradient_checkpointing", False)
+        kinds = () if self.checkpointing == "offloaded" or not _has_layers(self._model) else ("full", "offloaded")
+        recomputed = self.checkpointing == "full" or (self.checkpointing == "auto" and own)
+        for kind in kinds[recomputed:]:
+            self._settings.checkpointing, self._settings.tiled_mlp = kind, self.tile or 0
+            self.apply()
+            return f"checkpointing={kind!r}"
+        tile = (self.tile or 2 * TILE_TOKENS) // 2
+        if tile < _LEAST_TILE or not _can_tile(self._model):
+            return None
+        self._settings.tiled_mlp = tile
+        self.apply()
+        return f"tiled_mlp={tile}"
 
     def apply(self) -> None:
         """Apply what the settings say now, in place of what was applied before."""

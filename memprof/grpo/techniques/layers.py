@@ -18,12 +18,10 @@ from memprof.errors import UsageError
 __all__ = [
     "Undo",
     "attention_of",
-    "counts_padding",
     "decoder_layers",
     "hands_arguments_down",
     "is_mixture_of_experts",
     "mlp_of",
-    "reads_padding",
     "replace_forward",
     "text_config",
 ]
@@ -32,24 +30,7 @@ __all__ = [
 Undo = Callable[[], None]
 
 _WRAPPERS, _BEFORE = "_memprof_wrappers", "_memprof_forward"
-_COUNT_THE_MASK = ("opt",)
-# They take an attention mask and do not use it: a padded row's states begin with its padding.
-_READ_PADDING = ("recurrent_gemma", "rwkv", "xlstm")
 _MLP_NAMES = ("mlp", "feed_forward", "ffn")
-
-
-def counts_padding(model: Any) -> bool:
-    """Tell whether a token's position, where none is given, counts from the row's left edge, padding included.
-
-    So in all of transformers' causal LMs but OPT, whose learned positions count the attention mask's ones.
-    """
-    return bool(text_config(model).model_type not in _COUNT_THE_MASK)
-
-
-def reads_padding(model: Any) -> str | None:
-    """Return the family of a model whose results depend on a row's padding, or None."""
-    family = str(text_config(model).model_type)
-    return family if family in _READ_PADDING else None
 
 
 def text_config(model: Any) -> Any:

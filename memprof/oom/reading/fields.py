@@ -66,6 +66,7 @@ def _pieces(text: str) -> list[tuple[int, int, str, re.Match[str]]]:
         and "allocationondevice" not in text
         and "bypytorch" not in text
         and "reservedbut" not in text
+        and "mpsallocated" not in text
         and "totalcapac" not in text
     ):
         return pieces

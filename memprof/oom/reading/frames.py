@@ -14,6 +14,9 @@ _HEAD = "Traceback (most recent call last"
 _MOST_LINES = 500
 _MOST_FRAMES = 250
 _NARROWEST = 40
+# So many lines above a message a line of code can be what asked.
+_NEAR = 3
+_CODE = re.compile(r"\s{1,40}(?:[\w.]{1,60} = [\w.]{1,60}[ (\[.]|return [\w.]{1,60}\()")
 # Python's; the path may be broken by a terminal.
 _PYTHON = re.compile(r'File ["“]([^"”]{1,500})["”],\s*line\s+(\d{1,9})(?:,\s*in\s+([^\s,]{1,200}))?')
 _IPYTHON = re.compile(
@@ -50,9 +53,17 @@ def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> t
     if len(heads) > 1:
         below = below[: heads[1]]
     frames = _read(below)
+    if not frames:
+        return _last_code(lines[max(floor, at - _NEAR) : at])
     if frames and not heads and _is_backwards(below):
         frames = _read(below[::-1])
     return tuple(frames[-_MOST_FRAMES:])
+
+
+def _last_code(above: Sequence[Line]) -> tuple[Frame, ...]:
+    """Return the line of code that stands right above a message whose traceback is cut off, as a frame of no file."""
+    code = [line.text.strip() for line in above if _CODE.match(line.text)]
+    return (Frame("", 0, "", code[-1][:200]),) if code else ()
 
 
 def _block_above(lines: Sequence[Line], at: int, floor: int) -> list[str]:

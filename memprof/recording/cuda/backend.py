@@ -122,7 +122,7 @@ class TorchCuda:
         attach = names.OOM_OBSERVER.find()
         if attach and observer not in _observers:
             _observers.add(observer)
-            attach(observer)
+            attach(observer)  # the recorder's, which is behind its door
 
     def limit(self, device: int, nbytes: int | None) -> None:
         fraction = 1.0 if nbytes is None else min(1.0, nbytes / self.total_bytes(device))

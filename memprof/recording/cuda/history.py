@@ -23,6 +23,7 @@ from memprof.recording.cuda.backend import CudaBackend, TorchCuda
 from memprof.recording.cuda.emulated import emulation_notes, uncomputed_notes
 from memprof.recording.cuda.history_gaps import Gap, block_changes, fill_gaps
 from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.guard import Door
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.vocabulary import History, Kind, Phase
 
@@ -67,6 +68,7 @@ class CudaHistory:
         capacity: int | None = None,
         backend: CudaBackend | None = None,
     ) -> None:
+        self.door = Door()
         self.notes: list[str] = emulation_notes()
         self._uncomputed: list[str] = []
         self.on_oom: Callable[[], None] | None = None
@@ -107,7 +109,7 @@ class CudaHistory:
             self._backend.limit(self.index, self._capacity)
         self._tagging = self._backend.can_tag and not self._backend.current_tag()
         _recording.add(self)
-        self._backend.watch_oom(_tell_oom)
+        self._backend.watch_oom(_told_oom)
 
     def stop(self) -> None:
         if self._stop_us:
@@ -291,10 +293,10 @@ class CudaHistory:
 
 def _tell_oom(device: int, requested: int, allowed: int, device_free: int) -> None:
     for recorder in list(_recording):
-        try:
-            recorder.failed(device, requested, allowed, device_free)
-        except Exception as error:
-            recorder.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
+        recorder.door.hook(recorder.failed)(device, requested, allowed, device_free)
+
+
+_told_oom = Door(lost="what allocations failed").hook(_tell_oom)
 
 
 def _of(stats: dict[str, Any], name: str, which: str) -> int:

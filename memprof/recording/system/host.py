@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -13,6 +15,7 @@ from memprof._version import __version__
 __all__ = [
     "device_name",
     "device_total",
+    "host_parts",
     "host_section",
     "node_name",
     "pinned_bytes",
@@ -36,6 +39,76 @@ def rss_bytes() -> int:
         return int(psutil.Process().memory_info().rss)
     except Exception:
         return 0
+
+
+#: Lines of ``/proc/self/status`` and the parts they are counted as.
+_STATUS = {"RssAnon": "host_anon", "RssFile": "host_files", "RssShmem": "host_shared"}
+
+
+def host_parts() -> dict[str, int]:
+    """Return what the process's resident memory is made of, in bytes, as far as the system tells (Linux).
+
+    ``host_anon`` (heaps and other private memory), ``host_files`` (mapped files), ``host_shared`` (``/dev/shm``: Ray's
+    object store, tensors of workers), ``host_children`` (resident memory of child processes, such as dataloader
+    workers; pages they share with this one count again), ``host_arenas`` (freed, but kept by glibc's arenas; part of
+    ``host_anon``). Costs a few reads of ``/proc``.
+    """
+    found = {}
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                name, _, rest = line.partition(":")
+                if name in _STATUS:
+                    found[_STATUS[name]] = int(rest.split()[0]) * 1024
+        found["host_children"] = _children_bytes()
+    except (OSError, ValueError, IndexError):
+        pass
+    if (arenas := _kept_by_malloc()) is not None:
+        found["host_arenas"] = arenas
+    return found
+
+
+def _children_bytes() -> int:
+    total, page = 0, os.sysconf("SC_PAGE_SIZE")
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                children = file.read().split()
+        except OSError:
+            continue  # the thread has ended
+        for child in children:
+            try:
+                with open(f"/proc/{child}/statm") as file:
+                    total += int(file.read().split()[1]) * page
+            except (OSError, ValueError, IndexError):
+                continue  # the process has ended
+    return total
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``: ten ``size_t``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+@cache
+def _mallinfo() -> Any:
+    try:
+        ask = ctypes.CDLL(None).mallinfo2  # glibc 2.33 and later
+    except (OSError, AttributeError, TypeError):
+        return None
+    ask.restype = _MallInfo
+    return ask
+
+
+def _kept_by_malloc() -> int | None:
+    ask = _mallinfo()
+    return int(ask().fordblks) if ask is not None else None
 
 
 def versions() -> dict[str, str]:

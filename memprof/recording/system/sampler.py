@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 
+from memprof.recording.guard import Door
+
 __all__ = ["MOST_HERTZ", "Sampler"]
 
 MOST_HERTZ = 10.0
 _MOVED = 1 << 20
 _AT_LEAST_EVERY_US = 5_000_000
+_LOST = "what the device held between the ends of phases"
 
 Row = list["int | None"]
 
@@ -45,7 +48,7 @@ class Sampler:
     def start(self) -> None:
         """Begin; a daemon, so that a process that ends is not held up."""
         self._over.clear()
-        self._thread = threading.Thread(target=self._run, name="memprof-sampler", daemon=True)
+        self._thread = threading.Thread(target=Door(lost=_LOST).hook(self._run), name="memprof-sampler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -58,13 +61,10 @@ class Sampler:
     def _run(self) -> None:
         while not self._over.wait(self._pause):
             begun = time.thread_time()
-            try:
-                row = self._look()
-                if self._says_something(row):
-                    self._last = row
-                    self._keep(row)
-            except Exception:
-                return  # a driver that went away, an interpreter that is ending: phases still look at their ends
+            row = self._look()
+            if self._says_something(row):
+                self._last = row
+                self._keep(row)
             self.looks += 1
             self.seconds += time.thread_time() - begun
 

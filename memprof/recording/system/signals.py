@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from memprof.recording.guard import Door, way_in
+
 __all__ = ["Interrupts", "Terminations"]
 
 # How long the main thread may take to notice a signal before it counts as stuck.
@@ -39,14 +41,18 @@ class Interrupts:
     def __init__(self) -> None:
         self.pending = False
         self._previous: Any = None
+        self.door = Door(lost="nothing: an interrupt is not put off")
+        self._handler = self.door.hook(self._wait)
 
+    @way_in
     def __enter__(self) -> Interrupts:
         if _main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous = signal.signal(signal.SIGINT, self._wait)
+            self._previous = signal.signal(signal.SIGINT, self._handler)
         return self
 
+    @way_in
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None and signal.getsignal(signal.SIGINT) == self._wait:
+        if self._previous is not None and signal.getsignal(signal.SIGINT) is self._handler:
             signal.signal(signal.SIGINT, self._previous)
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
@@ -59,11 +65,13 @@ class Terminations:
     """Calls ``rescue`` when the process gets a SIGTERM it has no handler for, and then lets it die by it.
 
     Args:
-        rescue: writes what there is; whatever it raises is swallowed. Runs once.
+        rescue: writes what there is. Runs once.
     """
 
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue
+        self.door = Door(lost="what was recorded until this signal")
+        self._handler = self.door.hook(self._caught)
         self._owner = os.getpid()
         self._begun = threading.Event()
         self._once = threading.Lock()
@@ -71,21 +79,23 @@ class Terminations:
         self._finishing = self._pending = False
         self._pipe: tuple[int, int] | None = None
 
+    @way_in
     def start(self) -> None:
         """Begin to listen, where that is possible and nobody else does."""
         if not _main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        signal.signal(signal.SIGTERM, self._caught)
+        signal.signal(signal.SIGTERM, self._handler)
         self._installed = True
         with suppress(OSError, ValueError):
             self._listen()
 
+    @way_in
     def stop(self) -> None:
         """Put everything back."""
         if not self._installed or not _main_thread():
             return
         self._installed = False
-        if signal.getsignal(signal.SIGTERM) == self._caught:
+        if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._pipe is not None:
             if (now := signal.set_wakeup_fd(-1)) not in (-1, self._pipe[1]):
@@ -114,7 +124,7 @@ class Terminations:
             return
         self._pipe = (read, write)
         _leave_children_alone()
-        threading.Thread(target=self._wait, args=(read,), name="memprof-signals", daemon=True).start()
+        threading.Thread(target=self.door.hook(self._wait), args=(read,), name="memprof-signals", daemon=True).start()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal on the main thread, between two steps of the program."""
@@ -123,8 +133,10 @@ class Terminations:
         if self._finishing:
             self._pending = True
             return
-        self._save()
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            self._save()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait(self, read: int) -> None:
         """Handle a signal on the listening thread: a byte is a signal's number."""
@@ -144,18 +156,14 @@ class Terminations:
     def _save(self) -> None:
         # A forked worker inherits the handler, but the run is its parent's.
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
-            with suppress(BaseException):
-                self._rescue()
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            self.door.tidy(self._rescue, sys.stdout.flush, sys.stderr.flush)
 
 
 @functools.cache
 def _leave_children_alone() -> None:
     """Forget the pipe in a forked child: it shares it, and its signals are not ours."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
+        os.register_at_fork(after_in_child=Door().hook(lambda: signal.set_wakeup_fd(-1)))
 
 
 def _main_thread() -> bool:
@@ -178,8 +186,3 @@ def _read(handle: int) -> bytes:
         return os.read(handle, 64)
     except OSError:
         return b""
-
-
-def _quietly(call: Callable[..., Any], *arguments: Any) -> None:
-    with suppress(Exception):
-        call(*arguments)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.recording.guard import Door, meant
 
 __all__ = [
     "PLAIN",
@@ -28,7 +29,7 @@ _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 class Watcher(Protocol):
     """The trace that operations are shown to."""
 
-    failure: BaseException | None
+    door: Door
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Account for what an operation made."""
@@ -42,9 +43,6 @@ class Watcher(Protocol):
     def refusal(self, requested: int) -> torch.OutOfMemoryError:
         """Return the error that ends a run of limited capacity."""
 
-    def broke(self, error: Exception) -> None:
-        """Stop watching after memprof's own error; the run goes on."""
-
 
 _DispatchMode: Any = torch_names.DISPATCH_MODE.get()
 
@@ -56,7 +54,9 @@ class Watching(_DispatchMode):  # type: ignore[misc]
 
     def __init__(self, trace: Watcher) -> None:
         super().__init__()
-        self._trace = trace
+        self._trace, self._door = trace, trace.door
+        self._kind_of = trace.door.hook(self._kind)
+        self._failed = trace.door.hook(trace.failed)
         self._kinds: dict[tuple[type, ...], int] = {}
 
     @classmethod
@@ -70,26 +70,25 @@ class Watching(_DispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if types:
-            kind = self._kind(tuple(types))
+            kind = self._kind_of(tuple(types))
             if kind == _WRAPPER:
                 return NotImplemented  # it unpacks itself first; its inner tensors come by here again
             if kind == _NO_MEMORY:
                 return func(*args, **kwargs)
         try:
             out = func(*args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, RuntimeError):
-                self._trace.failed(error)
+        except RuntimeError as error:
+            self._failed(error)
             raise
-        if requested := self._trace.too_much(out):
-            # The operation has run; dropping its result leaves things as if it had not.
-            out = None
-            raise self._trace.refusal(requested)
-        if self._trace.failure is None:
+        if self._door.failure is None:
             try:
+                if requested := self._trace.too_much(out):
+                    # The operation has run; dropping its result leaves things as if it had not.
+                    out = None
+                    raise meant(self._trace.refusal(requested))
                 self._trace.see(func, args, kwargs, out)
             except Exception as error:
-                self._trace.broke(error)
+                self._door.shut(error)  # a hook's door without its frame: this runs at every operation
         return out
 
     def _kind(self, kinds: tuple[type, ...]) -> int:

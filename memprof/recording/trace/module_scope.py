@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memprof.compat.torch import AFTER_FORWARD, BEFORE_FORWARD, IS_COMPILING
+from memprof.recording.guard import UNGUARDED, Door
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["ModuleScope", "Running"]
-
-
-def _unseen_by_old_compilers(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return the hook, left out of what torch.compile traces before torch 2.3: that cannot trace ``id`` of a module."""
-    import torch
-
-    if hasattr(torch.compiler, "is_compiling"):
-        return hook
-    is_compiling = IS_COMPILING.get()
-
-    def outside(*arguments: Any) -> None:
-        if not is_compiling():
-            hook(*arguments)
-
-    return outside
 
 
 class Running(NamedTuple):
@@ -60,9 +45,9 @@ class ModuleScope:
         for name, module in root.named_modules():
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
-    def start(self) -> None:
-        """Hook into every module's forward."""
-        enter, leave = _unseen_by_old_compilers(self._enter), _unseen_by_old_compilers(self._leave)
+    def start(self, door: Door = UNGUARDED) -> None:
+        """Hook into every module's forward, except what torch.compile makes of it: that runs as if nobody watched."""
+        enter, leave = (door.hook(step, IS_COMPILING.get()) for step in (self._enter, self._leave))
         self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 
     def stop(self) -> None:

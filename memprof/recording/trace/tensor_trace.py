@@ -9,7 +9,6 @@ The mode neither computes nor draws random numbers: an operation runs as it woul
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 import warnings
@@ -23,6 +22,7 @@ import torch
 from memprof.compat.patching import Patches
 from memprof.compat.torch import OPERATOR_SCHEMA, STORAGE_RESIZE
 from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.guard import Door, meant
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.storages import storage_key
 from memprof.recording.trace.capacity import out_of_memory
@@ -30,7 +30,7 @@ from memprof.recording.trace.clock import Clock
 from memprof.recording.trace.dispatch_mode import PLAIN, STRIDED, Watching, keep_compiler_off, remove_mode, tensors_in
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_form import Born, Died, Held, write_snapshot
-from memprof.recording.training_regions import Region
+from memprof.recording.trace.training_regions import Region
 from memprof.vocabulary import History, Kind
 
 __all__ = ["TensorTrace"]
@@ -71,6 +71,7 @@ class TensorTrace:
         hidden: Iterable[str] = (),
     ) -> None:
         self.scope = ModuleScope()
+        self.door = Door()
         self.notes: list[str] = []
         self.on_oom: Callable[[], None] | None = None
         # Distributed runs number their CPUs; tensors there do not.
@@ -96,17 +97,18 @@ class TensorTrace:
         self._start_us = self._stop_us = 0
         self._held_at_stop: list[Held] | None = None
         self._oom: dict[str, Any] | None = None
-        self.failure: BaseException | None = None
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Adopt every tensor Python can see (they were there before), then watch."""
         self._start_us = self._clock.tick()
+        self._on_death = self.door.hook(self._died)
+        keep_compiler_off(self._on_death.__code__)
         for tensor in _visible_tensors():
             self._adopt(tensor)
-        self.scope.start()
-        self._region.start()
+        self.scope.start(self.door)
+        self._region.start(self.door)
         self._watch_resize()
         self._mode = Watching(self)
         self._mode.__enter__()
@@ -240,10 +242,7 @@ class TensorTrace:
             "time_us": self._clock.tick(),
         }
         if self.on_oom is not None:
-            try:
-                self.on_oom()
-            except Exception as error:
-                self.notes.append(f"memprof could not look at an out-of-memory error: {error!r}")
+            self.on_oom()
 
     def too_much(self, out: Any) -> int:
         """Return bytes of the result that does not fit the capacity; 0 where everything does."""
@@ -302,7 +301,7 @@ class TensorTrace:
         )
 
     def _remember(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        watch = _Watch(storage, self._died)
+        watch = _Watch(storage, self._on_death)
         watch.key = storage_key(storage)
         watch.address = storage.data_ptr()
         watch.nbytes = nbytes
@@ -346,25 +345,19 @@ class TensorTrace:
 
     def _watch_resize(self) -> None:
         """``UntypedStorage.resize_`` frees and allocates without any operation (FSDP does it)."""
-        original = STORAGE_RESIZE.get()
-        trace = self
+        around = self.door.around(STORAGE_RESIZE.get(), self._before_resize, self._resized)
+        self._patches.put(*STORAGE_RESIZE.place(), around)
 
-        @functools.wraps(original)
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+    def _before_resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.UntypedStorage:
+        storage: torch.UntypedStorage = args[0]
+        if self._capacity is not None:
+            size = args[1] if len(args) > 1 else kwargs["size"]
             grown = size - storage.nbytes()
-            room = None if trace._capacity is None else trace._capacity - trace._allocated
-            if room is not None and 0 < grown > room and trace._ours(storage):
-                raise trace.refusal(size)
-            result = original(storage, size)
-            try:
-                trace._resized(storage)
-            except Exception as error:
-                trace.broke(error)
-            return result
+            if 0 < grown > self._capacity - self._allocated and self._ours(storage):
+                raise meant(self.refusal(size))
+        return storage
 
-        self._patches.put(*STORAGE_RESIZE.place(), resize_)
-
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _resized(self, storage: torch.UntypedStorage, _result: Any, _error: BaseException | None) -> None:
         watch = self._live.get(storage_key(storage))
         if watch is not None:
             if storage.nbytes() == watch.nbytes and storage.data_ptr() == watch.address:
@@ -373,13 +366,6 @@ class TensorTrace:
             self._forget(watch)
         if storage.nbytes() and storage.device.type == self._device.type:
             self._born(storage, (storage.nbytes(),), torch.uint8, None)
-
-    def broke(self, error: Exception) -> None:
-        """Say once that memprof made a mistake, stop accounting, let the run go on."""
-        if self.failure is None:
-            self.failure = error
-            self.notes.append(f"the tensor trace failed and stopped early: {error!r}")
-            warnings.warn(f"memprof: the tensor trace stopped early ({error!r}); the run goes on.", stacklevel=2)
 
 
 keep_compiler_off(TensorTrace._died.__code__)

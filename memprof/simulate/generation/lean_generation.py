@@ -35,7 +35,7 @@ def generate_lean(
         count: sequences of this process, those of a group one after another.
         in_passes: runs ``generate`` for so many sequences together, as one of so many passes.
     """
-    step = _as_on_ranks(trainer.step_context(), settings)
+    step = _as_on_ranks(trainer._step_context(), settings)
     prompts = [[place // settings.num_generations] * settings.prompt_length for place in range(count)]
     lean = trainer.lean_generation
     passes: list[int] = []
@@ -95,7 +95,7 @@ def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts
         generation.max_new_tokens = settings.completion_length
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation)
         if session is not None:
-            words = rolling_words(trainer.step_context().base_model(), len(prompts), made[0].size, made[0].work)
+            words = rolling_words(trainer._step_context().base_model(), len(prompts), made[0].size, made[0].work)
             _tell(session, f"{_ROLLING}{words}")
     return made[0].work
 

@@ -21,10 +21,11 @@ from memprof.allocator.model import CachingAllocator, OutOfMemory
 from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.recording.frames import StackWriter, capture_function
+from memprof.recording.guard import UNGUARDED
 from memprof.recording.recorder import DeviceInfo, Recorded, Tags, WindowPeaks
 from memprof.recording.trace.module_scope import ModuleScope
 from memprof.recording.trace.snapshot_form import Born, _TagWriter
-from memprof.recording.training_regions import Region
+from memprof.recording.trace.training_regions import Region
 from memprof.simulate.recorder.autograd_accumulation import puts_in_place, sums_in_place
 from memprof.simulate.recorder.host_memory import HostPool
 from memprof.simulate.recorder.kernel_workspaces import asks_for_more, early_bytes, hidden_bytes
@@ -88,6 +89,7 @@ class FakeRecorder:
         stacks: str | None = "python",
     ) -> None:
         self.kind = Kind.SIMULATED if cuda else Kind.TRACE
+        self.door = UNGUARDED
         self.scope = ModuleScope()
         self.notes: list[str] = []
         self.bounded = False

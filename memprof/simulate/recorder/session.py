@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memprof.allocator.model import CachingAllocator
+from memprof.recording.guard import UNGUARDED
 from memprof.recording.kv_caches import CacheWatch
 from memprof.recording.session import Session
 from memprof.simulate.recorder.host_memory import PROCESS_BYTES
@@ -27,7 +28,7 @@ class FakeSession(Session):
     """
 
     def __init__(self, recorder: FakeRecorder, config: Mapping[str, Any], *, world_size: int = 1) -> None:
-        super().__init__(recorder, config=config, rank=0, world_size=world_size)
+        super().__init__(recorder, config=config, rank=0, world_size=world_size, door=UNGUARDED)
         self.fake_recorder = recorder
         self.owners = self.book = FakeOwnerBook(recorder)
         self.caches = CacheWatch(self.owners)
@@ -35,9 +36,6 @@ class FakeSession(Session):
         self.non_torch: int | None = None
         self.generation: dict[str, Any] | None = None
         self.growth = True
-
-    def fail(self, error: BaseException) -> None:
-        raise error
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[None]:

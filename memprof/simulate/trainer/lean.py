@@ -12,7 +12,7 @@ import torch
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import replacing
 from memprof.config.from_trainer import not_kept
-from memprof.simulate.recorder.repeats import alike_rounds
+from memprof.simulate.plain import shortcut
 from memprof.vocabulary import Category
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def _rounds_repeated(session: FakeSession) -> list[Change]:
     from memprof.grpo.techniques import tiled_mlp
 
     def parts(total: int, size: int) -> Iterator[slice]:
-        return alike_rounds(session.fake_recorder, list(parts_of(total, size)))
+        found, rounds = list(parts_of(total, size)), shortcut("rounds")
+        return iter(found) if rounds is None else rounds.alike_rounds(session.fake_recorder, found)
 
     return [(tiled_mlp, "parts_of", parts), (fused_loss, "parts_of", parts)]
 

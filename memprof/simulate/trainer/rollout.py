@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memprof.compat import transformers as transformers_names
 from memprof.compat import trl as trl_names
 from memprof.compat.patching import bind
 from memprof.config.layer_caches import STATE_ONLY
 from memprof.config.settings import Settings
-from memprof.simulate.generation.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
 from memprof.simulate.generation.lean_generation import generate_lean
 from memprof.simulate.generation.policy import unwrapped_policy
+from memprof.simulate.plain import shortcut
 from memprof.simulate.recorder.decode_work import DecodeWork, token_made
-from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
+from memprof.simulate.trainer.kv_caches import filled_cache, shapes_of
 from memprof.simulate.trainer.vllm_engine import ColocatedEngine
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.recorder import FakeRecorder
     from memprof.simulate.recorder.session import FakeSession
 
-__all__ = ["counted", "cutting", "fake_rollout", "learned", "pieces_to_execute"]
+__all__ = ["counted", "cutting", "fake_rollout", "some_tokens"]
 
 # Tokens generated at the end: the last one's step runs while the sampling of the one before is still held.
 _DECODED = 2
-# Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
-_FIRST_TOKENS, _LAST_TOKENS = 3, 4
-_SHORTEST_PERIOD = 16
 _MANY_TOKENS = 2048  # from so many on, the warm-up step's generation is not repeated token by token
 _NOT_REPLAYED = "generation was executed at its first and last tokens only"
 _wanted: ContextVar[int] = ContextVar("wanted", default=_DECODED)
@@ -79,105 +74,42 @@ def _generate(trainer: Any, batch: int, settings: Settings, session: FakeSession
 
     The work of the tokens between is counted as that of the first and the last of them, on average.
     """
+    decoding = shortcut("decoding")
     with unwrapped_policy(trainer) as model, _gathered(trainer):
-        work = DecodeWork(session, settings.completion_length, passes) if session is not None else None
-        decoding = _decoding(trainer, model, batch, settings, session) if session is not None else None
-        if session is not None and work is not None and decoding is not None:
-            work.of_runs([run.work for run in decoding.runs])
-            work.of_jumps(decoding.jump_work(), decoding.jumps.times if decoding.jumps is not None else 0)
-            warm = vars(trainer).get("_memprof_generated", False)
-            trainer._memprof_generated = True
-            whole = session.growth and (warm or decoding.repeated < _MANY_TOKENS)
-            with session.generating() if whole else nullcontext():
-                Player(session.fake_recorder, decoding, whole=whole).play()
-        else:
+        if session is None:
+            _execute_ends(trainer, model, batch, settings, None)
+            return
+        if decoding is None and session.growth:
+            with session.generating():
+                length = settings.completion_length
+                some_tokens(trainer, model, batch, settings.prompt_length, length, count=length, whole=True)
+            return
+        work = DecodeWork(session, settings.completion_length, passes)
+        steps = _decoding(decoding, trainer, model, batch, settings, session) if decoding is not None else None
+        if steps is None:
             _execute_ends(trainer, model, batch, settings, work)
+            return
+        work.of_runs([run.work for run in steps.runs])
+        work.of_jumps(steps.jump_work(), steps.jumps.times if steps.jumps is not None else 0)
+        warm = vars(trainer).get("_memprof_generated", False)
+        trainer._memprof_generated = True
+        whole = session.growth and (warm or steps.repeated < _MANY_TOKENS)
+        with session.generating() if whole else nullcontext():
+            decoding.Player(session.fake_recorder, steps, whole=whole).play()
 
 
-def _decoding(trainer: Any, model: Any, batch: int, settings: Settings, session: FakeSession) -> Decoding | None:
+def _decoding(decoding: Any, trainer: Any, model: Any, batch: int, settings: Settings, session: FakeSession) -> Any:
     """Learn what generation does, once for every size of batch; None, with a note, where that cannot be learned."""
-    known: dict[int, Decoding | None] = vars(trainer).setdefault("_memprof_decodings", {})
+    known: dict[int, Any] = vars(trainer).setdefault("_memprof_decodings", {})
     if batch not in known:
         try:
-            known[batch] = learned(trainer, model, batch, settings, session.fake_recorder)
-        except NotAlike as reason:
+            known[batch] = decoding.learned(trainer, model, batch, settings, session.fake_recorder)
+        except decoding.NotAlike as reason:
             known[batch] = None
             session.notes.append(
                 f"{_NOT_REPLAYED} ({reason}): what its growth makes the allocator reserve is not known"
             )
     return known[batch]
-
-
-def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
-    if settings.gpus > 1 and settings.sharding != "ddp":
-        raise NotAlike(f"the model is divided by {settings.sharding}")
-    jumps = _jumps(model, trainer, settings)
-    shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
-    runs: list[Run] = []
-    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
-        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
-            cache = None
-            if jumps is not None and runs:
-                plain = (prompt - 1 - settings.prompt_length) % jumps.length
-                cache = filled_cache(model, shapes, prompt - 1, trainer.generation_config, plain)
-            longest = settings.sequence_length - prompt
-            _some_tokens(trainer, model, batch, prompt, longest, cache, count=tokens, whole=True)
-            del cache
-        runs.append(Run(prompt, rehearsal, work))
-    return learn(runs, settings.completion_length, jumps)
-
-
-def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
-    """Number the tokens after which a quantised cache quantises all of itself; None where it never does."""
-    every = quantised_every(model, trainer.generation_config)
-    if every is None:
-        return None
-    if every < _SHORTEST_PERIOD:
-        raise NotAlike(f"the cache is quantised anew every {every} tokens")
-    return Jumps(every + 1, every, (settings.completion_length - 1) // every)
-
-
-def _layer_shapes(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> list[LayerShape]:
-    """Return what a prompt's forward puts into the cache."""
-    with recorder.rehearsing(), recorder.work.apart():
-        cache = _some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
-        return shapes_of(cache)
-
-
-def pieces_to_execute(
-    settings: Settings, windows: Sequence[int], jumps: Jumps | None = None
-) -> list[tuple[int, int]]:
-    """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
-    length at which a window is full and around the first and the last jump, the last ones."""
-    first, last = settings.prompt_length, settings.sequence_length
-    wanted = [(first, first + _FIRST_TOKENS)]
-    wanted += [(window - 4, window + 3) for window in windows if first < window + 3 and window - 4 < last]
-    around = (first + AROUND[0] - 3, first + AROUND[-1])
-    wanted += [(jump + around[0], jump + around[1]) for jump in _jumps_to_execute(jumps, last - first)]
-    wanted.append((last - _LAST_TOKENS, last))
-    found: list[tuple[int, int]] = []
-    for begin, end in wanted:
-        begin, end = max(begin, first), min(end, last)
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return [(begin, end - begin) for begin, end in found]
-
-
-def _jumps_to_execute(jumps: Jumps | None, tokens: int) -> list[int]:
-    """Choose the first jump and the last one after which enough tokens come, and those after it."""
-    numbers = list(jumps.numbers) if jumps is not None else []
-    whole = [number for number in numbers if number + AROUND[-1] <= tokens]
-    return sorted({*whole[:1], *whole[-1:], *numbers[len(whole) :]})
-
-
-def _windows(model: Any, settings: Settings) -> list[int]:
-    """List the lengths at which a layer's cache stops growing."""
-    from transformers import DynamicCache
-
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    return sorted({w for layer in layers if (w := transformers_names.CACHE_WINDOW.of(layer)) is not None})
 
 
 def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work: DecodeWork | None) -> None:
@@ -187,7 +119,7 @@ def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work
     # Layers that keep a state hold as much after two tokens as at the end.
     few = settings.completion_length <= _DECODED or model.config.model_type in STATE_ONLY
     with work.first(alone=static or few) if work is not None else nullcontext():
-        cache = _some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
+        cache = some_tokens(trainer, model, batch, asked, settings.completion_length if static else _DECODED)
     if static or few:
         return
     shapes = shapes_of(cache)
@@ -195,7 +127,7 @@ def _execute_ends(trainer: Any, model: Any, batch: int, settings: Settings, work
     held = settings.sequence_length - 1 - _DECODED
     cache = filled_cache(model, shapes, held, trainer.generation_config)
     with work.last() if work is not None else nullcontext():
-        _some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
+        some_tokens(trainer, model, batch, held + 1, _DECODED, cache)
 
 
 def _gathered(trainer: Any) -> AbstractContextManager[Any]:
@@ -204,7 +136,7 @@ def _gathered(trainer: Any) -> AbstractContextManager[Any]:
     return nullcontext() if zero is None else zero.gathered()
 
 
-def _some_tokens(
+def some_tokens(
     trainer: Any,
     model: Any,
     batch: int,

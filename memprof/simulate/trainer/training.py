@@ -7,17 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memprof.compat.patching import Seams
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import LEFT_OUT
+from memprof.recording.guard import Seams
 from memprof.recording.run_facts import plain_config
 from memprof.recording.trainer_phases import TrainerPhases
-from memprof.simulate.layers.repeating import layers_repeated
+from memprof.simulate.plain import shortcut
 from memprof.simulate.sharding.ddp_buckets import hold_buckets
 from memprof.simulate.sharding.dtensors import shards_planned_unseen
 from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
-from memprof.simulate.short_steps import middle_left_out
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
 from memprof.simulate.trainer.kv_caches import modelled_quanto
@@ -80,12 +79,14 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
             hold_buckets(trainer.model, session)
         if load is not None:
             session.exit_phase(load)
-        if not session.growth:
-            stack.enter_context(middle_left_out(session.fake_recorder))
-        models = [trainer.model, getattr(trainer, "ref_model", None), *getattr(trainer, "reward_funcs", ())]
-        with watched(trainer, session), layers_repeated(models, session.fake_recorder):
-            trainer.train()
-            session.look_again()
+        if not session.growth and (micro_batches := shortcut("micro_batches")) is not None:
+            stack.enter_context(micro_batches.middle_left_out(session.fake_recorder))
+        stack.enter_context(watched(trainer, session))
+        if (layers := shortcut("layers")) is not None:
+            models = [trainer.model, getattr(trainer, "ref_model", None), *getattr(trainer, "reward_funcs", ())]
+            stack.enter_context(layers.layers_repeated(models, session.fake_recorder))
+        trainer.train()
+        session.look_again()
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def watched(trainer: Any, session: FakeSession) -> Iterator[None]:
     """Mark the phases and steps of a trainer's training in the session, and let it print nothing, while open."""
     from transformers import PrinterCallback, ProgressCallback
 
-    seams = Seams(session.fail, lambda error: None)
+    seams = Seams(session.door, lambda error: None)
     try:
         phases = TrainerPhases(trainer, seams)
         phases.current = session

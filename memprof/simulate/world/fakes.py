@@ -17,9 +17,9 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.compat.targets import Target
+from memprof.simulate.plain import shortcut
 from memprof.simulate.world.attention import DEFAULT_CAPABILITY, use_cuda_attention
 from memprof.simulate.world.autocast import cuda_autocast
-from memprof.simulate.world.fake_cache_keys import quick_keys
 from memprof.snapshot.unpickle import collector_paused
 
 __all__ = ["as_fakes", "fake_world", "materialize"]
@@ -44,7 +44,9 @@ def fake_world(
     they would on a device, and never in the middle of the allocator's own work.
     """
     with ExitStack() as stack:
-        stack.enter_context(patching(*_changes(), *quick_keys()))
+        stack.enter_context(_modes_kept())
+        keys = shortcut("keys")
+        stack.enter_context(patching(*_changes(), *(keys.quick_keys() if keys is not None else ())))
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())
@@ -54,6 +56,28 @@ def fake_world(
         stack.enter_context(_uncollected())
         stack.enter_context(mode)
         yield mode
+
+
+@contextmanager
+def _modes_kept() -> Iterator[None]:
+    """Put gradients' and autocast's modes back: an error on the way out of autocast leaves it switched on."""
+    gradients, kept = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    modes = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_increment_nesting()
+        while torch.autocast_decrement_nesting() > depth:
+            pass
+        torch.set_autocast_cache_enabled(kept)
+        for kind, (enabled, dtype) in modes.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_grad_enabled(gradients)
+        if not depth:
+            torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.simulate.plain import shortcut
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.world.known_results import known_results
 
 __all__ = ["Tracking", "scalar_of"]
 
@@ -40,7 +40,8 @@ class Tracking(_Mode):  # type: ignore[misc]
         self._truth = truth
         self._selected = selected
         self._foreign: dict[type, bool] = {}
-        known = known_results()
+        results = shortcut("results")
+        known = results.known_results() if results is not None else None
         self._run: Callable[..., tuple[Any, int | None]] = known.run if known is not None else _dispatched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

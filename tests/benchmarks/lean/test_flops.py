@@ -111,14 +111,13 @@ def test_an_offloaded_cache_is_moved_for_every_token(model: str, monkeypatch: py
     """Of the cache, a device holds a layer before and after it grows and the next one; all of it crosses both ways."""
     from memprof.config.gpus import find_gpu
     from memprof.config.speeds import speed_of
-    from memprof.simulate.generation.decoding import NotAlike
-    from memprof.simulate.trainer import rollout
+    from memprof.simulate.shortcuts.decoding import learning
 
     def not_learned(*_: Any) -> Any:
-        raise NotAlike("as the other")
+        raise learning.NotAlike("as the other")
 
     # What crosses cannot be repeated from a log; both are then reckoned from the first and the last tokens.
-    monkeypatch.setattr(rollout, "learned", not_learned)
+    monkeypatch.setattr(learning, "learned", not_learned)
     long = {**case(model), "completion_length": 4096, "on": "H100"}
     here, away = (simulated({**long, "offloaded_cache": yes}, warmed_up=True) for yes in (False, True))
     length = _PROMPT + long["completion_length"]

@@ -132,7 +132,7 @@ def test_the_cache_keeps_to_its_cap(tmp_path: Path) -> None:
     token = 2 * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads) * 4
     layers = config.num_hidden_layers
     cap = 2 * (3 + 40) * layers * token
-    size = pool_size(trainer.step_context(), PROMPTS)
+    size = pool_size(trainer._step_context(), PROMPTS)
     assert held == (size.slots + 1) * layers * token  # one slot more is the padding's
     assert held + size.gathered * token <= cap + layers * token
     assert held > 0.7 * cap
@@ -145,7 +145,7 @@ def _card(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
 
 def test_a_tight_card_takes_a_pool_and_an_empty_one_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = build("lean", tiny_llama(), tmp_path, max_completion_length=100)
-    step = trainer.step_context()
+    step = trainer._step_context()
     long = [ids * 20 for ids in PROMPTS]
     free = [1 << 40]
     _card(monkeypatch, free)
@@ -190,7 +190,7 @@ def test_sizes_that_have_no_room_any_more_become_smaller(monkeypatch: pytest.Mon
     kept: dict[str, Any] = {}
     chosen = []
     for free[0] in (1 << 18, 1 << 40, 7 << 15, 1 << 18):
-        trainer._generation.run(trainer.step_context(), PROMPTS, lambda ids: ([[1]] * len(ids), None), kept)
+        trainer._generation.run(trainer._step_context(), PROMPTS, lambda ids: ([[1]] * len(ids), None), kept)
         chosen.append(kept[KEPT]["pool"][0])
     assert chosen[0] == chosen[1] > chosen[2] == chosen[3]
     assert said(trainer, f"the free memory holds {chosen[2]} tokens in generation now, and held {chosen[0]}")

@@ -59,9 +59,9 @@ def test_a_family_that_reads_padding_keeps_trls_step(tmp_path: Path, caplog: pyt
     """RWKV takes an attention mask and does not use it: without padding its values are others."""
     model = random_model("rwkv", {"attention_hidden_size": 32})
     theirs, ours = build("trl", model, tmp_path), build("lean", model, tmp_path)
-    assert "TRL's own step is used: rwkv reads the padding" in caplog.text
     inputs = with_policies(theirs, batch(off_policy=False), beta=0.0)
     found = [loss_and_gradients(trainer, inputs) for trainer in (theirs, ours)]
+    assert "TRL's own step is used: rwkv reads the padding" in caplog.text
     assert worst(found[1][1], found[0][1]) <= TOLERANCE
     otherwise = {**inputs, "prompt_ids": inputs["prompt_ids"].where(inputs["prompt_mask"].bool(), 7)}
     assert worst(loss_and_gradients(theirs, otherwise)[1], found[0][1]) > 1e-3

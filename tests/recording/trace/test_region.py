@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from memprof.recording.training_regions import Region
+from memprof.recording.trace.training_regions import Region
 
 
 class _Asking(torch.optim.SGD):  # type: ignore[misc]

@@ -32,7 +32,7 @@ def trace(work: Callable[[], Any], **options: Any) -> dict[str, Any]:
         recorder.stop()
     raw, recorded = recorder.dump()
     raw["recorded"] = recorded
-    assert recorder.failure is None
+    assert recorder.door.failure is None
     del kept
     return raw
 
@@ -319,8 +319,8 @@ def test_a_mistake_of_ours_stops_the_trace_and_not_the_run(monkeypatch: pytest.M
         results = [float(torch.ones(2).sum()) for _ in range(5)]
     recorder.stop()
     assert results == [2.0] * 5
-    assert len([w for w in caught if "stopped early" in str(w.message)]) == 1
-    assert "ZeroDivisionError" in recorder.notes[0]
+    assert len([w for w in caught if "stopped watching" in str(w.message)]) == 1
+    assert isinstance(recorder.door.failure, ZeroDivisionError)
 
 
 def test_a_failed_allocation_is_told_with_its_stack() -> None:

@@ -19,6 +19,7 @@ from memprof.config.catalogue import find_config
 from memprof.config.expected_error import comparisons, expected_error, stated_range
 from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
+from memprof.config.settings import Settings, assumed_of
 from tests.reports.sample import sample
 
 GIB = 2**30
@@ -140,10 +141,11 @@ def test_the_expected_error_is_stated_of_the_class_of_the_run() -> None:
     trained = [expected_error({"recipe": recipe, "lora_r": 8}) for recipe in ("trl", "lean")]
     kinds = ("TRL, LoRA, on an emulated card", "lean trainer on an emulated card")
     for found, kind in zip(trained, kinds, strict=True):
-        assert found["class"] == "GPU runs known by a text"
-        assert [each["class"] for each in found["basis"]] == [found["class"], "programs on GPUs", kind]
+        assert [each["class"] for each in found["basis"]] == [kind, program["class"]]
+        assert found["class"] == kind
         assert all(f"{each['comparisons']} " in found["sentence"] for each in found["basis"])
-        assert found["reserved"]["low"] < program["reserved"]["low"]
+        assert found["reserved"]["comparisons"] > program["reserved"]["comparisons"]
+        assert found["sentence"].startswith("If these settings are what runs: allocated ")
     assert expected_error({"recipe": "trl", "device": "cpu"})["allocated"]["high"] == 0.001
 
 
@@ -164,6 +166,18 @@ def test_a_run_with_a_part_that_was_never_compared_keeps_a_wider_margin(tmp_path
     assert (expected_error(latent)["not_compared"], margin_of(latent)) == (["latent attention"], wide_margin())
     for model in ("Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"):
         assert margin_of({"recipe": "trl", "model": model}) == MARGIN
+
+
+def test_what_nobody_gave_is_said_with_the_value_taken() -> None:
+    given = {"model": "Qwen/Qwen2.5-0.5B-Instruct", "completion_length": 64}
+    settings = Settings(**given, assumed=assumed_of(given))
+    found = expected_error(settings.to_dict())
+    assert found["assumed"][0] == {"setting": "prompt_length", "value": 512}
+    assert "completion_length" not in [each["setting"] for each in found["assumed"]]
+    assert "Assumed, because nobody gave it: prompt_length 512," in found["sentence"]
+    assert "Assumed" not in expected_error(Settings(**given).to_dict())["sentence"]
+    longer = settings.with_(prompt_length=1024).to_dict()
+    assert "prompt_length" not in [each["setting"] for each in expected_error(settings.to_dict(), longer)["assumed"]]
 
 
 def test_a_range_is_wider_where_there_are_few_comparisons() -> None:

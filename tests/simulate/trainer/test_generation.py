@@ -112,11 +112,11 @@ def simulated(settings: Any, heap: CachingAllocator, *, whole: bool = True) -> A
     from memprof.compat import patching
     from memprof.compat import transformers as names
     from memprof.recording.recorder import DeviceInfo
-    from memprof.simulate.generation.decoding import Player
     from memprof.simulate.recorder.recorder import FakeRecorder
+    from memprof.simulate.shortcuts.decoding.learning import Player, learned
     from memprof.simulate.trainer.kv_caches import modelled_quanto
     from memprof.simulate.trainer.models import build_model, load_config
-    from memprof.simulate.trainer.rollout import counted, cutting, learned
+    from memprof.simulate.trainer.rollout import counted, cutting
     from memprof.simulate.world.fakes import fake_world
     from memprof.simulate.world.tracking import Tracking
 

@@ -166,8 +166,8 @@ def test_repeated_rounds_are_those_that_would_be_executed(
 ) -> None:
     """Tiles and chunks, all executed and a few of each: the same events, sizes, stacks, tags and segments."""
     from memprof.grpo.loss import fused_loss
-    from memprof.simulate.recorder import repeats
     from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcuts import rounds as repeats
     from memprof.simulate.trainer import lean as lean_patches
 
     chunked = fused_loss.chunk_size

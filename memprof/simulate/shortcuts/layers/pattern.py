@@ -6,11 +6,20 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memprof.simulate.layers.values import Many, NotAlike, Plain, Stand, Values, constant_of, rebuilt, storage_key
 from memprof.simulate.recorder.recorder import FakeRecorder
 from memprof.simulate.recorder.rehearsal import Kernel, plain
 from memprof.simulate.recorder.round_log import Born, CallLog, Claimed, Rehearsed
-from memprof.simulate.world.known_results import Making
+from memprof.simulate.shortcuts.layers.values import (
+    Many,
+    NotAlike,
+    Plain,
+    Stand,
+    Values,
+    constant_of,
+    rebuilt,
+    storage_key,
+)
+from memprof.simulate.shortcuts.results import Making
 
 __all__ = ["Before", "Pattern", "Place"]
 

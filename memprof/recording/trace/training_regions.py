@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memprof.compat import torch as torch_names
+from memprof.recording.guard import UNGUARDED, Door
 from memprof.vocabulary import Phase
 
 __all__ = ["Region"]
@@ -25,11 +26,11 @@ class Region:
         self._depth = 0
         self._handles: list[Any] = []
 
-    def start(self) -> None:
+    def start(self, door: Door = UNGUARDED) -> None:
         """Hook into optimizers' steps."""
         self._handles = [
-            torch_names.BEFORE_STEP.get()(self._enter),
-            torch_names.AFTER_STEP.get()(self._leave),
+            torch_names.BEFORE_STEP.get()(door.hook(self._enter)),
+            torch_names.AFTER_STEP.get()(door.hook(self._leave)),
         ]
 
     def stop(self) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from memprof.compat import torch as torch_names
-from memprof.simulate.layers.structure import structure_of
-from memprof.simulate.layers.values import Values
 from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.shortcuts.layers.structure import structure_of
+from memprof.simulate.shortcuts.layers.values import Values
 
 __all__ = ["known_by"]
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
-from memprof.simulate.world.known_results import KnownResults, known_results  # noqa: E402
+from memprof.simulate.shortcuts.results import KnownResults, known_results  # noqa: E402
 
 _ATEN = torch.ops.aten
 _Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
@@ -125,15 +125,14 @@ def test_an_argument_that_changes_is_no_known_result(known: KnownResults) -> Non
             assert target.shape == (6,)
 
 
-def test_a_simulation_is_the_same(settings_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_is_the_same(settings_for: Callable[..., Any]) -> None:
     from memprof.config.gpus import find_gpu
+    from memprof.simulate.plain import without
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.world import tracking
-
     settings = settings_for(lora_r=4, beta=0.1, gradient_accumulation_steps=2)
     one = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
-    monkeypatch.setattr(tracking, "known_results", lambda: None)
-    other = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
+    with without("results"):
+        other = simulate_settings(settings, gpu=find_gpu("H100"), stacks=False)
     assert len(one["device_traces"][0]) == len(other["device_traces"][0]) > 1000
     assert _taken(one) == _taken(other)
     assert one["memprof"]["estimated_time"] == other["memprof"]["estimated_time"] is not None

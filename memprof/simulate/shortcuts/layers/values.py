@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memprof.compat import torch as torch_names
-from memprof.simulate.world.fake_cache_keys import SIMPLE, facts_of, is_plain
-from memprof.simulate.world.known_results import Making
+from memprof.simulate.shortcuts.keys import SIMPLE, facts_of, is_plain
+from memprof.simulate.shortcuts.results import Making
 
 __all__ = ["Many", "NotAlike", "Plain", "Stand", "Values", "constant_of", "rebuilt", "storage_key"]
 

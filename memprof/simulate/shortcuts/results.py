@@ -17,7 +17,7 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
-from memprof.simulate.world.fake_cache_keys import SIMPLE, facts_of, is_plain
+from memprof.simulate.shortcuts.keys import SIMPLE, facts_of, is_plain
 
 __all__ = ["KnownResults", "Making", "known_results", "making"]
 

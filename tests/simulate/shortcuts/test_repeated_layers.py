@@ -87,7 +87,7 @@ def _is_test(file: str) -> bool:
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers that were repeated, in order."""
-    from memprof.simulate.layers.pattern import Pattern
+    from memprof.simulate.shortcuts.layers.pattern import Pattern
 
     names: list[str] = []
     original = Pattern.repeat
@@ -102,10 +102,10 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("name", [_case(name) for name in _CASES])
 def test_repeating_layers_leaves_every_event_as_it_is(name: str, tmp_path: Path, repeated: list[str]) -> None:
-    from memprof.simulate.layers.repeating import all_layers_executed
+    from memprof.simulate.plain import without
 
     model, asked, some = _CASES[name]
-    with all_layers_executed():
+    with without("layers"):
         expected = _simulated(tmp_path, model, asked)
     assert not repeated
     got = _simulated(tmp_path, model, asked)
@@ -126,8 +126,8 @@ def test_layers_differ_by_what_their_modules_hold() -> None:
     import torch
     from torch import nn
 
-    from memprof.simulate.layers.structure import structure_of
-    from memprof.simulate.layers.values import NotAlike
+    from memprof.simulate.shortcuts.layers.structure import structure_of
+    from memprof.simulate.shortcuts.layers.values import NotAlike
 
     def layer(**attributes: Any) -> nn.Module:
         made = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from memprof.compat import patching  # noqa: E402
-from memprof.simulate.world.fake_cache_keys import quick_keys  # noqa: E402
+from memprof.simulate.shortcuts.keys import quick_keys  # noqa: E402
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,28 +19,17 @@ from torch import nn
 
 from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
-from memprof.simulate.layers.circumstances import known_by
-from memprof.simulate.layers.pattern import Before, Pattern, Place
-from memprof.simulate.layers.structure import cache_index
-from memprof.simulate.layers.values import NotAlike, Values
 from memprof.simulate.recorder.recorder import FakeRecorder
-from memprof.simulate.world.known_results import Making, making
+from memprof.simulate.shortcuts.layers.circumstances import known_by
+from memprof.simulate.shortcuts.layers.pattern import Before, Pattern, Place
+from memprof.simulate.shortcuts.layers.structure import cache_index
+from memprof.simulate.shortcuts.layers.values import NotAlike, Values
+from memprof.simulate.shortcuts.results import Making, making
 
-__all__ = ["all_layers_executed", "layers_repeated"]
+__all__ = ["layers_repeated"]
 
 _FEWEST = 3  # layers, of which two are executed
-_executed: ContextVar[bool] = ContextVar("_executed", default=False)
 _graph_task: Any = torch_names.GRAPH_TASK.get()
-
-
-@contextlib.contextmanager
-def all_layers_executed() -> Iterator[None]:
-    """Execute every layer of the simulations inside: for tests, which compare."""
-    token = _executed.set(True)
-    try:
-        yield
-    finally:
-        _executed.reset(token)
 
 
 @contextlib.contextmanager
@@ -49,7 +37,7 @@ def layers_repeated(models: list[Any], recorder: FakeRecorder) -> Iterator[None]
     """Repeat the layers of these models that are alike, while open."""
     make = making()
     wrapped: list[nn.Module] = []
-    if make is not None and not _executed.get():
+    if make is not None:
         for layers in _layers_of(models):
             row = _Row(recorder, make, layers)
             for number, layer in enumerate(layers):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from memprof.allocator.growth import DROP, DROP_OLD, TAKE, GrowthReplay
 from memprof.allocator.model import Block, CachingAllocator, OutOfMemory
-from memprof.simulate.generation.alike_steps import Periods, Span, Steps
 from memprof.simulate.recorder.recorder import FakeRecorder
+from memprof.simulate.shortcuts.decoding.alike_steps import Periods, Span, Steps
 
 __all__ = ["repeat_periods", "repeat_span"]
 

@@ -1,0 +1,285 @@
+"""Raise an exception in every function of memprof's that a small GRPO run calls, one function at a time.
+
+    python -m benchmarks.faults inject [--every 1] [--offset 0] [--exceptions 1] [--json FILE]
+
+One process imports and prepares; each injection is a fork of it, which trains two steps. The training's losses and
+parameters must be those of a run without a callback, to the bit, and something must be said: a warning, a line on
+stderr or a note in what was written. Functions that *are* the door (``memprof/recording/guard.py``) and the dispatch
+mode's entry cannot stand behind it, and are left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import inspect
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.measure import write_result
+
+# What may go wrong anywhere.
+EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
+    lambda: MemoryError("injected"),
+    lambda: OSError(errno.ENOSPC, "No space left on device (injected)"),
+    lambda: AssertionError("injected"),
+    lambda: KeyError("injected"),
+    lambda: RuntimeError("injected"),
+    lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
+)
+# The door itself, and what torch calls without one (it holds its own ``try``).
+_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__",)
+_SECONDS = 60
+# Rooms that only a report enters; the others are broken in runs that write none, which is half the time.
+_REPORTING = ("analysis", "attribution", "timeline", "allocator", "advice", "config", "oom", "reports", "callback")
+# What a stub raises, and how often it did: set in the child that runs it.
+raises: Callable[[], Exception] = EXCEPTIONS[0]
+fired = 0
+
+
+def raise_injected() -> None:
+    """Called by every stub."""
+    global fired
+    fired += 1
+    raise raises()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one injection came to: ``equal``, ``said`` and the text, and whether the stub ran."""
+
+    function: str
+    exception: str
+    fired: int
+    equal: bool
+    said: bool
+    text: str
+
+    @property
+    def verdict(self) -> str:
+        """Return ``broken``, ``silent``, ``warned`` or ``not called``."""
+        if not self.equal:
+            return "broken"
+        return "not called" if not self.fired else "warned" if self.said else "silent"
+
+
+def train(folder: Path, callbacks: list[Any]) -> str:
+    """Train a tiny model for two steps; return a digest of losses and parameters."""
+    from tests.integrations.runs import grpo
+
+    trainer = grpo(folder / "model", folder / "out", callbacks, max_steps=2, max_completion_length=3, questions=8)
+    trainer.train()
+    digest = hashlib.sha256(repr([row.get("loss") for row in trainer.state.log_history]).encode())
+    for _, parameter in sorted(trainer.model.named_parameters()):
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def prepare(folder: Path) -> None:
+    """Make the tiny model that every run trains."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from tests.integrations.runs import tokenizer
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    words = tokenizer()
+    ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    small = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(words), num_key_value_heads=1, tie_word_embeddings=True, **small, **ids)
+    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+
+
+def watched(folder: Path, report: bool = True) -> list[Any]:
+    """Return the callback that is broken: it records the first step, on the CPU, and reports (most of the time)."""
+    from memprof import MemProfCallback
+
+    return [MemProfCallback(folder / "out" / "_memprof", steps=[1], report=report)]
+
+
+def name_of(code: types.CodeType) -> str:
+    """Return a function's file and qualified name."""
+    parts = Path(code.co_filename).parts
+    return f"{'/'.join(parts[-3:])}:{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
+
+
+def called(folder: Path) -> list[types.CodeType]:
+    """Return the code of memprof's functions that a watched run calls, in the order of their names."""
+    import memprof.integrations
+    import memprof.reports
+
+    import memprof
+
+    rooms = tuple(str(Path(m.__file__ or "").parent) + os.sep for m in (memprof, memprof.integrations, memprof.reports))
+    seen: set[types.CodeType] = set()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            seen.add(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        train(folder, watched(folder))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    functions = [c for c in seen if c.co_flags & inspect.CO_OPTIMIZED]  # a class's body is none
+    ours = [c for c in functions if c.co_filename.startswith(rooms) and not c.co_name.startswith("<")]
+    behind = [c for c in ours if not name_of(c).endswith(_ENTRIES) and not c.co_filename.endswith("recording/guard.py")]
+    return sorted(behind, key=name_of)
+
+
+def stub(code: types.CodeType) -> types.CodeType:
+    """Return code that raises, for the place of ``code``."""
+    source = "def f(*a, **k):\n    from benchmarks.faults.inject import raise_injected\n    raise_injected()\n"
+    space: dict[str, Any] = {}
+    exec(source, space)
+    raising: types.CodeType = space["f"].__code__
+    return raising.replace(co_freevars=code.co_freevars, co_name=code.co_name)
+
+
+def replace(code: types.CodeType) -> int:
+    """Put the stub in the place of a function wherever it lives: in functions, and in code that makes closures."""
+    raising, count = stub(code), 0
+    for outer in [o for o in gc.get_objects() if type(o) is types.FunctionType]:
+        if outer.__code__.co_filename == code.co_filename:
+            changed = raising if outer.__code__ is code else _with_stub(outer.__code__, code, raising)
+            count += changed is not outer.__code__
+            outer.__code__ = changed
+    return count
+
+
+def _with_stub(outer: types.CodeType, code: types.CodeType, raising: types.CodeType) -> types.CodeType:
+    constants = []
+    for constant in outer.co_consts:
+        if constant is code:
+            constants.append(raising)
+        elif isinstance(constant, types.CodeType):
+            constants.append(_with_stub(constant, code, raising))
+        else:
+            constants.append(constant)
+    same = all(a is b for a, b in zip(constants, outer.co_consts, strict=True))
+    return outer if same else outer.replace(co_consts=tuple(constants))
+
+
+def inject(code: types.CodeType, exception: int, folder: Path, expected: str) -> Outcome:
+    """Run one injection in a fork."""
+    own = Path(tempfile.mkdtemp(prefix="inject-", dir=folder))
+    os.symlink(folder / "model", own / "model")
+    child = os.fork()
+    if not child:
+        os.setsid()
+        _child(code, exception, own)
+    deadline = time.monotonic() + _SECONDS
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.01)
+    try:
+        found: dict[str, Any] = pickle.loads((own / "outcome").read_bytes())
+    except (OSError, EOFError):
+        found = {"digest": "the process ended or hung", "fired": 1}
+    text = _text(own)
+    shutil.rmtree(own, ignore_errors=True)
+    said = "injected" in text or "memprof" in found.get("warnings", "")
+    kind = type(EXCEPTIONS[exception]()).__name__
+    told = found.get("error", "") or found.get("warnings", "") or text
+    return Outcome(name_of(code), kind, found["fired"], found["digest"] == expected, said, told[-600:])
+
+
+def _text(own: Path) -> str:
+    """Return what the run printed, and the notes in what it wrote."""
+    from memprof import load_snapshot
+
+    texts = [p.read_text(errors="replace") for p in (own / "stderr", own / "stdout") if p.exists()]
+    for written in (own / "out" / "_memprof").glob("*.json"):
+        texts.append(" ".join(json.loads(written.read_text()).get("notes", [])))
+    for written in (own / "out" / "_memprof").glob("*.pickle"):
+        texts.append(" ".join(load_snapshot(written).extra.get("notes", [])))
+    return "\n".join(texts)
+
+
+def _child(code: types.CodeType, exception: int, own: Path) -> None:
+    """Train with the stub in place, write down what came of it, and end."""
+    import benchmarks.faults.inject as module
+
+    found: dict[str, Any] = {"fired": 0, "digest": ""}
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT), number)
+        module.raises, module.fired = EXCEPTIONS[exception], 0
+        replace(code)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = any(f"/{room}/" in code.co_filename for room in _REPORTING)
+            found["digest"] = train(own, watched(own, report))
+        found["warnings"] = "\n".join(str(w.message) for w in caught if "memprof" in str(w.message))
+    except BaseException as error:
+        found["error"] = repr(error)
+    finally:
+        found["fired"] = module.fired
+        (own / "outcome").write_bytes(pickle.dumps(found))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def chosen(
+    codes: list[types.CodeType], every: int, offset: int, exceptions: int
+) -> Iterator[tuple[types.CodeType, int]]:
+    """Yield every so many functions with ``exceptions`` of the six each, in turn."""
+    for number, code in enumerate(codes[offset::every]):
+        for further in range(exceptions):
+            yield code, (number + further) % len(EXCEPTIONS)
+
+
+def injections(
+    folder: Path, every: int = 1, offset: int = 0, exceptions: int = 1, sample: int | None = None
+) -> Iterator[Outcome]:
+    """Prepare, and yield the outcome of each injection."""
+    prepare(folder)
+    expected = train(folder, [])
+    codes = called(folder)
+    assert train(folder, watched(folder)) == expected, "watching alone changes the run"
+    every = max(1, len(codes) // sample) if sample else every
+    for code, exception in chosen(codes, every, offset, exceptions):
+        yield inject(code, exception, folder, expected)
+
+
+@click.command(help=__doc__)
+@click.option("--every", default=1, show_default=True, help="Take every so many functions.")
+@click.option("--offset", default=0, show_default=True)
+@click.option("--sample", type=int, help="So many functions, evenly spread, instead.")
+@click.option("--exceptions", default=1, show_default=True, help="How many of the six for each function.")
+@click.option("--json", "path", type=click.Path(path_type=Path))
+def main(every: int, offset: int, sample: int | None, exceptions: int, path: Path | None) -> None:
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="memprof-inject-") as folder:
+        for outcome in injections(Path(folder), every, offset, exceptions, sample):
+            counts[outcome.verdict] += 1
+            if outcome.verdict != "warned":
+                print(f"{outcome.verdict}: {outcome.function} {outcome.exception}: {outcome.text}", flush=True)
+    write_result({"what": "injections by what came of them", **counts}, path)
+    sys.exit(bool(counts["broken"] or counts["silent"]))

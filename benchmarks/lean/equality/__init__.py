@@ -1,0 +1,1 @@
+"""Hold the lean trainer against TRL."""

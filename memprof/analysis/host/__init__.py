@@ -1,0 +1,1 @@
+"""Say what the counters of a run show of the host's memory."""

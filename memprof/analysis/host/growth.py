@@ -1,0 +1,79 @@
+"""Tell from the counters of a run whether host memory grows from step to step, and which part of it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from memprof.units import GIB
+
+__all__ = ["PARTS", "HostGrowth", "host_growth"]
+
+#: What is told apart, and in which words. Arenas are part of private memory, pinned memory of none of the others.
+PARTS = {
+    "host_children": "child processes (dataloader workers)",
+    "host_shared": "shared memory (/dev/shm: Ray's object store, tensors of workers)",
+    "host_files": "mapped files (datasets, checkpoints)",
+    "host_pinned": "torch's cache of pinned memory",
+    "host_arenas": "freed memory that malloc's arenas keep (MALLOC_ARENA_MAX=2, malloc_trim)",
+    "host_anon": "private memory in use (Python objects, CPU tensors)",
+}
+# The first steps build caches and import code; what they add is no growth from step to step.
+_WARM_UP, _LEAST_STEPS = 3, 8
+_LEAST_BYTES, _LEAST_SHARE = GIB // 4, 0.05
+# So many of four quarters of the run have to have added something.
+_RISING = 3
+
+
+@dataclass(frozen=True)
+class HostGrowth:
+    """By how much host memory grew over so many steps, and by which parts, the largest first."""
+
+    steps: int
+    bytes: int
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def sentence(self) -> str:
+        """Return one sentence with the growth of a step and the parts that make most of it."""
+        each = self.bytes / self.steps / GIB
+        named = [f"{PARTS[name]} {size / GIB:.2f} GiB" for name, size in self.parts if size > 0.1 * self.bytes]
+        said = "; ".join(named) if named else "no part that is told apart accounts for it"
+        return f"Host memory grows by {each:.3f} GiB a step, {self.bytes / GIB:.2f} GiB in {self.steps} steps: {said}."
+
+
+def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
+    """Return the growth of a run's host memory after its warm-up; None where it does not grow, or too little is known.
+
+    Args:
+        rows: the steps of one rank, as :class:`memprof.analysis.counters.Counters` has them.
+    """
+    rows = [row for row in rows if isinstance(row.get("host_rss"), int)][_WARM_UP:]
+    if len(rows) < _LEAST_STEPS:
+        return None
+    levels = [_held(row) for row in rows]
+    grown = levels[-1] - levels[0]
+    if grown < max(_LEAST_BYTES, _LEAST_SHARE * levels[0]) or not _rises(levels):
+        return None
+    parts = {name: _of(rows[-1], name) - _of(rows[0], name) for name in PARTS}
+    parts["host_anon"] -= parts["host_arenas"]  # which are in it
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    steps = int(rows[-1].get("step", 0)) - int(rows[0].get("step", 0))
+    return HostGrowth(max(1, steps), grown, tuple((name, size) for name, size in ordered if size > 0))
+
+
+def _held(row: Mapping[str, Any]) -> int:
+    return _of(row, "host_rss") + _of(row, "host_children")
+
+
+def _of(row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _rises(levels: Sequence[int]) -> bool:
+    """Say whether memory rose in most quarters of the run, not once."""
+    marks = [levels[round(i * (len(levels) - 1) / 4)] for i in range(5)]
+    return sum(b > a for a, b in pairwise(marks)) >= _RISING

@@ -1,0 +1,187 @@
+"""Go on after a piece has run out of device memory, with the gradient of the step that had room.
+
+A backward that ends half-way has added to the gradients of some parameters and not of others. Which, their tensors
+tell: autograd adds to each once, in place. The piece runs again with those left out of the graph, so that no copy of
+gradients is needed, from the random state it began with; first as it was, once the cache has been given back, then in
+halves, then with its layers checkpointed harder.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memprof.grpo.once_log import OnceLog
+from memprof.grpo.step.pieces import Piece
+from memprof.grpo.step.random_state import RandomState
+from memprof.grpo.techniques.layers import text_config
+
+__all__ = ["Adaptation", "draws_numbers", "is_out_of_memory", "survive"]
+
+#: ``sums``: where gradients of parameters are added up instead of in ``.grad``.
+Sums = Mapping[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Adaptation:
+    """What a run does about memory that has run out, and what it has come to.
+
+    Attributes:
+        log: where it is told.
+        give_back: empties the device's cache.
+        lighten: checkpoints the layers harder and says how; None where that is not possible.
+        most_tokens: of a piece of several rows, since larger ones have run out; None: as the settings say.
+        again: pieces that were run again.
+    """
+
+    log: OnceLog
+    give_back: Callable[[], Any]
+    lighten: Callable[[], str | None]
+    most_tokens: int | None = None
+    again: int = 0
+
+    def limit(self, tokens: int) -> int:
+        """Return how many tokens a piece of several rows has now, of those it would have."""
+        return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+
+    def recall(self, kept: dict[str, Any]) -> None:
+        """Keep the smaller limit of this run and of ``kept``, which goes into checkpoints, in both."""
+        found = [size for size in (self.most_tokens, kept.get("most_tokens")) if size is not None]
+        self.most_tokens = kept["most_tokens"] = min(found, default=None)
+
+    def clear(self) -> None:
+        """Free what the failed piece has left."""
+        gc.collect()
+        self.give_back()
+
+
+def draws_numbers(model: torch.nn.Module) -> bool:
+    """Tell whether a forward of ``model`` in training has dropout, as far as modules and configuration say."""
+    modules = (float(getattr(m, "p", 0.0) or 0.0) for m in model.modules() if "Dropout" in type(m).__name__)
+    config = vars(text_config(model)).items()
+    settings = (float(value) for name, value in config if "drop" in name and isinstance(value, (int, float)))
+    return any(share > 0.0 for share in (*modules, *settings))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory of the device has run out: torch's, or the workspace of one of its libraries."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+
+
+@dataclass
+class _Attempt:
+    """One run of a piece. ``without``: parameters that have had their gradient of these rows."""
+
+    piece: Piece
+    without: frozenset[torch.Tensor] = frozenset()
+    again: bool = False
+    backward: bool = field(default=False, init=False)
+
+
+def survive(
+    piece: Piece,
+    run: Callable[[Piece, Callable[[], None]], None],
+    parameters: Sequence[torch.Tensor],
+    sums: Sums,
+    adaptation: Adaptation,
+    device: torch.device,
+    *,
+    splits: Callable[[], bool],
+) -> None:
+    """Run ``piece`` forward and backward, smaller if it must be.
+
+    Args:
+        piece: its rows.
+        run: runs a piece with the rows it is given; calls its second argument where the backward begins.
+        parameters: those that are trained.
+        sums: see :data:`Sums`.
+        adaptation: what has been done before; what is done here is added.
+        device: whose random state is set back.
+        splits: asked where it matters whether halves of a piece have the gradient of the whole.
+
+    Raises:
+        torch.OutOfMemoryError: there is nothing smaller, or it would have another gradient.
+    """
+    waiting = [_Attempt(piece)]
+    while waiting:
+        attempt = waiting.pop()
+        state, marks = RandomState.now(device), [_mark(p, sums) for p in parameters]
+
+        def begin(attempt: _Attempt = attempt) -> None:
+            attempt.backward = True
+
+        said = None
+        try:
+            with _left_out(attempt.without):
+                run(attempt.piece, begin)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = str(error)  # and nothing else of it: its frames hold the graph
+        if said is None:
+            continue
+        drew = not RandomState.now(device).equals(state)
+        added = (p for p, before in zip(parameters, marks, strict=True) if _mark(p, sums) != before)
+        without = attempt.without.union(added)
+        adaptation.clear()
+        state.restore()
+        waiting += _instead(attempt, without, adaptation, said, splits=not drew and splits())
+
+
+def _instead(
+    attempt: _Attempt, without: frozenset[torch.Tensor], adaptation: Adaptation, said: str, *, splits: bool
+) -> Iterable[_Attempt]:
+    """Choose what runs in place of an attempt that has failed; the last is run first."""
+    piece, rows = attempt.piece, list(attempt.piece.rows)
+    adaptation.again += 1
+    if piece.prompt is not None and attempt.backward:
+        raise _end(said, "in the backward of a shared prompt, which is not repeated in part: set prefix_sharing=False")
+    if not attempt.again:
+        adaptation.log.warn("out of memory in a piece: the cache was given back, and the piece runs again")
+        return [_Attempt(piece, without, again=True)]
+    if len(rows) > 1 and splits:
+        half = -(-len(rows) // 2)
+        tokens = half * max(row.length for row in rows)
+        adaptation.most_tokens = adaptation.limit(tokens)
+        adaptation.log.warn(
+            f"out of memory in a piece of {len(rows)} rows: it runs in halves, and pieces of several rows have at most "
+            f"{adaptation.most_tokens} tokens from here on (max_tokens_per_piece={adaptation.most_tokens} spares the "
+            "failed attempt)"
+        )
+        parts = [rows[half:], rows[:half]]
+        return [_Attempt(Piece(part, piece.prompt), without, again=True) for part in parts]
+    if (kind := adaptation.lighten()) is not None:
+        adaptation.log.warn(f"out of memory in a piece that cannot be halved: {kind} from here on, and it runs again")
+        return [_Attempt(piece, without, again=True)]
+    if len(rows) > 1:
+        why = "that has dropout, whose halves would draw others, or a router's loss over it alone"
+        raise _end(said, f"in a piece {why}: set a smaller max_tokens_per_piece")
+    tokens = max((row.length for row in rows), default=0)
+    least = f"in a piece of one sequence of {tokens} tokens, which is the least that can be trained"
+    raise _end(said, f"{least}: shorten max_completion_length, or take a larger card")
+
+
+def _end(said: str, where: str) -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError(f"{said}\nThe lean trainer ran out of memory {where}.")
+
+
+def _mark(parameter: torch.Tensor, sums: Sums) -> tuple[Any, ...]:
+    """Return what changes when a gradient is added to ``parameter``'s."""
+    found = (parameter.grad, sums.get(parameter))
+    return tuple(None if gradient is None else (id(gradient), gradient._version) for gradient in found)
+
+
+@contextmanager
+def _left_out(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -1,0 +1,66 @@
+"""Keep rotary frequencies those of the whole micro-batch, where a model chooses them by a forward's longest row.
+
+``longrope`` has a set of frequencies for short and one for long forwards; ``dynamic`` computes them from the length.
+TRL's forward is as long as its padded batch, a piece's is not: pieces are told of the last position of the batch too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from memprof.grpo.techniques.layers import replace_forward
+
+__all__ = ["follows_length", "frequencies_of"]
+
+_FOUND: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+
+
+def follows_length(model: nn.Module) -> list[nn.Module]:
+    """Find the rotary embeddings of ``model`` whose frequencies depend on the longest position of a forward."""
+    if model not in _FOUND:
+        _FOUND[model] = [module for module in model.modules() if any(map(_by_length, _rope_types(module)))]
+    return _FOUND[model]
+
+
+@contextmanager
+def frequencies_of(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Let forwards inside rotate as one of all of TRL's micro-batch ``inputs`` would, padding included."""
+    last = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1] - 1
+    undo = [replace_forward(module, functools.partial(_with, last)) for module in follows_length(model)]
+    try:
+        yield
+    finally:
+        for take_off in undo:
+            take_off()
+
+
+def _rope_types(module: nn.Module) -> list[str]:
+    kind = getattr(module, "rope_type", None)
+    return [str(one) for one in (kind.values() if isinstance(kind, dict) else [kind])]
+
+
+def _by_length(kind: str) -> bool:
+    return kind == "longrope" or "dynamic" in kind
+
+
+def _with(
+    last: int,
+    _module: nn.Module,
+    inner: Callable[..., Any],
+    x: Any,
+    position_ids: torch.Tensor,
+    *args: Any,
+    **more: Any,
+) -> Any:
+    """Rotate ``position_ids`` ``[..., tokens]`` and the position ``last``, whose rotation nobody gets."""
+    ahead = position_ids.new_full((*position_ids.shape[:-1], 1), last)
+    # What pads a short row on the right stands behind the batch's last position, and is seen by nobody.
+    found = inner(x, torch.cat([position_ids.clamp(max=last), ahead], dim=-1), *args, **more)
+    return tuple(part[..., :-1, :] for part in found) if isinstance(found, tuple) else found[..., :-1, :]

@@ -1,0 +1,82 @@
+"""What an inference engine's own log lines say it took of the card: weights, cache, graphs, activations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from memprof.oom.tables import table
+from memprof.units import GIB, format_bytes
+
+__all__ = ["PARTS", "engine_shares", "share_note"]
+
+#: The parts that are told apart, and their words.
+PARTS = {
+    "weights": "weights",
+    "kv_cache": "KV cache",
+    "graphs": "CUDA graphs",
+    "activations": "activations at the profiled peak",
+    "outside": "outside torch",
+}
+_GIB = re.compile(r"\{gib:(\w+)\}")
+_MOST = 2_000  # lines of one kind that are read
+
+
+class _Line(NamedTuple):
+    engine: str
+    find: str
+    pattern: re.Pattern[str]
+
+
+def engine_shares(log: str) -> list[dict[str, Any]]:
+    """Return for each engine of a log what its lines say of one rank, in bytes by part, the largest of each kept.
+
+    Both engines divide by 1024 and print GB or GiB. A later start in the same log replaces nothing that was larger.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in _lines():
+        for number, match in _matches(log, row):
+            share = found.setdefault(row.engine, {"engine": row.engine, "line": number})
+            share["line"] = min(share["line"], number)
+            parts: dict[str, int] = {}
+            for name, text in match.groupdict().items():
+                key = name.removesuffix("_too")
+                parts[key] = parts.get(key, 0) + round(float(text) * GIB)
+            for key, size in parts.items():
+                share[f"{key}_bytes"] = max(size, share.get(f"{key}_bytes", 0))
+    return list(found.values())
+
+
+def share_note(share: dict[str, Any]) -> str:
+    """Return one sentence: what the engine took, by part and in all."""
+    parts = [(words, share[f"{key}_bytes"]) for key, words in PARTS.items() if f"{key}_bytes" in share]
+    listed = ", ".join(f"{words} {format_bytes(size)}" for words, size in parts)
+    total = f": {format_bytes(sum(size for _, size in parts))} together" if len(parts) > 1 else ""
+    return f"{share['engine']}'s own lines (from line {share['line']}) say what it took on a card{total} ({listed})."
+
+
+@cache
+def _lines() -> tuple[_Line, ...]:
+    number = r"(?P<\1>\\d{1,6}(?:\\.\\d{1,6})?) ?Gi?B"
+    return tuple(
+        _Line(entry["engine"], entry["find"], re.compile(_GIB.sub(number, entry["words"])))
+        for entry in table("engines")["share"]
+    )
+
+
+def _matches(log: str, row: _Line) -> Iterator[tuple[int, re.Match[str]]]:
+    """Yield the number of each line that says it, and what it says."""
+    at, number, counted = log.find(row.find), 1, 0
+    for _ in range(_MOST):
+        if at < 0:
+            return
+        begin = log.rfind("\n", max(0, at - 500), at) + 1
+        end = log.find("\n", at, at + 1_000)
+        match = row.pattern.search(log, begin, end if end >= 0 else at + 1_000)
+        if match is not None:
+            number += log.count("\n", counted, at)
+            counted = at
+            yield number, match
+        at = log.find(row.find, at + len(row.find))

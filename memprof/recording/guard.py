@@ -1,0 +1,276 @@
+"""Stand between a run and memprof: the one door through which everything that a run calls of memprof's goes.
+
+A run never hears of a mistake of memprof's. Whatever fails behind the door shuts it: one warning says what is lost,
+what was hooked is taken back, and every later call through it does nothing. The run's own results and exceptions
+pass unchanged. ``tests/test_guard.py`` refuses a way in that does not go through here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from memprof.compat.patching import Patches
+from memprof.compat.targets import Target
+from memprof.errors import MemprofError
+
+__all__ = ["UNGUARDED", "Door", "Seams", "meant", "on_stderr", "way_in"]
+
+Enter = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Leave = Callable[[Any, Any, "BaseException | None"], None]
+
+_ABSENT = object()
+_F = TypeVar("_F", bound=Callable[..., Any])
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def meant(error: _Error) -> _Error:
+    """Mark an exception that the run is to see: the device it was promised is full."""
+    error._memprof_meant = True  # type: ignore[attr-defined]
+    return error
+
+
+def _is_meant(error: BaseException) -> bool:
+    return getattr(error, "_memprof_meant", False)
+
+
+def as_warning(sentence: str) -> None:
+    """Warn; on stderr where warnings are errors."""
+    try:
+        warnings.warn(sentence, stacklevel=4)
+    except Exception:
+        on_stderr(sentence)
+
+
+def on_stderr(sentence: str) -> None:
+    """Print for the person who runs the training; a closed or full stream is nobody's end."""
+    try:
+        print(sentence, file=sys.stderr, flush=True)
+    except Exception:
+        return
+
+
+class Door:
+    """Hold one recording, or one piece of work for it, apart from the run.
+
+    Args:
+        run: what goes on, in the warning: ``training``, ``run``, ``loop``.
+        lost: what there will not be, in the warning.
+        say: takes the warning.
+
+    Attributes:
+        failure: what shut the door; None while it is open.
+    """
+
+    def __init__(
+        self,
+        run: str = "run",
+        lost: str = "what this recording had not written yet",
+        say: Callable[[str], None] = as_warning,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._run, self._lost, self._say = run, lost, say
+        self._undo: list[Callable[[], Any]] = []
+        self._thread = threading.get_ident()
+
+    def when_shut(self, undo: Callable[[], Any]) -> None:
+        """Have ``undo`` called when the door has shut, on the thread that made it and outside operators; last first."""
+        if undo not in self._undo:
+            self._undo.append(undo)
+
+    def forget(self, undo: Callable[[], Any]) -> None:
+        """Call that no more: it is done."""
+        if undo in self._undo:
+            self._undo.remove(undo)
+
+    def __call__(self, step: Callable[..., Any] | None, *arguments: Any) -> Any:
+        """Return what ``step(*arguments)`` returns; None where it fails or the door is shut."""
+        if step is None or self.failure is not None:
+            self.settle()
+            return None
+        try:
+            return step(*arguments)
+        except Exception as error:
+            self.shut(error)
+            self.settle()
+            return None
+
+    def hook(self, step: Callable[..., Any], unseen: Callable[[], bool] | None = None) -> Callable[..., Any]:
+        """Return the step as a hook that torch, Python or another package may call, anywhere.
+
+        Args:
+            step: what to call.
+            unseen: tells whether a compiler traces the caller: the hook is not there then.
+        """
+
+        def hooked(*arguments: Any, **named: Any) -> Any:
+            if (unseen is not None and unseen()) or self.failure is not None:
+                return None
+            try:
+                return step(*arguments, **named)
+            except Exception as error:
+                self.shut(error)
+                return None
+
+        return hooked
+
+    def around(
+        self,
+        original: Callable[..., Any],
+        before: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        after: Callable[[Any, Any, BaseException | None], Any] | None = None,
+        unseen: Callable[[], bool] | None = None,
+    ) -> Callable[..., Any]:
+        """Return a function for the place of ``original``.
+
+        Args:
+            original: what is called in any case, with what the caller gave.
+            before: gets ``(args, kwargs)``; what it returns is the token.
+            after: gets ``(token, result, error)``: what the original returned or raised.
+            unseen: as for :meth:`hook`.
+        """
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if unseen is not None and unseen():
+                return original(*args, **kwargs)
+            token = self(before, args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                self(after, token, None, error)
+                raise
+            self(after, token, result, None)
+            return result
+
+        return wrapper
+
+    def changing(
+        self, original: Callable[..., Any], change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> Callable[..., Any]:
+        """Return a function that calls ``original`` with what ``change(args, kwargs)`` makes of its arguments."""
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self(change, args, kwargs) or (args, kwargs)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    def shut(self, error: BaseException) -> None:
+        """Shut after a mistake of memprof's own, and say so once.
+
+        Raises:
+            BaseException: ``error``, where it is one that the run is to see (:func:`meant`).
+        """
+        if _is_meant(error):
+            raise error
+        if self.failure is not None:
+            return
+        self.failure = error
+        try:
+            self._say(self._sentence(error))
+        except Exception:
+            on_stderr(f"memprof failed and stopped watching ({type(error).__name__}).")
+
+    def tidy(self, *steps: Callable[[], Any]) -> None:
+        """Take each step of an end, however the others went and whether or not the door is shut."""
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                self.shut(error)
+
+    def settle(self) -> None:
+        """Undo, once the door is shut. Not in hooks, which torch calls as it goes through a list of them; another
+        thread leaves it to the one whose door it is."""
+        if self._undo and self.failure is not None and threading.get_ident() == self._thread:
+            undo, self._undo = self._undo, []
+            self.tidy(*reversed(undo))
+
+    def _sentence(self, error: BaseException) -> str:
+        if isinstance(error, MemprofError):
+            return f"memprof does not watch this {self._run}, which goes on: {error} Lost: {self._lost}."
+        run = self._run if self._run == "training" else f"the {self._run}"
+        return f"memprof failed and stopped watching ({error!r}); {run} goes on. Lost: {self._lost}."
+
+
+class _Unguarded(Door):
+    """Let every mistake through: a simulation has no run to protect."""
+
+    def shut(self, error: BaseException) -> None:
+        raise error
+
+    def when_shut(self, undo: Callable[[], Any]) -> None:
+        pass
+
+    def hook(self, step: Callable[..., Any], unseen: Callable[[], bool] | None = None) -> Callable[..., Any]:
+        return step
+
+
+UNGUARDED: Door = _Unguarded()
+
+
+def way_in(method: _F) -> _F:
+    """Make a method one that a run may call: what fails in it shuts ``self.door``, and None is returned."""
+
+    @functools.wraps(method)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.door.shut(error)
+            self.door.settle()
+            return None
+
+    return entered  # type: ignore[return-value]
+
+
+class Seams:
+    """Methods that are wrapped now.
+
+    A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
+    is what it raised, or None), both behind the door. ``on_error`` hears of an exception that leaves the outermost
+    wrapped method: the run is ending by it.
+    """
+
+    def __init__(self, door: Door, on_error: Callable[[BaseException], None]) -> None:
+        self._door = door
+        self._on_error = on_error
+        self._patches = Patches()
+        self._active = True
+        self._depth = 0
+
+    def wrap(self, owner: Any, name: str | Target, enter: Enter | None = None, leave: Leave | None = None) -> bool:
+        """Wrap ``owner``'s method if there is one of that name; whether there was."""
+        name = name if isinstance(name, str) else name.name
+        original = getattr(owner, name, None)
+        if not callable(original):
+            return False
+
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not self._active:
+                return _ABSENT
+            self._depth += 1
+            return enter(args, kwargs) if enter is not None else None
+
+        def after(token: Any, result: Any, error: BaseException | None) -> None:
+            if token is _ABSENT or not self._active:
+                return
+            self._depth -= 1
+            if leave is not None:
+                leave(token, result, error)
+            if error is not None and self._depth == 0 and self._active:
+                self._on_error(error)
+
+        self._patches.put(owner, name, self._door.around(original, before, after))
+        return True
+
+    def restore(self) -> None:
+        """Put the originals back. A wrapper somebody wrapped again in the meantime stays, and does nothing."""
+        self._active = False
+        self._patches.restore()

@@ -1,0 +1,46 @@
+"""Find the shortcuts that a simulation may take: none of them is needed, and each can be switched off.
+
+What is simulated without them is the truth; a shortcut equals it to the byte, or is not taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
+
+__all__ = ["SHORTCUTS", "shortcut", "without"]
+
+_ROOM = "memprof.simulate.shortcuts"
+#: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
+SHORTCUTS = {
+    "decoding": "decoding.learning",  # the steps of a generation between the first and the last ones
+    "keys": "keys",  # torch's own keys of its cache of fake results
+    "layers": "layers.repeating",  # decoder layers that are alike, where nothing is differentiated
+    "results": "results",  # operations whose result is known
+    "rounds": "rounds",  # tiles and chunks that do what the one before did
+    "micro_batches": "micro_batches",  # of searches: micro-batches between the third and the last
+}
+_off: ContextVar[frozenset[str]] = ContextVar("_off", default=frozenset())
+
+
+def shortcut(name: str) -> Any:
+    """Return the module of a shortcut; None where it is switched off or not there."""
+    if name in _off.get():
+        return None
+    try:
+        return import_module(f"{_ROOM}.{SHORTCUTS[name]}")
+    except ImportError:
+        return None
+
+
+@contextlib.contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Switch these shortcuts off while open."""
+    token = _off.set(_off.get().union(names))
+    try:
+        yield
+    finally:
+        _off.reset(token)

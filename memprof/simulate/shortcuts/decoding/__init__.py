@@ -1,0 +1,1 @@
+"""Repeat a generation's decoding steps from the logs of a few of them."""

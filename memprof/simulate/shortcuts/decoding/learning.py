@@ -1,0 +1,91 @@
+"""Learn what a generation's steps do from a few of them, and play all of it on the simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from memprof.compat import transformers as transformers_names
+from memprof.config.settings import Settings
+from memprof.simulate.shortcuts.decoding.decoding import AROUND, Decoding, Jumps, NotAlike, Player, Run, learn
+from memprof.simulate.trainer.kv_caches import LayerShape, filled_cache, quantised_every, shapes_of
+from memprof.simulate.trainer.rollout import some_tokens
+
+if TYPE_CHECKING:
+    from memprof.simulate.recorder.recorder import FakeRecorder
+
+__all__ = ["NotAlike", "Player", "learned", "pieces_to_execute"]
+
+# Tokens executed after the prompt and at the end, where the steps between them are repeated from logs.
+_FIRST_TOKENS, _LAST_TOKENS = 3, 4
+_SHORTEST_PERIOD = 16
+
+
+def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> Decoding:
+    if settings.gpus > 1 and settings.sharding != "ddp":
+        raise NotAlike(f"the model is divided by {settings.sharding}")
+    jumps = _jumps(model, trainer, settings)
+    shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
+    runs: list[Run] = []
+    for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
+        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
+            cache = None
+            if jumps is not None and runs:
+                plain = (prompt - 1 - settings.prompt_length) % jumps.length
+                cache = filled_cache(model, shapes, prompt - 1, trainer.generation_config, plain)
+            longest = settings.sequence_length - prompt
+            some_tokens(trainer, model, batch, prompt, longest, cache, count=tokens, whole=True)
+            del cache
+        runs.append(Run(prompt, rehearsal, work))
+    return learn(runs, settings.completion_length, jumps)
+
+
+def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
+    """Number the tokens after which a quantised cache quantises all of itself; None where it never does."""
+    every = quantised_every(model, trainer.generation_config)
+    if every is None:
+        return None
+    if every < _SHORTEST_PERIOD:
+        raise NotAlike(f"the cache is quantised anew every {every} tokens")
+    return Jumps(every + 1, every, (settings.completion_length - 1) // every)
+
+
+def _layer_shapes(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> list[LayerShape]:
+    """Return what a prompt's forward puts into the cache."""
+    with recorder.rehearsing(), recorder.work.apart():
+        cache = some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
+        return shapes_of(cache)
+
+
+def pieces_to_execute(settings: Settings, windows: Sequence[int], jumps: Jumps | None = None) -> list[tuple[int, int]]:
+    """List which tokens are executed, as prompts and how many tokens after each: the first ones, those around the
+    length at which a window is full and around the first and the last jump, the last ones."""
+    first, last = settings.prompt_length, settings.sequence_length
+    wanted = [(first, first + _FIRST_TOKENS)]
+    wanted += [(window - 4, window + 3) for window in windows if first < window + 3 and window - 4 < last]
+    around = (first + AROUND[0] - 3, first + AROUND[-1])
+    wanted += [(jump + around[0], jump + around[1]) for jump in _jumps_to_execute(jumps, last - first)]
+    wanted.append((last - _LAST_TOKENS, last))
+    found: list[tuple[int, int]] = []
+    for begin, end in wanted:
+        begin, end = max(begin, first), min(end, last)
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return [(begin, end - begin) for begin, end in found]
+
+
+def _jumps_to_execute(jumps: Jumps | None, tokens: int) -> list[int]:
+    """Choose the first jump and the last one after which enough tokens come, and those after it."""
+    numbers = list(jumps.numbers) if jumps is not None else []
+    whole = [number for number in numbers if number + AROUND[-1] <= tokens]
+    return sorted({*whole[:1], *whole[-1:], *numbers[len(whole) :]})
+
+
+def _windows(model: Any, settings: Settings) -> list[int]:
+    """List the lengths at which a layer's cache stops growing."""
+    from transformers import DynamicCache
+
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return sorted({w for layer in layers if (w := transformers_names.CACHE_WINDOW.of(layer)) is not None})

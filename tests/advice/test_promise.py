@@ -1,0 +1,76 @@
+"""Enough is a promise: all that a run still makes is counted, and nothing is promised of a step not seen whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memprof.advice.ranking import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
+from memprof.advice.recorded_run import Peak, Run
+
+GIB = 2**30
+
+
+def failed(phase: str = "optimizer_step", **changes: Any) -> dict[str, Any]:
+    """A step that holds 4 GiB of weights, 4 of gradients and 2 of the 8 of state; 1 GiB is free beside gaps of 1."""
+    return {
+        "phase": phase, "requested_bytes": 0, "allocated_bytes": 10 * GIB, "device_free_bytes": GIB,
+        "reserved_bytes": 11 * GIB, "ahead": {"still": {"optimizer_state": 6 * GIB}},
+        "categories": {"weights": 4 * GIB, "gradients": 4 * GIB, "optimizer_state": 2 * GIB}, **changes,
+    }  # fmt: skip
+
+
+def run(generation: int = 0) -> Run:
+    step = {"weights": 4 * GIB, "gradients": 4 * GIB, "optimizer_state": 8 * GIB}
+    cache = {"weights": 4 * GIB, "kv_cache": generation}
+    return Run(peaks=(Peak("optimizer_step", 16 * GIB, step), Peak("generate", 4 * GIB + generation, cache)))
+
+
+def saving(**of: float) -> Any:
+    return lambda run, peak: {category: round(n * GIB) for category, n in of.items()}
+
+
+def test_the_whole_state_and_the_margin_are_counted() -> None:
+    """16 GiB are needed and 11 can be had: with a tenth kept, 10 may be used, so 6 must be saved."""
+    assert is_enough(saving(optimizer_state=6.1), run(), failed()) is True
+    assert is_enough(saving(optimizer_state=5.9), run(), failed()) is False
+    assert MARGIN == 0.1
+
+
+def test_the_next_generation_lies_beside_the_state() -> None:
+    """5 GiB of cache beside 4 of weights fitted without state; the second step's lies beside the 1.9 that are left."""
+    assert is_enough(saving(optimizer_state=6.1), run(generation=5 * GIB), failed()) is False
+    assert is_enough(saving(optimizer_state=6.1, kv_cache=1), run(generation=5 * GIB), failed()) is True
+
+
+@pytest.mark.parametrize("oom", [None, failed("forward"), failed("backward"), failed("generate"), failed(ahead=None)])
+def test_nothing_is_promised_of_what_was_not_seen(oom: dict[str, Any] | None) -> None:
+    assert is_enough(saving(weights=4), run(), oom) is None
+
+
+def test_of_two_changes_the_larger_saving_of_a_category_counts() -> None:
+    once, other = saving(optimizer_state=4), saving(optimizer_state=4, gradients=2.1)
+    assert enough_together(once, once, run(), failed()) is False
+    assert enough_together(once, other, run(), failed()) is True
+
+
+def test_a_limit_and_a_simulation() -> None:
+    limited = failed(limit_bytes=11 * GIB, device_free_bytes=90 * GIB)
+    assert is_enough(saving(optimizer_state=6.1), run(), limited) is False  # nothing is left under the limit
+    row = {"peak_bytes": 8 * GIB, "device_peak_bytes": 10 * GIB, "verdict": {"non_torch_bytes": 0}}
+    assert simulated_is_enough(row, failed()) is True
+    assert simulated_is_enough({**row, "device_peak_bytes": 11 * GIB}, failed()) is False
+
+
+def test_the_first_row_says_what_else_to_do() -> None:
+    rows = [
+        {"id": "a", "action": "Keep moments in 8 bits", "enough": False, "enough_with": ["b"]},
+        {"id": "b", "action": "Train an adapter", "enough": False},
+    ]
+    report = {"oom": failed()}
+    assert with_words(rows, report)[0]["enough_words"] == "Not enough alone: also train an adapter."
+    alone = with_words([{**rows[0], "enough": True}], report)[0]["enough_words"]
+    assert alone == "That is enough alone: all the run still makes is counted, 10 % kept."
+    assert "not known" in with_words([{**rows[0], "enough": None}], report)[0]["enough_words"]
+    assert with_words(rows, {"oom": None}) == rows

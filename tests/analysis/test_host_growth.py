@@ -1,0 +1,89 @@
+"""Host memory that grows from step to step: which part it is, and that what only warms up is none."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from memprof.reports.terminal.watch import render_counters
+
+from memprof.analysis.counters import CountersFile, read_counters
+from memprof.analysis.host.growth import host_growth
+from memprof.recording.system.host import host_parts
+
+G = 2**30
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+
+
+def rows(**grows: float) -> list[dict[str, int]]:
+    """Return twenty steps of 10 GiB, with parts that grow by so many GiB each step."""
+    base = {"host_rss": 10 * G, "host_anon": 8 * G, "host_children": 2 * G, "host_arenas": G, "host_files": G}
+    return [{"step": step, **{k: n + round(grows.get(k, 0) * step * G) for k, n in base.items()}} for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("grows", "first", "each"),
+    [
+        ({"host_children": 0.5}, "host_children", 0.5),
+        ({"host_rss": 0.2, "host_anon": 0.2}, "host_anon", 0.2),
+        ({"host_rss": 0.2, "host_anon": 0.2, "host_arenas": 0.19}, "host_arenas", 0.2),
+        ({"host_rss": 0.3, "host_files": 0.3}, "host_files", 0.3),
+    ],
+)
+def test_the_part_that_grows_is_named(grows: dict[str, float], first: str, each: float) -> None:
+    found = host_growth(rows(**grows))
+    assert found is not None
+    assert found.parts[0][0] == first
+    assert found.bytes / found.steps == pytest.approx(each * G)
+    assert f"by {each:.3f} GiB a step" in found.sentence
+
+
+def test_what_warms_up_stands_still_or_jumps_once_is_no_growth() -> None:
+    assert host_growth(rows()) is None
+    assert host_growth(rows(host_rss=1)[:9]) is None  # too few steps
+    warm = [{"step": i, "host_rss": (2 if i < 2 else 20) * G} for i in range(20)]
+    assert host_growth(warm) is None
+    once = [{"step": i, "host_rss": (10 if i < 11 else 20) * G} for i in range(20)]
+    assert host_growth(once) is None
+    assert host_growth([{"step": i} for i in range(20)]) is None
+
+
+def test_watch_says_it(tmp_path: Path) -> None:
+    file = CountersFile(tmp_path, 0, {})
+    for row in rows(host_children=0.5):
+        file.append({"time": time.time(), **row})
+    text = render_counters([read_counters(file.path)])
+    assert "Host memory grows by 0.500 GiB a step" in text
+    assert "dataloader workers" in text
+    assert json.loads(file.path.read_text().splitlines()[1])["host_anon"] == 8 * G
+
+
+def _hold(size: int, ready: object, done: object) -> None:
+    block = b"x" * size
+    ready.set()  # type: ignore[attr-defined]
+    done.wait()  # type: ignore[attr-defined]
+    assert block
+
+
+@linux
+def test_parts_are_those_of_the_process_and_its_children(tmp_path: Path) -> None:
+    before = host_parts()
+    block = bytearray(os.urandom(1 << 20) * 64)  # 64 MiB of private memory
+    after = host_parts()
+    assert after["host_anon"] - before["host_anon"] == pytest.approx(64 << 20, rel=0.1)
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    child = context.Process(target=_hold, args=(96 << 20, ready, done))
+    child.start()
+    try:
+        assert ready.wait(60)
+        assert host_parts()["host_children"] - after["host_children"] > 90 << 20
+    finally:
+        done.set()
+        child.join()
+    assert len(block) == 64 << 20

@@ -1,0 +1,193 @@
+"""Memory that runs out at any operator of a piece, or of a generation, changes nothing of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memprof.grpo.paged.rolling import RollingBatch
+from memprof.grpo.paged.sampling import Sampling
+from memprof.grpo.paged.schedule import PoolSize, Work
+from memprof.grpo.step import micro_batch, out_of_memory, scoring
+from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, tiny_mixture, with_policies, worst
+
+pytestmark = pytest.mark.trl
+
+
+class RunsOut(TorchDispatchMode):
+    """Raise torch's error in place of the operators whose numbers are in ``at``."""
+
+    def __init__(self, *at: int) -> None:
+        super().__init__()
+        self.at, self.seen, self.raised = set(at), 0, 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        if self.seen in self.at:
+            self.raised += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def running_out(monkeypatch: pytest.MonkeyPatch, mode: RunsOut) -> Iterator[None]:
+    """Let memory run out inside pieces, and nowhere else."""
+    inner = out_of_memory.survive
+
+    def survive(piece: Any, run: Callable[..., None], *rest: Any, **named: Any) -> None:
+        def short(*given: Any) -> None:
+            with mode:
+                run(*given)
+
+        inner(piece, short, *rest, **named)
+
+    with monkeypatch.context() as patched:
+        for module in (micro_batch, scoring):
+            patched.setattr(module, "survive", survive)
+        yield
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": True},
+    "sums in fp32": {"dtype": torch.bfloat16, "gradient_sums": "fp32", "max_tokens_per_piece": 30},
+    "two passes": {"exact_two_pass": "always"},
+    "checkpointed": {"checkpointing": "full"},
+    "offloaded, tiled": {"checkpointing": "offloaded", "tiled_mlp": 8},
+    "accumulated": {"accumulated": True},
+    "shared": {"prefix_sharing": True},
+}
+
+
+def trained(case: str, folder: Path, **more: Any) -> tuple[Any, Any, int]:
+    settings = dict(CASES[case])
+    model = tiny_llama(settings.pop("dtype", torch.float32), tie_word_embeddings=case == "accumulated")
+    accumulated = settings.pop("accumulated", False)
+    settings = {"max_tokens_per_piece": 70, "on_oom": "adapt", **settings, **more}
+    ours = build("lean", model, folder, **settings)
+    shape = groups(6) if case == "shared" else batch(6)
+    return ours, with_policies(ours, shape, beta=0.0), 2 if accumulated else 1
+
+
+def gradients_of(trainer: Any, inputs: Any, times: int) -> Any:
+    """The gradient of one micro-batch on top of ``times - 1`` others."""
+    loss, found, _ = loss_and_gradients(trainer, inputs)
+    for _ in range(times - 1):
+        trainer.accelerator.backward(trainer.compute_loss(trainer.model, dict(inputs)))
+        found = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return loss, found
+
+
+@pytest.mark.parametrize("case", ["lora", "sums in fp32", "offloaded, tiled", "shared"])
+def test_the_gradient_is_that_of_the_step_that_had_room(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _lives_through(case, 6, tmp_path, monkeypatch)
+    assert "out of memory in a piece" in caplog.text
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("case", CASES)
+def test_at_any_moment(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with 300 moments, of which the quick test has six."""
+    _lives_through(case, 300, tmp_path, monkeypatch)
+
+
+def _lives_through(case: str, rounds: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_random = torch.Generator().manual_seed(len(case))
+    ours, inputs, times = trained(case, folder)
+    adaptation = ours._adaptation
+    adaptation.lighten = lambda: None  # the next round would not be this case
+    counted = RunsOut()
+    with running_out(monkeypatch, counted):
+        loss, meant = gradients_of(ours, inputs, times)
+    operators, lived = counted.seen, 0
+    for number in range(rounds):
+        adaptation.most_tokens = None
+        ours.state.stateful_callbacks.clear()
+        first = int(torch.randint(1, operators, (), generator=at_random))
+        later = [first + int(torch.randint(1, operators, (), generator=at_random)) for _ in range(number % 4)]
+        mode, said = RunsOut(first, *later), ""
+        try:
+            with running_out(monkeypatch, mode):
+                short_loss, found = gradients_of(ours, inputs, times)
+        except torch.OutOfMemoryError as error:
+            said = str(error)
+        assert all(p.requires_grad for name, p in ours.model.named_parameters() if name in meant)
+        if said:  # one row three times, or a shared prompt's backward
+            assert "The lean trainer ran out of memory in" in said
+            assert mode.raised >= 2 or "the backward of a shared prompt" in said
+            continue
+        assert mode.raised
+        assert short_loss == pytest.approx(loss, rel=1e-6)
+        assert worst(found, meant) <= (2e-2 if case == "sums in fp32" else 1e-6)
+        lived += 1
+    assert lived >= (rounds // 2 if case != "shared" else 1)
+
+
+def test_what_cannot_be_halved_exactly_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = build("lean", tiny_mixture(), tmp_path, on_oom="adapt", max_tokens_per_piece=1000)
+    inputs = with_policies(ours, batch(), beta=0.0)
+    ours._techniques.lighten = lambda: None
+    ours._adaptation.lighten = lambda: None
+    mode = RunsOut(*range(20, 100000))
+    with (
+        running_out(monkeypatch, mode),
+        pytest.raises(torch.OutOfMemoryError, match="set a smaller max_tokens_per_piece"),
+    ):
+        loss_and_gradients(ours, inputs)
+
+
+def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = build("lean", tiny_llama(), tmp_path, on_oom="adapt", max_tokens_per_piece=1)
+    inputs = with_policies(ours, batch(), beta=0.0)
+    with (
+        running_out(monkeypatch, RunsOut(*range(20, 100000))),
+        pytest.raises(torch.OutOfMemoryError, match=r"one sequence of \d+ tokens, which is the least"),
+    ):
+        loss_and_gradients(ours, inputs)
+    for kind in ("checkpointing='full'", "checkpointing='offloaded'", "tiled_mlp=4096", "tiled_mlp=256"):
+        assert kind in caplog.text
+
+
+def test_the_size_is_kept_and_goes_into_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = build("lean", tiny_llama(), tmp_path, on_oom="adapt", max_tokens_per_piece=1000)
+    inputs = with_policies(ours, batch(), beta=0.0)
+    with running_out(monkeypatch, RunsOut(30, 60)):
+        loss_and_gradients(ours, inputs)
+    size = ours._step_context().piece_tokens[0]
+    assert size < 1000
+    other = build("lean", tiny_llama(), tmp_path, on_oom="adapt", max_tokens_per_piece=1000)
+    other.state.stateful_callbacks = ours.state.stateful_callbacks
+    assert other._step_context().piece_tokens[0] == size
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_rolling_batch_goes_on_with_the_same_tokens(number: int) -> None:
+    at_random = torch.Generator().manual_seed(number)
+    model, draws = tiny_llama().eval(), torch.rand(6, 9, dtype=torch.float64, generator=at_random)
+    prompts = [[5, 6, 7], [5, 6, 7], [9, 4, 8, 11], [12], [9, 4, 8, 11], [13, 14]]
+
+    def decoded(mode: RunsOut) -> tuple[list[list[int]], Work]:
+        work = Work()
+        whole = RollingBatch(
+            model, prompts, Sampling([], draws, frozenset({2, 7}), 9), PoolSize(40, 60), work, lambda: None
+        )
+        with mode:
+            return whole.run(), work
+
+    counted = RunsOut()
+    meant, _ = decoded(counted)
+    points = torch.randint(1, counted.seen, (2,), generator=at_random).tolist()
+    found, work = decoded(RunsOut(*points))
+    assert found == meant
+    assert work.shrunk is not None
+    assert work.shrunk.slots < 40

@@ -1,0 +1,49 @@
+"""The simulator runs without its shortcuts, and answers without them where one fails."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.trl]
+
+
+def _held(raw: Any) -> Any:
+    facts = raw["memprof"]
+    blocks = [(b["address"], b["size"], b["state"]) for s in raw["segments"] for b in s["blocks"]]
+    return facts["highest"], facts["generation"], blocks
+
+
+def test_a_simulation_needs_no_shortcut(settings_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memprof.simulate.plain import SHORTCUTS, shortcut
+    from memprof.simulate.run import simulate_settings
+
+    settings = settings_for(dtype="bfloat16", completion_length=12)
+    expected = simulate_settings(settings)
+    room = "memprof.simulate.shortcuts"
+    for name in [name for name in sys.modules if name == room or name.startswith(f"{room}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, room, None)  # as if there were no such folder
+    assert [shortcut(name) for name in SHORTCUTS] == [None] * len(SHORTCUTS)
+    assert _held(simulate_settings(settings)) == _held(expected)
+
+
+@pytest.mark.parametrize("error", [IndexError, RuntimeError])
+def test_a_shortcut_that_fails_is_told_of_and_changes_nothing(
+    error: type[Exception], settings_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memprof.simulate.run import simulate_settings
+    from memprof.simulate.shortcuts.layers import repeating
+
+    def failing(*_: Any) -> Any:
+        raise error("never seen before")
+
+    settings = settings_for(dtype="bfloat16", generation="none", beta=0.1)
+    expected = simulate_settings(settings, shortcuts=False)
+    monkeypatch.setattr(repeating, "layers_repeated", failing)
+    got = simulate_settings(settings)
+    assert got["memprof"]["highest"] == expected["memprof"]["highest"]
+    assert [note for note in got["memprof"]["notes"] if "without shortcuts" in note and error.__name__ in note]
+    assert not [note for note in expected["memprof"]["notes"] if "without shortcuts" in note]
