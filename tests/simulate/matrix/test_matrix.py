@@ -50,10 +50,11 @@ def check(row: dict[str, str], folder: Path) -> str:
         sentence = said.strip().rpartition("\n")[2]
         assert code in (2, 3), (arguments, said)
         assert _SAYS_WHAT_TO_DO.search(sentence), (arguments, sentence)
+        assert "cannot use this model" not in sentence, (arguments, sentence)  # a library's error, not a refusal
         return f"refused: {sentence}"
     assert code in (0, 4), (arguments, said)
     notes = " ".join(report["notes"])
-    assert "simulated without shortcuts" not in notes, (arguments, notes)
+    assert "simulated without" not in notes, (arguments, notes)
     if _EXECUTED_AT_ITS_ENDS in notes:
         return "answered, its generation at its ends only"
     code, said, plain = ended([*arguments, "--no-shortcuts"], folder / "without.json")
