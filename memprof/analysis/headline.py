@@ -117,7 +117,8 @@ def _judged(fit: Mapping[str, Any]) -> str:
     need, total = int(fit["needed_bytes"]), int(fit["total_bytes"])
     words = f"{fit['gpu']}: needs {gib(need)} of {gib(total)} GiB"
     if fit["fits"]:
-        return f"Fits {words}" + (", because cached memory is given back when the card is full" if fit["flushes"] else "")
+        how = ", because cached memory is given back when the card is full" if fit["flushes"] else ""
+        return f"Fits {words}{how}"
     if need > total:
         return f"Does not fit {words}"
     if need > fit["limit_bytes"]:
