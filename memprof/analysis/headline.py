@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
-from memprof.config.assumed import assumed_words
+from memprof.config.trl_arguments import assumed_words
 from memprof.units import amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from memprof.config.assumed import OF_TRL, assumed_of, assumed_words
 from memprof.config.settings import Settings
+from memprof.config.trl_arguments import OF_TRL, assumed_of, assumed_words
 
 
 def _assumed(**given: Any) -> list[str]:
