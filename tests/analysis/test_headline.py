@@ -60,6 +60,12 @@ def test_places_hold_what_the_headline_says(shared: Path, name: str) -> None:
     _check(shared / "snapshots" / f"{name}.pickle")
 
 
+def test_a_place_that_holds_nothing_is_no_cause(shared: Path) -> None:
+    """Activation gradients without a stack, and 512 bytes of them with one: "0 % from run_resnet50_snapshot.py:85"."""
+    found = analyze(shared / "snapshots" / "resnet50-pytorchblog-t22.pickle").to_dict()["headline"]
+    assert (found["places"], found["cause"].count("%")) == ([], 1)
+
+
 @pytest.mark.heavy
 def test_places_of_every_snapshot(shared: Path) -> None:
     for path in sorted((shared / "snapshots").glob("*.pickle")):
