@@ -66,7 +66,8 @@ def snapshot() -> dict[str, Any]:
 def _own_key(weight: int, end: int) -> dict[str, Any]:
     start, half = 1_000_000, (1_000_000 + end) // 2
     spans = [("load", start, half, None), ("forward", half, end - 40, 1), ("backward", end - 40, None, 1)]
-    phases = [{"phase": p, "start_us": a, "end_us": b, "step": s, "within": None, "detail": None} for p, a, b, s in spans]
+    names = ("phase", "start_us", "end_us", "step")
+    phases = [{**dict(zip(names, span, strict=True)), "within": None, "detail": None} for span in spans]
     peaks = dict.fromkeys(("allocated_peak", "reserved_peak", "allocated_end", "reserved_end", "active_peak"), 9 << 20)
     counted = {"phase": "forward", "step": 1, "start_us": half, "end_us": end, "requested_peak": 9 << 20, **peaks}
     failed = {"requested_bytes": 1 << 30, "device_free_bytes": 1 << 20, "phase": "forward", "step": 1, "time_us": end}
@@ -95,13 +96,15 @@ def _own_key(weight: int, end: int) -> dict[str, Any]:
         "holders": [[weight, end, "Model.embed"]],
         "buckets": [1 << 19],
         "counters": [counted],
-        "samples": [[start, 1 << 30, 1 << 30, 1 << 20, 1 << 31, 0, 1 << 24], [end, 1 << 30, None, None, None, None, None]],
+        "samples": [[start, 1 << 30, 1 << 30, 1 << 20, 1 << 31, 0, 1 << 24], [end, 1, *[None] * 5]],
         "switches": [[half, "sleep", 1, 1 << 20, 1 << 21, 0, 1 << 30]],
-        "outside": {"reason": None, "mig": False, "capacity_bytes": 1 << 34, "used_bytes": 1 << 32, "own_bytes": 1 << 31,
-                    "others_bytes": 1 << 20, "first_own_bytes": 1 << 28, "first_reserved_bytes": 0,
-                    "processes": [[1, 1 << 31], [2, None]], "this_process": 1, "process_groups": 1, "allocators": ["cublas"]},
-        "host": {"pinned_bytes": 1 << 20, "pinned_requested_bytes": 1 << 20, "managed_bytes": None, "rss_bytes": 1 << 30,
-                 "offloaded": {"optimizer_state": 1 << 20}},
+        "outside": {"reason": None, "mig": False, "capacity_bytes": 1 << 34, "used_bytes": 1 << 32,
+                    "own_bytes": 1 << 31, "others_bytes": 1 << 20, "first_own_bytes": 1 << 28,
+                    "first_reserved_bytes": 0,
+                    "processes": [[1, 1 << 31], [2, None]], "this_process": 1, "process_groups": 1,
+                    "allocators": ["cublas"]},
+        "host": {"pinned_bytes": 1 << 20, "pinned_requested_bytes": 1 << 20, "managed_bytes": None,
+                 "rss_bytes": 1 << 30, "offloaded": {"optimizer_state": 1 << 20}},
         "oom": {**failed, "stack": ["a.py:1 f"], "device": 0, "limit_bytes": 1 << 33},
         "survived": [{**failed, "device": 0, "went_on_us": half}],
         "non_torch_bytes": 1 << 28,
@@ -121,7 +124,7 @@ def _counters() -> list[dict[str, Any]]:
     step = {"time": 2.0, "recorded": True, **dict.fromkeys(names, 1 << 20), "phases": {"forward": 1 << 20}}
     most = {"categories": {"weights": 1 << 20}, "groups": {"training": 1 << 20, "total": 1 << 20}, "step": 1}
     ended = {"ended": 3.0, "steps": 2, "peak_allocated": 1 << 20, "peak_reserved": 1 << 20, "error": None}
-    return [about, {"step": 1, **step}, most, {"step": 2, **step}, ended]  # fmt: skip
+    return [about, {"step": 1, **step}, most, {"step": 2, **step}, ended]
 
 
 class Mutants:
@@ -129,7 +132,8 @@ class Mutants:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.good = {"snapshot": folder / "good.pickle", "report": folder / "good.json", "compare": folder / "pair.json"}
+        names = {"snapshot": "good.pickle", "report": "good.json", "compare": "pair.json"}
+        self.good = {kind: folder / name for kind, name in names.items()}
         self.seeds: dict[str, Any] = {"snapshot": snapshot()}
         self.good["snapshot"].write_bytes(pickle.dumps(self.seeds["snapshot"], protocol=4))
         for kind, words in (("report", "report {snapshot}"), ("compare", "compare {snapshot} {report}")):
@@ -201,8 +205,9 @@ def _call(words: list[str]) -> str:
 
 def _ending(words: list[str]) -> str:
     """Run one command; say what is wrong with how it ended."""
-    from memprof.errors import MemprofError
     from memprof.reports.json import validate
+
+    from memprof.errors import MemprofError
 
     printed = ""
     try:
@@ -210,8 +215,9 @@ def _ending(words: list[str]) -> str:
     except (MemprofError, click.ClickException) as error:
         return "a sentence of several lines" if "\n" in str(error) else ""
     except Exception as error:
-        at = next(f for f in reversed(traceback.extract_tb(error.__traceback__)) if "/site-packages/" not in f.filename)
-        return f"{type(error).__name__} in {Path(at.filename).parent.name}/{Path(at.filename).name}:{at.lineno} {at.name}"
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        at = next(f for f in frames if "/site-packages/" not in f.filename)
+        return f"{type(error).__name__} in {'/'.join(Path(at.filename).parts[-2:])}:{at.lineno} {at.name}"
     if "\x1b[31m" in printed:
         return f"a control character came through {words[0]}"
     if "--json" in words and printed:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.trl_arguments import left_out_of, said_by_trl
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, refuse_special
 from memprof.units import parse_size
 
 __all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "assumed_of", "read_settings"]
@@ -381,6 +381,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path)
     try:
+        refuse_special(file)
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error}).") from None
