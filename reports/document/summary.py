@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memprof.config.gpus import CONTEXT_BYTES
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
@@ -225,7 +226,8 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
         if left < GIB and _outside_is_unknown(report):
-            words += " What is outside torch was not measured: a CUDA context takes about 0.5 GiB of that."
+            context = f"{CONTEXT_BYTES / GIB:.1f} GiB"
+            words += f" What is outside torch was not measured: a CUDA context takes about {context} of that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words
