@@ -162,7 +162,7 @@ def _headline(report: Mapping[str, Any]) -> Headline:
         verdict=plain(found["verdict"]),
         cause=plain(found["cause"]),
         action=plain(found["action"]),
-        assumed=plain(f"Assumed: {', '.join(found['assumed'])}.") if found["assumed"] else "",
+        assumed=plain(f"Assumed: {'; '.join(found['assumed'])}.") if found["assumed"] else "",
         bad=bool(report.get("oom") or (fit and not fit["fits"])),
     )
 
