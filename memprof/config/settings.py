@@ -246,6 +246,8 @@ class Settings:
             raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
         if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
             raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
+        if self.recipe == "liger" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(f"--recipe liger beside --sharding {self.sharding} is not simulated: use ddp, or zero2.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
         if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):

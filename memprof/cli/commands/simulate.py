@@ -88,6 +88,8 @@ def command(
     if click.get_current_context().obj == OWN_PROCESS:
         take_process()
     if no_shortcuts:
+        if completion_lengths is not None or memory_budget is not None:
+            raise UsageError("--no-shortcuts executes one run: drop --completion-lengths and --memory-budget.")
         click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
