@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memprof.config.gpus import CONTEXT_BYTES
 from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
+from memprof.config.gpus import CONTEXT_BYTES
 from memprof.units import GIB
 
 __all__ = ["room_of", "summary_of"]
