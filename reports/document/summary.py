@@ -11,7 +11,6 @@ from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
 
-from memprof.config.gpus import CONTEXT_BYTES
 from memprof.units import GIB
 
 __all__ = ["room_of", "summary_of"]
@@ -226,8 +225,7 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
         if left < GIB and _outside_is_unknown(report):
-            context = f"{CONTEXT_BYTES / GIB:.1f} GiB"
-            words += f" What is outside torch was not measured: a CUDA context takes about {context} of that."
+            words += " What is outside torch was not measured: a CUDA context takes about 0.6 GiB of that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words
