@@ -252,8 +252,8 @@ class Settings:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
         if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):
             raise UsageError(
-                "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and use "
-                "--optim adamw_torch."
+                "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "
+                "use --optim adamw_torch."
             )
         if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
             raise UsageError(
