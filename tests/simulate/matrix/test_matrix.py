@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.trl, pytest.mark.slow]
 _ROWS = [(f"pair {n}", row) for n, row in enumerate(PAIRS)] + [(f"triple {n}", row) for n, row in enumerate(TRIPLES)]
 _OFTEN = ("pair 0", "pair 3", "pair 28", "triple 7", "triple 20")
 _EXECUTED_AT_ITS_ENDS = "generation was executed at its first and last tokens only"
-_SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|or|instead|record|say)\b")
+_SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|say)\b", re.IGNORECASE)
 
 
 def ended(arguments: list[str], out: Path) -> tuple[int, str, dict[str, Any] | None]:
