@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
+from memprof.config.trl_arguments import assumed_words
 from memprof.units import amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
 
@@ -50,12 +51,13 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
         listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
         places = listed_places(listed, category, peak["categories"][category])
     places = [dict(place) for place in places or ()]
+    simulated = report["source"]["kind"] == "simulated"
     return {
         "verdict": _verdict(report),
         "cause": _cause(report, category, places),
         "places": places,
         "action": _action(report),
-        "assumed": _assumed(report),
+        "assumed": assumed_words(report["source"].get("config") or {}) if simulated else [],
     }
 
 
@@ -104,11 +106,29 @@ def _verdict(report: Mapping[str, Any]) -> str:
     where = _where(None if unknown else peak["phase"], peak["step"])
     held = f"{gib(peak['allocated_bytes'])} GiB in {where}"
     if fit := report.get("fit"):
-        words = "Fits" if fit["fits"] else "Does not fit"
-        return f"{words} {fit['gpu']}: needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB"
+        return _judged(fit)
     words = f"{_PEAK.get(source['kind'], 'Peak allocated memory')}: {held}"
     capacity = _capacity(report)
     return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
+
+
+def _judged(fit: Mapping[str, Any]) -> str:
+    """Say a simulation's verdict and, where the need alone does not explain it, what does."""
+    need, total = int(fit["needed_bytes"]), int(fit["total_bytes"])
+    words = f"{fit['gpu']}: needs {gib(need)} of {gib(total)} GiB"
+    if fit["fits"]:
+        how = ", because cached memory is given back when the card is full" if fit["flushes"] else ""
+        return f"Fits {words}{how}"
+    if need > total:
+        return f"Does not fit {words}"
+    if need > fit["limit_bytes"]:
+        return f"Does not fit {words}, and {100 * fit['margin']:.0f} % are kept free"
+    host, variants = fit.get("host") or {}, fit.get("ensemble") or {}
+    if host.get("fits") is False:
+        return f"Does not fit: the host needs {gib(host['needed_bytes'])} of {gib(host['total_bytes'])} GiB"
+    if variants.get("failed"):
+        return f"Does not fit {words}, and {variants['failed']} of {variants['members']} variants of the run need more"
+    return f"Does not fit {words}"
 
 
 def _capacity(report: Mapping[str, Any]) -> int | None:
@@ -145,7 +165,8 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     parts.append(f"{amount(held[category])} of {_label(category)} ({percent(held[category], active)})")
     if largest == category:
         parts[-1] = f"{parts[-1][:-1]} of the peak)"
-    made = f": {_places(places)}" if places else ""
+    whose = ": " if largest == category else ", the latter "
+    made = f"{whose}{_places(places)}" if places else ""
     sentence = f"{' and '.join(parts)}{made}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"
@@ -204,37 +225,13 @@ def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 def _to_spare(report: Mapping[str, Any]) -> str:
     """Say that a run fits its card with room; nothing where it does not, or where the card is not known."""
-    capacity, device = _capacity(report), report.get("device_peak") or {}
-    if not capacity or report.get("oom"):
+    capacity, device, fit = _capacity(report), report.get("device_peak") or {}, report.get("fit")
+    if not capacity or report.get("oom") or (fit and not fit["fits"]):
         return ""
     held = (device.get("reserved_bytes") or 0) + (device.get("non_torch_bytes") or 0)
     left = capacity - max(held, report["peak"]["active_bytes"])
+    if fit:  # the verdict's own figures
+        capacity, left = fit["total_bytes"], fit["headroom_bytes"]
     if left < _ROOMY * capacity:
         return ""
     return f"Nothing has to change: {gib(left)} of {gib(capacity)} GiB are left."
-
-
-# ---- assumed ---------------------------------------------------------------------------------------------------------
-
-
-def _assumed(report: Mapping[str, Any]) -> list[str]:
-    """List what a simulation was told or took for granted: lengths, batch, dtype, optimizer, checkpointing."""
-    config = report["source"].get("config") or {}
-    if report["source"]["kind"] != "simulated" or "completion_length" not in config:
-        return []
-    batch, prompt, completion = (
-        config.get(k) for k in ("per_device_train_batch_size", "prompt_length", "completion_length")
-    )
-    words = [f"{batch} × ({prompt} + {completion}) tokens in a micro-batch"]
-    dtype = config.get("weights_dtype") or config.get("dtype")
-    if config.get("load_in_4bit"):
-        words.append("4-bit weights")
-    elif dtype:
-        words.append(f"{dtype} weights")
-    words.append(f"LoRA of rank {config['lora_r']}" if config.get("lora_r") else "all weights trained")
-    if config.get("optim"):
-        words.append(f"optim {config['optim']}")
-    on = config.get("gradient_checkpointing")
-    if on is not None:
-        words.append("checkpointing" if on else "no checkpointing")
-    return words

@@ -160,7 +160,8 @@ def settings_of(
         InputError: the file cannot be used.
         UsageError: no model, settings that contradict each other, or an option that changes nothing.
     """
-    from memprof.config.settings import TRAINERS_OWN, Settings, assumed_of
+    from memprof.config.settings import TRAINERS_OWN, Settings
+    from memprof.config.trl_arguments import assumed_of
 
     values = given_settings(config_file, given)
     values = {**TRAINERS_OWN.get(str(values.get("trainer")), {}), **values, "assumed": assumed_of(values)}

@@ -11,10 +11,10 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.trl_arguments import left_out_of, said_by_trl
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, refuse_special
 from memprof.units import parse_size
 
-__all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "assumed_of", "read_settings"]
+__all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16", "float16"),
@@ -31,11 +31,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache_dtype": ("auto", "fp8", "int4", "int2"),
     "bnb_4bit_compute_dtype": ("auto", "float32", "bfloat16", "float16"),
 }
-#: Settings that memory follows most, in the order in which a person should give them.
-_FOLLOWED = (
-    "prompt_length", "completion_length", "per_device_train_batch_size", "dtype", "lora_r", "gradient_checkpointing",
-    "optim", "generation", "num_generations", "beta", "attn",
-)  # fmt: skip
 #: Defaults of TRL's other trainers where they are not those of :class:`Settings`, for who leaves a setting open.
 TRAINERS_OWN: dict[str, dict[str, Any]] = {"rloo": {"beta": 0.05}}
 _UNSHARDED = tuple(name for name in OPTIMIZERS if not optimizer(name).sharded)
@@ -250,16 +245,20 @@ class Settings:
         if not self.load_in_4bit and (self.bnb_4bit_use_double_quant or self.bnb_4bit_compute_dtype != "auto"):
             raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
         if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
-            raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
+            raise UsageError("--sharding fsdp2 is simulated on CUDA, with torch's own AdamW: use --optim adamw_torch.")
+        if self.recipe == "liger" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(f"--recipe liger beside --sharding {self.sharding} is not simulated: use ddp, or zero2.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
         if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):
             raise UsageError(
-                "--sharding tp is simulated for full fine-tuning with torch's own AdamW (or none) on CUDA."
+                "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "
+                "use --optim adamw_torch."
             )
         if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
             raise UsageError(
-                f"--sharding {self.sharding} is modelled for bfloat16 weights and torch's own AdamW (or none) on CUDA."
+                f"--sharding {self.sharding} is modelled on CUDA for bfloat16 weights and torch's own AdamW: use "
+                "--optim adamw_torch, and drop --load-in-4bit."
             )
         if self.checkpointing == "offloaded" and self.device == "cpu":
             raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
@@ -365,14 +364,6 @@ _ALIASES = {
 }
 
 
-def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the settings that memory follows most and that ``given`` leaves open."""
-    known = set(given) - set(given.get("assumed") or ())
-    if given.get("max_length"):
-        known |= {"prompt_length", "completion_length"}
-    return tuple(name for name in _FOLLOWED if name not in known)
-
-
 def read_settings(path: str | Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file: those memprof knows; the rest of a GRPO config is passed over.
 
@@ -381,6 +372,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path)
     try:
+        refuse_special(file)
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error}).") from None

@@ -65,9 +65,6 @@ def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
         facts.append(Fact("Expected error", _range(error["allocated"]), plain(_rests_on(error))))
-        if taken := error.get("assumed"):
-            note = ", ".join(f"{of['setting']} {of['value']}" for of in taken)
-            facts.append(Fact("Assumed", f"{len(taken)} settings", plain(f"nobody gave {note}")))
     if time := report.get("estimated_time"):
         facts.append(Fact("A step takes", f"≈ {duration(round(time['step_s'] * 1e6))}", plain(_slowest(time))))
     return tuple(facts)

@@ -225,7 +225,7 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
         if left < GIB and _outside_is_unknown(report):
-            words += " What is outside torch was not measured: a CUDA context takes about 0.5 GiB of that."
+            words += " What is outside torch was not measured: a CUDA context takes about 0.6 GiB of that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words

@@ -19,6 +19,8 @@ __all__ = ["is_native", "is_torch", "listed_places", "place_of", "places_at_peak
 #: So many places are named at most; fewer where they hold half.
 MOST = 4
 _HALF = 0.5
+# A place that holds less is no cause: the rest was made where no stack was recorded.
+_SHOWN = 0.01
 
 # Frames outside Python: by their file's ending, or because there is no file.
 _NATIVE = re.compile(r"^\?\?|^:0 |^<nofile>|\.(?:cpp|cc|cxx|h|hpp|c|S|cu|cuh|pyx|o|so(?:\.\d+)*):\d")
@@ -83,7 +85,7 @@ def _largest(found: Iterable[tuple[Sequence[str], int]], whole: int) -> list[dic
             sums[frame] = sums.get(frame, 0) + n_bytes
     places: list[dict[str, Any]] = []
     for frame, n_bytes in sorted(sums.items(), key=lambda item: -item[1])[:MOST]:
-        if sum(place["bytes"] for place in places) >= _HALF * whole:
+        if n_bytes < _SHOWN * whole or sum(place["bytes"] for place in places) >= _HALF * whole:
             break
         places.append({"frame": frame, "bytes": n_bytes, "share": round(n_bytes / whole, 4)})
     return places

@@ -19,7 +19,8 @@ from memprof.config.catalogue import find_config
 from memprof.config.expected_error import comparisons, expected_error, stated_range
 from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin
 from memprof.config.gpus import find_gpu
-from memprof.config.settings import Settings, assumed_of
+from memprof.config.settings import Settings
+from memprof.config.trl_arguments import assumed_of
 from tests.reports.sample import sample
 
 GIB = 2**30
