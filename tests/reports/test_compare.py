@@ -122,7 +122,7 @@ def test_headline_says_who_needs_how_much_and_why() -> None:
 def test_against_published_rows_the_largest_difference_is_one_that_is_known() -> None:
     found = build_comparison(published_comparison()).headline
     assert found.verdict.startswith("Unsloth (published) comes to 54.30 GiB")
-    assert "Largest difference: training memory, +409.6" in found.cause
+    assert "TRL + FA2 (published): training memory, +409.6" in found.cause
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
