@@ -10,9 +10,21 @@ MemprofError
 
 from __future__ import annotations
 
+import os
+import stat
+
 from memprof._version import __version__
 
-__all__ = ["AboveLimit", "DoesNotFit", "InputError", "MemprofError", "UnsafePickle", "UsageError", "how_to_install"]
+__all__ = [
+    "AboveLimit",
+    "DoesNotFit",
+    "InputError",
+    "MemprofError",
+    "UnsafePickle",
+    "UsageError",
+    "how_to_install",
+    "refuse_special",
+]
 
 
 def how_to_install(extra: str) -> str:
@@ -51,3 +63,15 @@ class DoesNotFit(MemprofError):
     """Report a run that needs more memory than the device has."""
 
     exit_code = 4
+
+
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Refuse a pipe, a socket or a device in place of a file: reading one may wait without end.
+
+    Raises:
+        InputError: it is one.
+        OSError: there is nothing at ``path``.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise InputError(f"{os.fspath(path)}: not a regular file; write what it holds to one first.")

@@ -9,6 +9,7 @@ main = group_of(
     __doc__,
     {
         "inject": ("inject", "Raise an exception in every function of memprof's that a GRPO run calls."),
+        "mutate": ("mutate", "Feed mutated snapshots, reports and counters to the commands that read them."),
     },
 )
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.ranks.run_folders import places_of_run
-from memprof.errors import InputError
+from memprof.errors import InputError, refuse_special
 
 __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
 
@@ -134,6 +134,7 @@ def read_counters(path: Path, newest_bytes: int | None = None) -> Counters:
         InputError: the file cannot be read, or is not a counters file of this version.
     """
     try:
+        refuse_special(path)
         with open(path, "rb") as file:
             first = file.readline(1 << 20)
             size = os.fstat(file.fileno()).st_size
@@ -170,4 +171,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
+    return {k: v for k, v in row.items() if _is_sound(k, v)} if isinstance(row, dict) else None
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    """Tell whether a field is what its readers count on."""
+    if name in ("phases", "categories", "groups"):
+        return isinstance(value, dict)
+    return name not in ("step", "rank") or type(value) is int

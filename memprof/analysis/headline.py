@@ -173,7 +173,8 @@ def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Map
     parts.append(f"{amount(held[category])} of {_label(category)} ({percent(held[category], active)})")
     if largest == category:
         parts[-1] = f"{parts[-1][:-1]} of the peak)"
-    made = f": {_places(places)}" if places else ""
+    whose = ": " if largest == category else ", the latter "
+    made = f"{whose}{_places(places)}" if places else ""
     sentence = f"{' and '.join(parts)}{made}."
     if waiting := peak["pending_free_bytes"]:
         sentence += f" {gib(waiting)} GiB more were freed by the program and wait for a stream: phases, shares and the"

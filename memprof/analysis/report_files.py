@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import stat
 import zlib
 from pathlib import Path
 from typing import Any
 
-from memprof.errors import InputError
+from memprof.errors import InputError, refuse_special
 
 __all__ = ["read_memprof_json"]
 
@@ -69,9 +68,7 @@ def _finite(digits: str) -> float:
 def _text(path: Path) -> bytes | None:
     """Return the whole file where it may be JSON; ``None`` where its first character shows that it is not."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for without end
-            raise InputError(f"{path}: not a regular file; write the snapshot or the report to one first.")
+        refuse_special(path)
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
         with gzip.open(path) if packed else path.open("rb") as file:

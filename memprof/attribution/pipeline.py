@@ -253,13 +253,13 @@ def _retained(facts: Facts, draft: Draft) -> NDArray[np.bool_]:
     t = facts.timeline
     last_event: dict[int, int] = {}
     for span in facts.track.spans:
-        if span.step is not None:
+        if span.step is not None and span.step >= 0:
             last_event[span.step] = span.end_event
-    ends = np.full(max(last_event, default=0) + 2, t.n_events, np.int64)
-    for step, end in last_event.items():
-        if step >= 0:
-            ends[step] = end
-    of_step = np.where(facts.step >= 0, ends[np.clip(facts.step, 0, len(ends) - 1)], t.n_events)
+    known = np.array(sorted(last_event), np.int64)
+    ends = np.array([last_event[step] for step in known.tolist()] + [t.n_events], np.int64)
+    index = np.searchsorted(known, facts.step)
+    found = np.isin(facts.step, known)
+    of_step = np.where(found, ends[np.where(found, index, -1)], t.n_events)
     transient = np.isin(draft.category, [c.code for c in _TRANSIENT])
     return transient & (t.free_event > of_step) & (of_step < t.n_events)
 

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from memprof.errors import InputError
+from memprof.errors import InputError, refuse_special
 from memprof.frame_paths import FramePath, package_names
 from memprof.vocabulary import Category, Phase
 
@@ -132,6 +132,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
+        refuse_special(path)
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise InputError(f"Cannot read the rules file {path}: {err.strerror or err}.") from err

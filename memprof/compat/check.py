@@ -80,15 +80,24 @@ def missing(feature: str, of: Any = None) -> list[str]:
 
 def fault_of(target: Target) -> str | None:
     """What is wrong with a target, a clause that names it and the installed version; None if it is as declared."""
-    package, difference = target.package, _difference(target)
+    package, difference, place = target.package, _difference(target), (target.module, target.path)
     if difference is None and target.used_in and not _is_used(target):
-        module, user = target.user
-        package = module.partition(".")[0]
+        place = target.user
+        package = place[0].partition(".")[0]
         name = repr(target.name) if target.how == KEY else target.name
-        difference = f"{user} does not use {name}"
+        difference = f"{place[1]} does not use {name}"
     if difference is None:
         return None
+    if (where := _replaced_in(look_up(*place), package)) is not None:
+        return f"{difference}: {where} has put a function of its own there"
     return f"{difference} in the {spoken(package)} that is installed, {installed(package)}"
+
+
+def _replaced_in(found: Any, package: str) -> str | None:
+    """Return the module of a function that stands in place of ``package``'s; None where it is a library's own."""
+    module = getattr(found, "__module__", None)
+    own = {*SPOKEN, package, "builtins", "functools", "memprof"}
+    return module if isinstance(module, str) and module.partition(".")[0] not in own else None
 
 
 def _difference(target: Target) -> str | None:

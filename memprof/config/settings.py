@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.trl_arguments import left_out_of, said_by_trl
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, refuse_special
 from memprof.units import parse_size
 
 __all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]
@@ -245,16 +245,20 @@ class Settings:
         if not self.load_in_4bit and (self.bnb_4bit_use_double_quant or self.bnb_4bit_compute_dtype != "auto"):
             raise UsageError("--bnb-4bit-use-double-quant and --bnb-4bit-compute-dtype need --load-in-4bit.")
         if self.sharding == "fsdp2" and (self.device == "cpu" or self.optim in _UNSHARDED):
-            raise UsageError("--sharding fsdp2 is simulated with torch's own AdamW (or none) on CUDA.")
+            raise UsageError("--sharding fsdp2 is simulated on CUDA, with torch's own AdamW: use --optim adamw_torch.")
+        if self.recipe == "liger" and self.sharding in ("fsdp2", "tp"):
+            raise UsageError(f"--recipe liger beside --sharding {self.sharding} is not simulated: use ddp, or zero2.")
         if self.sharding == "fsdp2" and self.load_in_4bit:
             raise UsageError("--load-in-4bit beside --sharding fsdp2: accelerate leaves such weights whole; use ddp.")
         if self.sharding == "tp" and (self.device == "cpu" or self.optim in _UNSHARDED or self.lora_r is not None):
             raise UsageError(
-                "--sharding tp is simulated for full fine-tuning with torch's own AdamW (or none) on CUDA."
+                "--sharding tp is simulated on CUDA for full fine-tuning with torch's own AdamW: drop --lora-r, and "
+                "use --optim adamw_torch."
             )
         if self.sharded_by_zero and (self.device == "cpu" or self.optim in _UNSHARDED or self.load_in_4bit):
             raise UsageError(
-                f"--sharding {self.sharding} is modelled for bfloat16 weights and torch's own AdamW (or none) on CUDA."
+                f"--sharding {self.sharding} is modelled on CUDA for bfloat16 weights and torch's own AdamW: use "
+                "--optim adamw_torch, and drop --load-in-4bit."
             )
         if self.checkpointing == "offloaded" and self.device == "cpu":
             raise UsageError("--gradient-checkpointing offloaded frees a GPU: drop --device cpu.")
@@ -368,6 +372,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path)
     try:
+        refuse_special(file)
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error}).") from None

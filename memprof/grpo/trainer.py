@@ -11,6 +11,7 @@ import torch
 from trl import GRPOTrainer
 
 from memprof.compat import accelerate, missing, peft, require, transformers, trl
+from memprof.compat.patching import replacing
 from memprof.errors import UsageError
 from memprof.grpo import device as machine
 from memprof.grpo.budget import keep_within_budget
@@ -25,7 +26,7 @@ from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
-from memprof.grpo.step.out_of_memory import Adaptation
+from memprof.grpo.step.out_of_memory import Adaptation, say_where
 from memprof.grpo.step.piece_sizes import PieceSizes
 from memprof.grpo.step.pieces import fits_one_piece
 from memprof.grpo.step.probe import Answer, ask
@@ -86,10 +87,12 @@ class LeanTrainer(_Trainer):
         self._in_step = False
         check_supported(lean, known_loss=self._loss_is_trls)
         check_parking_of(lean, model, chosen.get("quantization_config"))
-        choose_weights(lean, chosen, self._once_log)
-        adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
-        place, why_device = reference_place(lean, adapter)
-        with _no_copy(lean, place == "host"):
+        with _put_back(lean, "beta", "model_init_kwargs"):
+            choose_weights(lean, chosen, self._once_log)
+            adapter = chosen.get("peft_config") is not None or peft.CONFIGS.of(model) is not None
+            place, why_device = reference_place(lean, adapter)
+            if place == "host":
+                lean.beta = 0.0  # TRL makes no copy of the model then
             super().__init__(**chosen)
         self._prepare_model(lean)
         self._place_reference(place, why_device, chosen.get("quantization_config"))
@@ -199,6 +202,18 @@ class LeanTrainer(_Trainer):
             return sizes
         self._adaptation.recall(self.state.stateful_callbacks.setdefault(_KEPT, {}))
         return self._adaptation.limit(sizes[0]), self._adaptation.limit(sizes[1])
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train as TRL does, with transformers' own checkpointing off while the layers are checkpointed here."""
+        names = [name for name in _CHECKPOINTING if hasattr(self.args, name)]
+        off = names if self.applied_checkpointing != "auto" else []
+        try:
+            with replacing(*((self.args, name, False) for name in off)):
+                return super().train(*args, **options)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if self._adaptation is not None:
+                say_where(error)
+            raise
 
     def training_step(self, *args: Any, **options: Any) -> Any:
         """Take TRL's step; an override that does not call this one has its micro-batches in one piece."""
@@ -343,10 +358,14 @@ class LeanTrainer(_Trainer):
         """
         asked = self._probe is not None or is_fake(tokens) or not machine.computes_values()
         if not asked and not self._whole_batch_reason:
-            self._probe = ask(self._step_context(), tokens.flatten()[:1000])
-            if self._probe.why is not None:
-                self._whole_batch_reason = self._probe.why
-                self._use_trls_step(self._probe.why)
+            step = self._step_context()
+            self._probe = ask(step, tokens.flatten()[:1000])
+            why = self._probe.why
+            if step.ranks.forward_together and step.ranks.any(why is not None):
+                why = why or "another rank's rows depend on their padding"
+            if why is not None:
+                self._whole_batch_reason = why
+                self._use_trls_step(why)
         return not self._whole_batch_reason
 
     @property
@@ -395,6 +414,8 @@ class LeanGRPOTrainer(LeanTrainer, GRPOTrainer):
 
 #: The entry of the trainer's state, and so of its checkpoints, that holds what memory has had room for.
 _KEPT = "LeanPieces"
+#: transformers reads them where training begins; it renamed the second.
+_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 _IMAGE_INPUTS = (
     "pixel_values",
     "image_grid_thw",
@@ -409,12 +430,11 @@ _IMAGE_INPUTS = (
 
 
 @contextmanager
-def _no_copy(args: Any, wanted: bool) -> Iterator[None]:
-    """Let TRL build its trainer without a reference model: it makes none where ``beta`` is 0."""
-    beta = args.beta
-    if wanted:
-        args.beta = 0.0
+def _put_back(args: Any, *names: str) -> Iterator[None]:
+    """Let attributes of the caller's ``args`` be others while TRL builds its trainer."""
+    before = {name: getattr(args, name) for name in names}
     try:
         yield
     finally:
-        args.beta = beta
+        for name, value in before.items():
+            setattr(args, name, value)

@@ -13,7 +13,7 @@ from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
 from memprof.oom.judge import judge
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
-from memprof.units import GIB
+from memprof.units import GIB, format_bytes
 
 __all__ = ["SCHEMA", "explain_log"]
 
@@ -41,16 +41,23 @@ def _notes(reading: Reading) -> list[str]:
     notes = []
     ranks = sorted({f.rank for f in reading.failures if f.rank is not None})
     if len(ranks) > 1:
-        notes.append(
-            f"{len(ranks)} ranks ran out of memory ({', '.join(map(str, ranks[:_MOST_RANKS_NAMED]))}): look at the one "
-            "with the least free first, the others may only have been as full."
-        )
+        named = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+        notes.append(f"{len(ranks)} ranks ran out of memory ({named}): {_fullest(reading)}")
     kinds = {f.form.event for f in reading.failures}
     if "launcher" in kinds and len(kinds) > 1:
         notes.append("The −9 (SIGKILL) may be the launcher ending the other processes after the first failure.")
     if not reading.failures:
         notes += [f"This text is not about memory that ran out: {form.says}." for form in reading.elsewhere[:1]]
     return notes
+
+
+def _fullest(reading: Reading) -> str:
+    """Say which rank to look at first: the one that was missing most, where the messages tell."""
+    missing = [(missing_bytes(f) or 0, -f.rank) for f in reading.failures if f.rank is not None]
+    if not all(n for n, _ in missing):
+        return "look at the one with the least free first, the others may only have been as full."
+    most, rank = max(missing)
+    return f"look at rank {-rank} first, which was missing most ({format_bytes(most)}); the others may only follow."
 
 
 def _explained(failure: Failure) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _CERTAINTY, _HELP, _PRICE = 0.9, 0.8, 1
 _WORK_BESIDE = 0.7
 # A remedy that would free less of what is missing is of no use.
 _USELESS = 0.05
-_NO_RECORDING = ("overflow", "metal_buffer")
+_NO_RECORDING = {"overflow", "metal_buffer", "memprof_said"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def judge(failure: Failure, scope: Scope) -> tuple[Verdict, list[Remedy]]:
     if failure.kind == "device" and rule.get("work"):
         proposals += _of_work(rule["work"], inner)
     tried = _ranked(proposals)
-    if failure.kind == "device" and verdict.reason not in _NO_RECORDING:
+    if failure.kind == "device" and not _NO_RECORDING & {verdict.reason, *(entry["id"] for entry in around)}:
         tried.append((_remedies()["snapshot"]["do"], _remedies()["snapshot"]["why"]))
     return verdict, _for_backend(failure.backend, list(dict(tried).items()))
 
@@ -106,7 +106,7 @@ def _sentences(said: Sequence[str]) -> Iterator[str]:
     """Yield what is said as sentences: each after the first begins with a capital and follows a full stop."""
     kept = [text for text in said if text]
     for i, text in enumerate(kept):
-        text = text if i == 0 or text.startswith("torch ") else text[:1].upper() + text[1:]
+        text = text if i == 0 or text.startswith(("torch ", "memprof")) else text[:1].upper() + text[1:]
         yield text if i == len(kept) - 1 or text.endswith(".") else f"{text}."
 
 

@@ -2,7 +2,7 @@
 
 A run never hears of a mistake of memprof's. Whatever fails behind the door shuts it: one warning says what is lost,
 what was hooked is taken back, and every later call through it does nothing. The run's own results and exceptions
-pass unchanged. ``tests/test_guard.py`` refuses a way in that does not go through here.
+pass unchanged. ``tests/recording/guard`` refuses a way in that does not go through here.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Session:
         door: between the run and this recording; one of its own where none is given.
         redact: leave this machine's paths out of what is written.
 
-    ``setup`` holds what it takes to simulate the run again (see ``memprof/config/run_facts.py``), plain data.
+    ``setup`` holds what it takes to simulate the run again (see ``memprof/recording/run_facts.py``), plain data.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-__all__ = ["SHORTCUTS", "shortcut", "without"]
+__all__ = ["SHORTCUTS", "shortcut", "unloaded", "without"]
 
 _ROOM = "memprof.simulate.shortcuts"
 #: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
@@ -24,16 +24,26 @@ SHORTCUTS = {
     "micro_batches": "micro_batches",  # of searches: micro-batches between the third and the last
 }
 _off: ContextVar[frozenset[str]] = ContextVar("_off", default=frozenset())
+_broken: dict[str, str] = {}  # why a shortcut could not be loaded, by its name
 
 
 def shortcut(name: str) -> Any:
-    """Return the module of a shortcut; None where it is switched off or not there."""
+    """Return the module of a shortcut; None where it is switched off, not there or cannot be loaded."""
+    _broken.pop(name, None)
     if name in _off.get():
         return None
+    module = f"{_ROOM}.{SHORTCUTS[name]}"
     try:
-        return import_module(f"{_ROOM}.{SHORTCUTS[name]}")
-    except ImportError:
+        return import_module(module)
+    except Exception as error:
+        if not (isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")):
+            _broken[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
         return None
+
+
+def unloaded() -> list[str]:
+    """Say which of the shortcuts asked for are there and cannot be loaded."""
+    return [f"simulated without the shortcut {name!r} ({why}); please report it." for name, why in _broken.items()]
 
 
 @contextlib.contextmanager

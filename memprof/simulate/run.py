@@ -18,7 +18,7 @@ from memprof.config.settings import Settings
 from memprof.config.speeds import speed_of
 from memprof.errors import InputError, MemprofError, UsageError
 from memprof.recording.recorder import DeviceInfo
-from memprof.simulate.plain import SHORTCUTS, without
+from memprof.simulate.plain import SHORTCUTS, unloaded, without
 
 if TYPE_CHECKING:
     from memprof.simulate.recorder.session import FakeSession
@@ -98,6 +98,7 @@ def simulate(
         _recording(session),
     ):
         fn(session)
+    session.notes += unloaded()
     raw = session.to_raw()
     raw["memprof"]["expected_error"] = stated_error(config or {}, card=gpu)
     raw["memprof"]["estimated_time"] = _time_of(session, gpu, config or {})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from memprof.vocabulary import History, Kind
+from memprof.vocabulary import Category, History, Kind, Phase
 
 __all__ = ["SCHEMA", "check_extra", "clean", "clean_text"]
 
@@ -54,57 +54,89 @@ _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
 
 
-_Kinds = tuple[type, ...]
+class _Range(NamedTuple):
+    """Allow the whole numbers from ``low`` to ``high``."""
+
+    low: int
+    high: int
+
+
+_Kinds = tuple[type | _Range | frozenset[str], ...]  # a set allows the words in it
 _NONE = type(None)
 _TEXT: _Kinds = (str, _NONE)
 _WHOLE: _Kinds = (int, _NONE)
 _NUMBER: _Kinds = (int, float, _NONE)
+_BYTES = _Range(0, 1 << 60)
+_SIZE: _Kinds = (_BYTES, _NONE)
+_STEP: _Kinds = (_Range(-(1 << 31), (1 << 31) - 1), _NONE)
+_PHASES = frozenset(str(p) for p in Phase)
+_CATEGORIES = frozenset(str(c) for c in Category)
+_SWITCHES = frozenset(("sleep", "wake", "weight_sync"))
 
 # Types of the entries of each list, or of the values of each dict. A dict's name is required unless its
 # types include None; a name that is not listed may hold anything.
 _RECORDS: dict[str, dict[str, _Kinds]] = {
-    "phases": {"phase": (str,), "start_us": (int,), "end_us": _WHOLE, "step": _WHOLE, "within": _TEXT, "detail": _TEXT},
+    "phases": {"phase": (str,), "start_us": (int,), "end_us": _WHOLE, "step": _STEP, "within": _TEXT, "detail": _TEXT},
     "counters": {
-        "phase": (str,),
+        "phase": (_PHASES,),
         "start_us": (int,),
         "end_us": (int,),
-        "step": _WHOLE,
-        **dict.fromkeys(("allocated_peak", "allocated_end", "reserved_peak", "reserved_end"), _WHOLE),
-        **dict.fromkeys(("active_peak", "requested_peak"), _WHOLE),
+        "step": _STEP,
+        **dict.fromkeys(("allocated_peak", "allocated_end", "reserved_peak", "reserved_end"), _SIZE),
+        **dict.fromkeys(("active_peak", "requested_peak"), _SIZE),
     },
-    "devices": {"index": (int,), "type": _TEXT, "name": _TEXT, "total_bytes": _WHOLE},
+    "devices": {"index": (int,), "type": _TEXT, "name": _TEXT, "total_bytes": _SIZE},
     "survived": {
-        "requested_bytes": (int,),
+        "requested_bytes": (_BYTES,),
         "time_us": (int,),
         "went_on_us": (int,),
-        **dict.fromkeys(("device", "step"), _WHOLE),
+        "device": _WHOLE,
+        "step": _STEP,
         "phase": _TEXT,
     },
 }
 _ROWS: dict[str, tuple[_Kinds, ...]] = {  # the last entry holds for every later column
-    "steps": ((int,), (int,), (int,), _WHOLE),
+    "steps": ((_STEP[0],), (int,), (int,), _SIZE),
     "owners": ((int,), (int,), (str,), _TEXT),
     "holders": ((int,), (int,), (str,)),
     "samples": ((int,), _WHOLE),
-    "switches": ((int,), (str,), _WHOLE),
+    "switches": ((int,), (_SWITCHES,), _STEP, _SIZE),
     "own_folders": ((str,), (str,)),
 }
 _FIELDS: dict[str, dict[str, _Kinds]] = {
-    "versions": {"torch": _TEXT, "memprof": _TEXT, "python": _TEXT},
-    "device": {"index": _WHOLE, "type": _TEXT, "name": _TEXT, "total_bytes": _WHOLE},
+    "device": {"index": _WHOLE, "type": _TEXT, "name": _TEXT, "total_bytes": _SIZE},
     "recorded": {
-        **dict.fromkeys(("start_us", "stop_us", "dropped_events", "max_entries"), _WHOLE),
-        "history": _TEXT,
+        **dict.fromkeys(("start_us", "stop_us"), _WHOLE),
+        **dict.fromkeys(("dropped_events", "max_entries"), _SIZE),
+        "history": (frozenset(str(h) for h in History), _NONE),
         "thinned": (list, _NONE),
     },
-    "host": dict.fromkeys(("pinned_bytes", "pinned_requested_bytes", "managed_bytes", "rss_bytes"), _WHOLE),
+    "host": {
+        **dict.fromkeys(("pinned_bytes", "pinned_requested_bytes", "managed_bytes", "rss_bytes"), _SIZE),
+        "offloaded": (dict, _NONE),
+    },
+    "outside": dict.fromkeys(("processes", "allocators"), (list, _NONE)),
     "overhead": {"seconds_in_memprof": _NUMBER, "bytes_of_history": _WHOLE},
     "oom": {
-        "requested_bytes": (int,),
-        **dict.fromkeys(("device_free_bytes", "step", "time_us", "device", "limit_bytes"), _WHOLE),
-        "phase": _TEXT,
+        "requested_bytes": (_BYTES,),
+        **dict.fromkeys(("device_free_bytes", "limit_bytes"), _SIZE),
+        **dict.fromkeys(("time_us", "device"), _WHOLE),
+        "step": _STEP,
+        "phase": (_PHASES, _NONE),
         "stack": (list, _NONE),
     },
+}
+_LIMITS: dict[str, _Kinds] = {
+    "non_torch_bytes": (_BYTES,),
+    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 31),)),
+}
+# What every entry of a list, or value of a dict, must be.
+_INNER: dict[str, _Kinds] = {
+    "versions": _TEXT,
+    "notes": (str,),
+    "buckets": (int,),
+    "stack": (str,),
+    "offloaded": (_BYTES,),
 }
 
 
@@ -136,45 +168,64 @@ def check_extra(value: Any, notes: list[str]) -> dict[str, Any]:
 def _usable(key: str, part: Any) -> tuple[Any, int]:
     """Return a documented part without its entries of a wrong type, and how many of those there were."""
     if key in _RECORDS:
-        good = [entry for entry in part if _is_record(entry, _RECORDS[key])]
+        kinds = _RECORDS[key]
+        good = [entry for entry in part if _is_record(entry, kinds)]
+        if key in ("counters", "survived"):  # a figure that is left out is one that is not known
+            good = [{**dict.fromkeys(kinds), **entry} for entry in good]
         return good, len(part) - len(good)
     if key in _ROWS:
         good = [entry for entry in part if _is_row(entry, _ROWS[key])]
         return good, len(part) - len(good)
     if key in _FIELDS:
-        return _fields(part, _FIELDS[key])
-    if key in ("notes", "buckets"):
-        good = [entry for entry in part if type(entry) is (str if key == "notes" else int)]
-        return good, len(part) - len(good)
-    return part, 0
+        return _fields(key, part, _FIELDS[key])
+    return _inner(key, part)
+
+
+def _fits(value: Any, kinds: _Kinds) -> bool:
+    if type(value) in kinds:
+        return True
+    if type(value) is int:
+        return any(type(k) is _Range and k.low <= value <= k.high for k in kinds)
+    return type(value) is str and any(type(k) is frozenset and value in k for k in kinds)
 
 
 def _is_record(entry: Any, kinds: dict[str, _Kinds]) -> bool:
-    return type(entry) is dict and all(type(entry.get(name)) in allowed for name, allowed in kinds.items())
+    return type(entry) is dict and all(_fits(entry.get(name), allowed) for name, allowed in kinds.items())
 
 
 def _is_row(entry: Any, kinds: tuple[_Kinds, ...]) -> bool:
     if type(entry) is not list or len(entry) < sum(_NONE not in allowed for allowed in kinds):
         return False
-    return all(type(value) in kinds[min(i, len(kinds) - 1)] for i, value in enumerate(entry))
+    return all(_fits(value, kinds[min(i, len(kinds) - 1)]) for i, value in enumerate(entry))
 
 
-def _fields(part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
-    good = {name: value for name, value in part.items() if name not in kinds or type(value) in kinds[name]}
+def _inner(name: str, part: Any) -> tuple[Any, int]:
+    """Return a list or a dict without what is not documented in it, and how much of that there was."""
+    good = part
+    if name == "thinned":
+        good = [row[:2] for row in part if _is_row(row, ((int,), (int,)))]
+    elif name in _INNER and isinstance(part, dict):
+        known = _CATEGORIES if name == "offloaded" else part
+        good = {k: v for k, v in part.items() if k in known and _fits(v, _INNER[name])}
+    elif name in _INNER:
+        good = [v for v in part if _fits(v, _INNER[name])]
+    return good, len(part) - len(good) if isinstance(part, (dict, list)) else 0
+
+
+def _fields(key: str, part: dict[str, Any], kinds: dict[str, _Kinds]) -> tuple[dict[str, Any] | None, int]:
+    # An error's other figures are the report's own: they are reckoned, never read.
+    good = {n: v for n, v in part.items() if (_fits(v, kinds[n]) if n in kinds else key != "oom")}
     dropped = len(part) - len(good)
-    for name in ("thinned", "stack"):  # a list of pairs and a list of text
-        inner = good.get(name)
-        if isinstance(inner, list):
-            good[name] = [v for v in inner if (_is_row(v, ((int,), (int,))) if name == "thinned" else type(v) is str)]
-            dropped += len(inner) - len(good[name])
-    if "history" in good and "history" in kinds and good["history"] not in _HISTORIES:
-        del good["history"]
-        dropped += 1
+    for name in ("thinned", "stack", "offloaded"):
+        if isinstance(good.get(name), (list, dict)):
+            good[name], wrong = _inner(name, good[name])
+            dropped += wrong
+    if key == "host" and good.get("offloaded", {}) is None:
+        del good["offloaded"]
     complete = all(name in good for name, allowed in kinds.items() if _NONE not in allowed)
+    if key == "oom" and complete:  # the report says these of every error
+        good = {"device_free_bytes": None, "phase": None, "step": None, **good, "stack": good.get("stack") or []}
     return (good if complete else None), dropped + (not complete)
-
-
-_HISTORIES = (None, *(str(h) for h in History))
 
 
 def _problem(key: Any, raw: Any, part: Any) -> str:
@@ -186,6 +237,8 @@ def _problem(key: Any, raw: Any, part: Any) -> str:
     wanted = _TYPES.get(key)
     if wanted and (not isinstance(part, wanted) or isinstance(part, bool)):
         return f"{name} is not of the documented type"
+    if key in _LIMITS and not _fits(part, _LIMITS[key]):
+        return f"{name} is not a number that it can be"
     if key == "kind" and part not in [str(k) for k in Kind]:
         return f"kind {part[:40]!r} is not known"
     return ""

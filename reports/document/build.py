@@ -240,7 +240,7 @@ def subtitle_of(report: Mapping[str, Any]) -> tuple[str, ...]:
     if (source["world_size"] or 1) > 1:
         shown = " shown in full" if report.get("across_ranks") else ""
         words.append(f"rank {source['rank']} of {source['world_size']}{shown}")
-    words.append(f"{thousands(source['events'])} events")
+    words.append(f"{thousands(source['events'])} event{'' if source['events'] == 1 else 's'}")
     steps = sorted({p["step"] for p in report["phases"] if p["step"] is not None})
     if steps:
         words.append(f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}")

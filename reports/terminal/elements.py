@@ -74,7 +74,7 @@ def draw_bar(parts: Sequence[Part], scale: int, width: int, colour: bool) -> Tex
     bar, done, drawn = Text(no_wrap=True), 0, 0
     for part in parts:
         done += part.bytes
-        end = round(width * done / scale) if scale else 0
+        end = min(width, round(width * done / scale)) if scale else 0
         if colour:
             bar.append("█" * (end - drawn), style=_style(part.id))
         else:

@@ -222,6 +222,7 @@ def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
 
     columns = [("Dump", "left", True), ("Rank", "left", False), ("Role, process", "left", True)]
     table = table_of(*columns, ("GiB", "right", False), ("Here", "left", True))
+    table.columns[-1].no_wrap = False  # a sentence: cut short it would take the other columns with it
     for row in rows[:_MOST_RANKS]:
         peak = "–" if row.peak_bytes is None else gib(row.peak_bytes)
         mark = " out of memory" if row.out_of_memory else ""

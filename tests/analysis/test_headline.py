@@ -13,7 +13,7 @@ import pytest
 
 from memprof.analysis.allocations.places import place_of
 from memprof.analysis.analysis import analyze
-from memprof.analysis.headline import headline_of, missing_bytes
+from memprof.analysis.headline import _cause, headline_of, missing_bytes
 from memprof.snapshot import snapshot_from_raw
 from tests.synthetic import SnapshotBuilder, frame
 
@@ -94,6 +94,14 @@ def test_each_place_has_its_own_share() -> None:
         ("models.py:174 forward", 96 * MIB, 0.6)
     ]  # fmt: skip
     assert ": 60 % from models.py:174." in found["cause"]
+
+
+def test_places_are_said_of_their_own_category_alone() -> None:
+    """Weights stand beside the activations that line 11 makes: it made none of the weights."""
+    report = {"peak": {"active_bytes": 200 * MIB, "pending_free_bytes": 0,
+                       "categories": {"weights": 110 * MIB, "activations": 90 * MIB}}}  # fmt: skip
+    place = {"frame": "train.py:11 forward", "bytes": 90 * MIB, "share": 1.0}
+    assert _cause(report, "activations", [place]).endswith("of activations (45 %), the latter 100 % from train.py:11.")
 
 
 @pytest.mark.parametrize(

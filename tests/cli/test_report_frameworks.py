@@ -292,7 +292,10 @@ def test_one_dump_that_cannot_be_read_is_named_and_the_rest_is_read(
     rows = {row["rank"]: row for row in report["recordings"]}
     assert rows[1]["because"].startswith("cannot be read: ")
     assert damage is None or says in note
-    assert bad.name in "".join(call("report", folder).stdout.split())
+    assert str(folder) not in rows[1]["because"]  # the row names the file
+    screen = call("report", folder).stdout
+    assert bad.name in "".join(screen.split())
+    assert screen.partition("\nDump ")[2].splitlines()[0].split() == ["Rank", "Role,", "process", "GiB", "Here"]
 
 
 def test_an_empty_dump_of_the_failure_leaves_the_step_before_it(shared: Path, tmp_path: Path) -> None:

@@ -197,3 +197,10 @@ def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
         result = call("report", *arguments)
         assert (result.exit_code, words in result.stderr) == (code, True), (arguments, result.stderr)
         assert len(result.stderr.strip().split("\n")) == 1
+
+
+@pytest.mark.parametrize("option", [("--keep-json",), ("--executor", "ray")])
+def test_what_is_for_ranks_is_refused_for_one_file(option: tuple[str, ...], tmp_path: Path) -> None:
+    """They were taken and did nothing."""
+    refused = call("report", record(tmp_path / "mem.pickle", 2), *option)
+    assert (refused.exit_code, option[0] in refused.stderr) == (2, True)

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = {"report": ["report", "{}"], "compare": ["compare", "{}", "{}"], "advise": ["advise", "{}"]}
+COMMANDS = {
+    "report": ["report", "{}"],
+    "compare": ["compare", "{}", "{}"],
+    "advise": ["advise", "{}"],
+    "oom": ["oom", "{}"],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -34,3 +39,18 @@ def test_so_are_a_socket_and_a_device(tmp_path: Path) -> None:
         for path in (tmp_path / "s", Path("/dev/zero")):
             with pytest.raises(InputError, match="not a regular file"):
                 read_memprof_json(path)
+
+
+def test_settings_a_model_rules_and_counters_wait_for_no_pipe(tmp_path: Path) -> None:
+    from memprof.analysis.counters import read_counters
+    from memprof.attribution.rules import load_rules
+    from memprof.config.catalogue import find_config
+    from memprof.config.settings import read_settings
+    from memprof.errors import InputError
+
+    os.mkfifo(pipe := tmp_path / "config.json")
+    for read in (read_settings, read_counters, load_rules):
+        with pytest.raises(InputError, match=r"config\.json: not a regular file"):
+            read(pipe)
+    with pytest.raises(InputError, match=r"no folder or config\.json of that name"):
+        find_config(str(tmp_path))

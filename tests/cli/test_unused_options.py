@@ -82,3 +82,19 @@ def test_the_commands_refuse_it_with_the_documented_code(arguments: list[str]) -
     assert done.exit_code == 2
     assert "changes nothing here" in done.stderr
     assert done.stdout == ""
+
+
+def test_an_executor_of_one_simulation_is_refused() -> None:
+    from memprof.cli import main
+
+    refused = CliRunner().invoke(main, ["simulate", "--model", "Qwen/Qwen2.5-0.5B-Instruct", "--executor", "ray"])
+    assert (refused.exit_code, "add --completion-lengths" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize("more", [["--completion-lengths", "30:5"], ["--memory-budget", "24GB"]])
+def test_runs_of_other_processes_are_not_asked_for_without_shortcuts(more: list[str]) -> None:
+    from memprof.cli import main
+
+    done = CliRunner().invoke(main, ["simulate", "--model", "m", "--no-shortcuts", *more])
+    assert done.exit_code == 2
+    assert "--no-shortcuts executes one run: drop --completion-lengths and --memory-budget." in done.stderr

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,3 +194,17 @@ def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     assert "libcudart.so.13" in done.stderr
     assert "Traceback" not in done.stderr
     assert "is not in the TRL" not in done.stderr
+
+
+def test_a_method_that_the_script_replaced_is_not_blamed_on_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    grpo = pytest.importorskip("trl.trainer.grpo_trainer")
+
+    def mine(self: Any, prompts: Any) -> Any:
+        return self, prompts
+
+    monkeypatch.setattr(grpo.GRPOTrainer, "_generate_single_turn", mine)
+    with pytest.raises(UsageError) as refused:
+        require("lean")
+    said = str(refused.value)
+    assert said.endswith(f"_generate_single_turn(self, prompts): {__name__} has put a function of its own there.")
+    assert "installed" not in said

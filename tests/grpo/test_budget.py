@@ -103,7 +103,8 @@ def test_the_fastest_is_chosen_where_all_fits(trained: Any) -> None:
     assert trained.args.checkpointing == "none"
     assert trained.args.tiled_mlp is None
     assert trained.args.generation_batch == 4  # as it was given
-    assert not trained.args.gradient_checkpointing
+    assert trained.args.gradient_checkpointing  # the caller's
+    assert not trained.model.is_gradient_checkpointing
 
 
 def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

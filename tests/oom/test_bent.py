@@ -82,6 +82,8 @@ def test_interleaved_ranks_are_read_apart_and_counted_once_each() -> None:
     found = [(f["rank"], f["device"], f["requested_bytes"], f["phase"]) for f in answer["failures"]]
     assert found == [(r, r, gib(2 + r / 100), "backward") for r in range(4)]
     assert "4 ranks" in answer["notes"][0]
+    # The rank that asked for most, of equally full devices, was missing most.
+    assert "rank 3 first" in answer["notes"][0]
 
 
 def test_a_worker_and_the_driver_that_raises_again_count_once() -> None:

@@ -25,7 +25,8 @@ def test_every_form_has_an_example_and_every_example_a_form() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_form_is_found_with_its_numbers(name: str) -> None:
     (failure,) = find_failures(EXAMPLES[name].text)
-    said = {**failure.facts, "requested": failure.requested, "device": failure.device, "allowed": failure.allowed}
+    numbers = {name: getattr(failure, name) for name in ("requested", "device", "allowed", "total", "free")}
+    said = {**numbers, **failure.facts}
     assert failure.form.id == name
     assert {key: said.get(key) for key in EXAMPLES[name].facts} == EXAMPLES[name].facts
 

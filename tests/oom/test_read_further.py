@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.oom import explain_log
+from memprof.oom.reading.regions import regions
 
 PYTHON = "/usr/lib/python3.10/site-packages"
 WAKE = (
@@ -126,3 +127,64 @@ def test_what_is_not_about_memory_says_so(text: str) -> None:
     answer = explain_log(text)
     assert answer["failures"] == []
     assert "not about memory" in answer["notes"][0]
+
+
+TORCH = (
+    "torch.OutOfMemoryError: {name} out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of "
+    "which {free} is free. {process}Of the allocated memory {live} is allocated by PyTorch, and {idle} is reserved by "
+    "PyTorch but unallocated."
+)
+FULL_CARD = TORCH.format(
+    name="CUDA", asked="1.50 GiB", total="79.11 GiB", free="380.00 MiB", live="76.20 GiB", idle="1.00 GiB", process=""
+)
+ASYNC = "cuMemAllocAsync failed to allocate {} bytes: RESOURCE_EXHAUSTED: : CUDA_ERROR_OUT_OF_MEMORY: out of memory\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "because", "first"),
+    [
+        # What is asked for is set beside the device and beside the whole program.
+        (ASYNC.format(10**12) + " Reported by CUDA: Free memory/Total memory: 20000000000/85000000000",
+         "larger than the whole device", "split it"),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8388608 bytes.\nBufferAssignment OOM Debugging.\n"
+         "BufferAssignment stats:\n  parameter allocation: 8.00MiB\n  total allocation: 24.00MiB\n",
+         "full before it", "nvidia-smi"),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.\nBufferAssignment OOM Debugging."
+         "\nBufferAssignment stats:\n  total allocation: 21.50GiB\n", "needs 21.50 GiB in all", "smaller batch"),
+        # The share of a checkpoint that is loaded says what the whole would take.
+        (f"{FULL_CARD}\n  File \"/x/transformers/modeling_utils.py\", line 9, in from_pretrained\n"
+         "Loading checkpoint shards:  40%|####      | 12/30 [00:20<00:31]", "190.50 GiB", "load_in_8bit"),
+        # Smaller segments do not help one large block.
+        ("(EngineCore pid=7) ERROR [core.py:11] " + TORCH.format(
+            name="HIP", asked="9.00 GiB", total="95.00 GiB", free="14.00 GiB", live="71.00 GiB", idle="90.00 MiB",
+            process=""), "at once", "gpu_memory_utilization"),
+        # A threshold below Ray's own is what killed.
+        ("Memory on the node (IP: 10.0.0.2, ID: ab) where the task (task ID: 4, name=f, pid=5, memory used=9.00GB) was "
+         "running was 40.00GB / 64.00GB (0.625), which exceeds the memory usage threshold of 0.6.", "threshold",
+         "RAY_memory_usage_threshold=0.95"),
+    ],
+)  # fmt: skip
+def test_numbers_around_a_message_decide_what_comes_first(text: str, because: str, first: str) -> None:
+    (failure,) = explain_log(text)["failures"]
+    assert because in failure["because"]
+    assert first in failure["try"][0]["action"]
+
+
+def test_memprofs_own_lines_in_a_log_are_read_as_evidence() -> None:
+    log = (
+        f"[rank1]: {FULL_CARD}\nmemprof [rank 1]: Out by 1.13 GiB in optimizer step, step 1. 38.00 GiB of state\n"
+        "  asked for  1.50 GiB with 380.00 MiB free\n  held       76.20 GiB: Optimizer state 38.00 GiB\n"
+        '  change     optim="adamw_8bit" (saves 28.50 GiB, calculated, enough alone)\n'
+    )
+    (failure,) = explain_log(log)["failures"]
+    assert "Out by 1.13 GiB in optimizer step" in failure["because"]
+    assert "Optimizer state 38.00 GiB" in failure["because"]
+    assert failure["try"][0]["action"].startswith('optim="adamw_8bit" (saves 28.50 GiB')
+    assert "MemProfCallback" not in str(failure["try"])
+
+
+def test_steps_and_learning_rates_are_no_reason_to_read_a_log_closely() -> None:
+    notes: list[str] = []
+    steps = "".join(f"step {step} | loss 1.{step} | lr 2.1e-9 | 137 tokens/s\n" for step in range(20_000))
+    assert list(regions(steps, notes)) == []
+    assert notes == []

@@ -21,6 +21,12 @@ def _simulate(settings: Any) -> dict[str, Any]:
     return simulate_settings(settings, stacks=False)
 
 
+def _traced(settings: Any) -> Any:
+    from memprof.simulate.run import simulate_settings
+
+    return simulate_settings(settings)["device_traces"][0]
+
+
 def _settings(make: Callable[..., Any], folder: Path, config: dict[str, Any], **changes: Any) -> Any:
     (folder / "config.json").write_text(json.dumps(config))
     return make(model=str(folder), generation="none", **changes)
@@ -29,6 +35,17 @@ def _settings(make: Callable[..., Any], folder: Path, config: dict[str, Any], **
 def test_a_mixture_of_experts_is_executed(settings_for: Callable[..., Any], tmp_path: Path) -> None:
     raw = _simulate(_settings(settings_for, tmp_path, MOE, dtype="bfloat16"))
     assert any("grouped_mm" in event["user_metadata"] for event in raw["device_traces"][0])
+
+
+def test_losses_of_old_releases_have_no_part_of_the_router(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    settings = _settings(settings_for, tmp_path, MOE, dtype="bfloat16", beta=0)
+
+    def functions(**changes: Any) -> str:
+        return str([f["name"] for e in _traced(settings.with_(**changes)) for f in e["frames"]])
+
+    assert "load_balancing_loss_func" in functions()
+    assert all("load_balancing" not in functions(recipe=recipe) for recipe in ("trl-full-logits", "trl-0.14"))
+    assert "load_balancing" not in functions(trainer="rloo", recipe="trl-full-logits")
 
 
 def test_what_torch_cannot_fake_is_a_sentence(settings_for: Callable[..., Any], tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from memprof.config.settings import Settings, read_settings
-from memprof.errors import UsageError
+from memprof.errors import InputError, UsageError
 from memprof.vocabulary import Category
 from tests.simulate.conftest import TINY
 from tests.simulate.sharding.test_zero import _sizes_of
@@ -115,6 +117,12 @@ def test_a_reward_model_is_a_model_with_one_output(settings_for: Callable[..., A
     assert _requested(found, "reward_model") == 2 * body + ROPE
     scored = next(p for p in found.phases if p.step == 2 and p.phase == "reward")
     assert scored.categories["activations"] > BATCH * TOKENS * H * 2  # type: ignore[operator]
+
+
+def test_a_family_that_scores_nothing_is_no_reward_model(settings_for: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "granite"}))
+    with pytest.raises(InputError, match="no granite that scores sequences: choose another --reward-model"):
+        _analysis(settings_for(generation="none", reward_model=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,35 @@ def test_version_by_its_keys(raw: dict[str, Any], keys: list[str], event_keys: l
     assert snapshot_from_raw({**raw, "memprof": {"versions": {"torch": "2.13.0"}}}).torch == "2.13.0"
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "kept"),
+    [
+        ("versions", {"torch": "2.13", "trl": 1}, {"torch": "2.13"}),
+        (
+            "host",
+            {"rss_bytes": 5, "pinned_bytes": -1, "offloaded": {"weights": 3, "x": 1}},
+            {"rss_bytes": 5, "offloaded": {"weights": 3}},
+        ),
+        ("recorded", {"dropped_events": -1, "thinned": [[1, 2, 3], [4]]}, {"thinned": [[1, 2]]}),
+        ("oom", {"requested_bytes": -1}, None),
+        (
+            "oom",
+            {"requested_bytes": 1, "phase": "x", "reserved_bytes": "y"},
+            {"requested_bytes": 1, "device_free_bytes": None, "phase": None, "step": None, "stack": []},
+        ),
+        ("switches", [[1, "sleep", 1, 2, 3, 0, None], [1, "nap", 1, 2, 3, 0, None]], [[1, "sleep", 1, 2, 3, 0, None]]),
+        ("outside", {"allocators": 3, "reason": "x"}, {"reason": "x"}),
+        ("steps", [[1, 2, 3, 4], [2**40, 2, 3, 4]], [[1, 2, 3, 4]]),
+        ("non_torch_bytes", -1, None),
+        ("rank", -1, None),
+    ],
+)  # fmt: skip
+def test_what_is_not_documented_is_left_out_with_a_note(raw: dict[str, Any], key: str, given: Any, kept: Any) -> None:
+    snapshot = snapshot_from_raw({**raw, "memprof": {key: given}})
+    assert snapshot.extra.get(key) == kept
+    assert any(key in note for note in snapshot.notes)
+
+
 def test_the_memprof_key(raw: dict[str, Any]) -> None:
     good = {
         "kind": "trace",

@@ -127,7 +127,8 @@ def _peak(report: Mapping[str, Any] | None) -> int | None:
 def _because(recording: Recording, role: str | None, steps: set[int | None], group: DumpGroup) -> str:
     """Say why a recording is not shown, and how to show it."""
     if (why := group.refused.get(recording.path)) is not None:
-        return f"cannot be read: {why}"
+        why = why.removeprefix(f"{recording.path}: ")
+        return why if why.startswith("cannot be read") else f"cannot be read: {why}"
     if recording.step not in steps:
         return "no step in its path" if recording.step is None else f"another step (--step {recording.step})"
     same_role = {group.roles.get(r.path, (r.role, None))[0] for r in group.shown} == {role}

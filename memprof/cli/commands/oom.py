@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.emit import Output, emit, output_options
-from memprof.errors import InputError
+from memprof.errors import InputError, refuse_special
 from memprof.reports.renderers import Answer
 
 __all__ = ["command"]
@@ -46,6 +46,7 @@ def _read(log: Path) -> str:
         if str(log) == "-":
             data = sys.stdin.buffer.read()
         else:
+            refuse_special(log)
             with open(log, "rb") as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - _MOST_BYTES))

@@ -131,6 +131,10 @@ def _read(snapshots: tuple[Path, ...], step: int | None, role: str | None, how: 
         return _read_ranks(snapshots, step, role, how, output)
     if step is not None:
         raise UsageError("--step chooses among the recordings of a folder; this is one file.")
+    if how.keep_json:
+        raise UsageError("--keep-json keeps the reports of several ranks; of one file --json FILE writes it.")
+    if how.executor != "local":
+        raise UsageError(f"--executor {how.executor} shares out the ranks of a run; this is one file.")
     report = known_report(snapshots[0])
     if report is not None:
         if how.device is not None or how.rules is not None:

@@ -88,9 +88,15 @@ def command(
     if click.get_current_context().obj == OWN_PROCESS:
         take_process()
     if no_shortcuts:
+        if completion_lengths is not None or memory_budget is not None:
+            raise UsageError("--no-shortcuts executes one run: drop --completion-lengths and --memory-budget.")
         click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
+    if executor != "local" and completion_lengths is None and memory_budget is None:
+        raise UsageError(
+            f"--executor {executor} shares out several simulations: add --completion-lengths or --memory-budget."
+        )
     if memory_budget is not None and (like is not None or script is not None):
         raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
     gpu = gpu or given_settings(config_file, given).get("gpu")

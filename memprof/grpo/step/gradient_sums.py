@@ -30,7 +30,6 @@ def gradient_sums(
 
     What it yields is the sums by parameter.
 
-
     Args:
         wanted: ``fp32``, ``never``, or ``auto``: where the sums take at most :data:`SMALL_SHARE` of the weights' bytes.
         pieces: of the micro-batch. With fewer than three nothing is lost.

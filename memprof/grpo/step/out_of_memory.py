@@ -9,6 +9,7 @@ halves, then with its layers checkpointed harder.
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,13 @@ from memprof.grpo.step.pieces import Piece
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.techniques.layers import text_config
 
-__all__ = ["Adaptation", "draws_numbers", "is_out_of_memory", "survive"]
+__all__ = ["Adaptation", "draws_numbers", "is_out_of_memory", "say_where", "survive"]
 
 #: ``sums``: where gradients of parameters are added up instead of in ``.grad``.
 Sums = Mapping[torch.Tensor, torch.Tensor]
+
+_OURS = "The lean trainer ran out of memory"
+_LIBRARIES = ("/memprof/", "/trl/", "/transformers/", "/accelerate/")
 
 
 @dataclass
@@ -71,6 +75,19 @@ def draws_numbers(model: torch.nn.Module) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory of the device has run out: torch's, or the workspace of one of its libraries."""
     return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+
+
+def say_where(error: BaseException) -> None:
+    """Add to an error that ends training in which function memory ran out, where no sentence of ours says it."""
+    said = str(error)
+    if not is_out_of_memory(error) or "The lean trainer " in said:
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    names = [frame.name for frame in frames if any(part in frame.filename for part in _LIBRARIES)]
+    error.args = (
+        f"{said}\n{_OURS} outside of its pieces and its generation, in {names[-1] if names else 'the step'}, where "
+        "on_oom='adapt' does nothing: what is held all the time leaves too little room.",
+    )
 
 
 @dataclass
@@ -167,7 +184,7 @@ def _instead(
 
 
 def _end(said: str, where: str) -> torch.OutOfMemoryError:
-    return torch.OutOfMemoryError(f"{said}\nThe lean trainer ran out of memory {where}.")
+    return torch.OutOfMemoryError(f"{said}\n{_OURS} {where}.")
 
 
 def _mark(parameter: torch.Tensor, sums: Sums) -> tuple[Any, ...]:

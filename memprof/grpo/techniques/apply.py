@@ -88,6 +88,7 @@ class Techniques:
     def __init__(self, settings: Any, model: Any, device: torch.device, log: OnceLog) -> None:
         self._settings, self._model, self._device, self._log = settings, model, device, log
         self._undo: list[Undo] = []
+        self._lighter: tuple[str, int | None] | None = None  # than the settings say
         self.checkpointing = "auto"
         self.tile: int | None = None
 
@@ -100,13 +101,13 @@ class Techniques:
         kinds = () if self.checkpointing == "offloaded" or not _has_layers(self._model) else ("full", "offloaded")
         recomputed = self.checkpointing == "full" or (self.checkpointing == "auto" and own)
         for kind in kinds[recomputed:]:
-            self._settings.checkpointing, self._settings.tiled_mlp = kind, self.tile or 0
+            self._lighter = kind, self.tile
             self.apply()
             return f"checkpointing={kind!r}"
         tile = (self.tile or 2 * TILE_TOKENS) // 2
         if tile < _LEAST_TILE or not _can_tile(self._model):
             return None
-        self._settings.tiled_mlp = tile
+        self._lighter = self.checkpointing, tile
         self.apply()
         return f"tiled_mlp={tile}"
 
@@ -114,11 +115,9 @@ class Techniques:
         """Apply what the settings say now, in place of what was applied before."""
         while self._undo:
             self._undo.pop()()
-        self.checkpointing = checkpointing_of(self._settings, self._model, self._device)
-        self.tile = tile_of(self._settings, self._model)
+        said = checkpointing_of(self._settings, self._model, self._device), tile_of(self._settings, self._model)
+        self.checkpointing, self.tile = self._lighter or said
         if self.checkpointing != "auto":
-            # transformers would checkpoint whole layers once more when training starts.
-            self._settings.gradient_checkpointing = self._settings.activation_checkpointing = False
             self._undo.append(apply_checkpointing(self._model, self.checkpointing, device=self._device).remove)
             self._log.say(f"checkpointing: {self.checkpointing}")
         if self.tile is not None:

@@ -1,7 +1,7 @@
 """Know the memory that CUDA kernels ask for inside one operation and give back before it returns.
 
 No dispatch shows it. Each entry is read from the kernel's own source (named beside it), and is modelled, not
-executed. ``tests/simulate/device_operations.json`` holds what torch's CUDA build asked for.
+executed. ``tests/simulate/kernels/recorded.json`` holds what torch's CUDA build asked for.
 """
 
 from __future__ import annotations

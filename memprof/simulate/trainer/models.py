@@ -73,6 +73,9 @@ def build_model(
     except (ValueError, RuntimeError, NotImplementedError, TypeError, AttributeError, KeyError, ImportError) as error:
         name = transformers_names.MODEL_NAME.of(config, config.model_type)
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if scores and what.startswith("Unrecognized configuration class"):
+            what = f"transformers has no {config.model_type} that scores sequences: choose another --reward-model."
+            raise InputError(f"{name}: {what}") from None
         raise InputError(f"{name}: cannot be built without weights ({what[:100].rstrip('. ')}).") from None
     return model
 

@@ -68,6 +68,8 @@ def apply_recipe(trainer: Any, settings: Settings) -> None:
     Raises:
         UsageError: the recipe's package is not installed.
     """
+    if settings.recipe in ("trl-full-logits", "trl-0.14"):  # GRPO has the router's auxiliary loss from TRL 1.7 on
+        setattr(trainer, trl_names.AUX_LOSS.name, False)
     if settings.recipe == "trl-full-logits":
         bind(trainer, trl_names.LOGPS, logps_from_full_logits)
     elif settings.recipe == "trl-0.14":

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from benchmarks.lean.equality.families import compared
 from memprof.errors import UsageError
 from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer
+from memprof.grpo.reference import HostReference
 from memprof.grpo.step.probe import ask
 from tests.grpo.trainers import (
     TOLERANCE,
@@ -22,6 +24,7 @@ from tests.grpo.trainers import (
     length_reward,
     loss_and_gradients,
     prompts,
+    saved_llama,
     tiny_llama,
     tokenizer,
     with_policies,
@@ -171,6 +174,44 @@ def test_the_callers_arguments_are_the_trainers(tmp_path: Path) -> None:
     args.max_steps = 1
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    return {field.name: copy.deepcopy(getattr(args, field.name)) for field in dataclasses.fields(args)}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_no_value_of_the_callers_arguments_is_another_afterwards(lean: bool, tmp_path: Path) -> None:
+    """A trainer of TRL's that is built from the same arguments inherits nothing: neither checkpointing nor weights."""
+    from trl import GRPOConfig
+
+    given = {**_plain(tmp_path), "max_steps": 2, "beta": 0.1, "learning_rate": 1e-3, "gradient_checkpointing": True}
+    path = saved_llama(tmp_path / "model")
+    args: Any = LeanGRPOConfig(**given, weights="bf16", checkpointing="full") if lean else GRPOConfig(**given)
+    args.checkpointing = "full"  # of a plain config, an attribute that TRL does not know
+    before = _fields(args)
+    trainer = LeanGRPOTrainer(
+        model=path, reward_funcs=length_reward, args=args, train_dataset=prompts(), processing_class=tokenizer()
+    )
+    assert trainer.args is args
+    assert _fields(args) == before
+    assert isinstance(trainer.ref_model, HostReference)
+    if lean:
+        assert next(trainer.model.parameters()).dtype == torch.bfloat16
+    args.learning_rate, args.logging_steps = 0.0, 2
+    seen: list[Any] = []
+
+    class During(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append((trainer.model.is_gradient_checkpointing, trainer._techniques.lighten()))
+
+    trainer.add_callback(During())
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert seen[0] == (False, "checkpointing='offloaded'")  # the layers', not transformers' own as well
+    assert len([line for line in trainer.state.log_history if "loss" in line]) == 1
+    assert all(torch.equal(p, before) for p, before in zip(trainer.model.parameters(), weights, strict=True))
+    assert _fields(args) == {**before, "learning_rate": 0.0, "logging_steps": 2}
 
 
 @pytest.mark.parametrize("name", ["SFTConfig", "RLOOConfig", "DPOConfig"])

@@ -15,6 +15,7 @@ from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
 from memprof.grpo.step import micro_batch, out_of_memory, scoring
+from memprof.grpo.techniques import apply
 from tests.grpo.trainers import batch, build, groups, loss_and_gradients, tiny_llama, tiny_mixture, with_policies, worst
 
 pytestmark = pytest.mark.trl
@@ -156,6 +157,27 @@ def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
         loss_and_gradients(ours, inputs)
     for kind in ("checkpointing='full'", "checkpointing='offloaded'", "tiled_mlp=4096", "tiled_mlp=256"):
         assert kind in caplog.text
+
+
+def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, long completions are offloaded by ``auto``; smaller tiles ended that."""
+    monkeypatch.setattr(apply, "checkpointing_of", lambda *_: "offloaded")
+    techniques = build("lean", tiny_llama(), tmp_path, on_oom="adapt", gradient_checkpointing=True)._techniques
+    monkeypatch.undo()
+    assert techniques.checkpointing == "offloaded"
+    assert techniques.lighten() == "tiled_mlp=4096"
+    assert (techniques.checkpointing, techniques.tile) == ("offloaded", 4096)
+
+
+def test_memory_that_runs_out_elsewhere_is_told_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = build("lean", tiny_llama(), tmp_path, on_oom="adapt", max_steps=1)
+
+    def step(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(ours, "create_scheduler", step)
+    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)20.00 MiB.*outside of its pieces .* in \w+, where"):
+        ours.train()
 
 
 def test_the_size_is_kept_and_goes_into_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from tests.simulate.matrix.rows import PAIRS, TRIPLES, command
 pytestmark = [pytest.mark.trl, pytest.mark.slow]
 
 _ROWS = [(f"pair {n}", row) for n, row in enumerate(PAIRS)] + [(f"triple {n}", row) for n, row in enumerate(TRIPLES)]
-_OFTEN = ("pair 0", "pair 3", "pair 11", "triple 7", "triple 20")
+_OFTEN = ("pair 0", "pair 3", "pair 28", "triple 7", "triple 20")
 _EXECUTED_AT_ITS_ENDS = "generation was executed at its first and last tokens only"
-_SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|or|instead|record|say)\b")
+_SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|say)\b", re.IGNORECASE)
 
 
 def ended(arguments: list[str], out: Path) -> tuple[int, str, dict[str, Any] | None]:
@@ -50,10 +50,11 @@ def check(row: dict[str, str], folder: Path) -> str:
         sentence = said.strip().rpartition("\n")[2]
         assert code in (2, 3), (arguments, said)
         assert _SAYS_WHAT_TO_DO.search(sentence), (arguments, sentence)
+        assert "cannot use this model" not in sentence, (arguments, sentence)  # a library's error, not a refusal
         return f"refused: {sentence}"
     assert code in (0, 4), (arguments, said)
     notes = " ".join(report["notes"])
-    assert "simulated without shortcuts" not in notes, (arguments, notes)
+    assert "simulated without" not in notes, (arguments, notes)
     if _EXECUTED_AT_ITS_ENDS in notes:
         return "answered, its generation at its ends only"
     code, said, plain = ended([*arguments, "--no-shortcuts"], folder / "without.json")

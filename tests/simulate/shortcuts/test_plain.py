@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,22 @@ def test_a_shortcut_that_fails_is_told_of_and_changes_nothing(
     assert got["memprof"]["highest"] == expected["memprof"]["highest"]
     assert [note for note in got["memprof"]["notes"] if "without shortcuts" in note and error.__name__ in note]
     assert not [note for note in expected["memprof"]["notes"] if "without shortcuts" in note]
+
+
+def test_a_shortcut_that_cannot_be_loaded_is_told_of(
+    settings_for: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from memprof.simulate import shortcuts
+    from memprof.simulate.plain import SHORTCUTS
+    from memprof.simulate.run import simulate_settings
+
+    settings = settings_for(dtype="bfloat16", generation="none")
+    expected = simulate_settings(settings)["memprof"]
+    (tmp_path / "broken.py").write_text("import a_library_nobody_has")
+    monkeypatch.setattr(shortcuts, "__path__", [*shortcuts.__path__, str(tmp_path)])
+    monkeypatch.setitem(SHORTCUTS, "results", "broken")
+    monkeypatch.setitem(SHORTCUTS, "keys", "absent")
+    got = simulate_settings(settings)["memprof"]
+    assert got["highest"] == expected["highest"]
+    [note] = [note for note in got["notes"] if "simulated without" in note]
+    assert "'results' (ModuleNotFoundError: No module named 'a_library_nobody_has')" in note
