@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.allocations.differences import Holdings, surplus
+from memprof.analysis.headline import headline_of_comparison
 from memprof.config.fits import MARGIN, fits, needed_bytes, wide_margin
 from memprof.errors import InputError, UsageError
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, GROUP_OF, Category, Group, phase_words
@@ -86,7 +87,7 @@ def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str,
         raise UsageError("comparing takes two runs or more.")
     for run in runs:
         _check(run)
-    return {
+    found = {
         "schema": "memprof.compare/1",
         "runs": [_run(run) for run in runs],
         "rows": _rows(runs),
@@ -96,6 +97,7 @@ def compare(runs: Sequence[Run], capacity_bytes: int | None = None) -> dict[str,
         "allocations_only_in": _only_in(runs),
         "notes": _notes(runs),
     }
+    return {**found, "headline": headline_of_comparison(found)}
 
 
 def over_limit(comparison: Mapping[str, Any], percent: float) -> list[str]:

@@ -6,15 +6,23 @@ Every renderer draws these sentences as they are and writes none of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
 from memprof.config.trl_arguments import assumed_words
-from memprof.units import amount, format_bytes, gib, percent
+from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
 
-__all__ = ["headline_of", "missing_bytes", "named_category", "with_headline"]
+__all__ = [
+    "change_words",
+    "fit_words",
+    "headline_of",
+    "headline_of_comparison",
+    "missing_bytes",
+    "named_category",
+    "with_headline",
+]
 
 # Categories that are simply there; the others come and go with the phase.
 _STANDING = {
@@ -235,3 +243,125 @@ def _to_spare(report: Mapping[str, Any]) -> str:
     if left < _ROOMY * capacity:
         return ""
     return f"Nothing has to change: {gib(left)} of {gib(capacity)} GiB are left."
+
+
+# ---- a comparison ----------------------------------------------------------------------------------------------------
+
+
+def headline_of_comparison(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``headline`` of ``memprof.compare/1``: how large each run is beside the first, what differs most and
+    the places of it, and who fits the capacity asked about.
+
+    A place's ``bytes`` are of listed blocks that one run alone holds; its ``share`` is of the category in that run.
+    """
+    labels, total = [run["label"] for run in data["runs"]], data["rows"][-1]["at_peak"]
+    what = "comes to" if any(run["report"] is None for run in data["runs"]) else "holds at its peak"
+    verdicts, causes, places = [], [], []
+    for i, other in enumerate(total[1:], 1):
+        if total[0] is None or other is None:
+            continue
+        than = _beside_words(change_words(total[0], other))
+        verdicts.append(f"{labels[i]} {what} {gib(other)} GiB, {than} {labels[0]} ({gib(total[0])} GiB)")
+        largest = _most_different(data["rows"][:-1], i)
+        if largest is None:
+            continue
+        found = _alone(data, largest, i)
+        holder = labels[i if largest["difference"][i] > 0 else 0]
+        of = f"Largest difference of {labels[i]}" if len(labels) > 2 else "Largest difference"
+        causes.append(f"{of}: {_difference(largest, i, holder, found)}")
+        places += found if len(labels) == 2 else []
+    capacity = data["capacity"]
+    if capacity and capacity["from"] == "option":
+        told = "; ".join(f"{label}: {fit_words(capacity, i)}" for i, label in enumerate(labels))
+        verdicts.append(f"Does it fit {gib(capacity['bytes'])} GiB? {told}")
+    return {
+        "verdict": ". ".join(verdicts),
+        "cause": " ".join([*causes, *_peaks_apart(data["runs"])]),
+        "places": places,
+        "action": "",
+        "assumed": [],
+    }
+
+
+def _beside_words(change: str) -> str:
+    """Write a change before the run that it is relative to: ``31 % less than``, ``2.7× as much as``."""
+    if change.endswith(("less", "more")):
+        return f"{change} than"
+    return "as much as" if change == "same" else f"{change.removesuffix(' as much')} as much as"
+
+
+def _most_different(rows: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
+    """Return what differs most between the first run and another: a category, or a group where none is known."""
+    lines: list[Mapping[str, Any]] = []
+    for row in rows:
+        known = [line for line in row.get("categories") or () if line["difference"][index] is not None]
+        lines += known or ([row] if row["difference"][index] is not None else [])
+    largest = max(lines, key=lambda line: abs(line["difference"][index]), default=None)
+    return largest if largest is not None and largest["difference"][index] else None
+
+
+def _alone(data: Mapping[str, Any], largest: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+    """List the two largest places of what the run with more of a category holds alone, of the blocks listed."""
+    here, there = (index, 0) if largest["difference"][index] > 0 else (0, index)
+    entries = [e for e in data["allocations_only_in"] if (e["in"], e["not_in"]) == (here, there)]
+    groups = [group for entry in entries for group in entry["allocations"]]
+    return listed_places(groups, largest["id"], largest["at_peak"][here])[:2]
+
+
+def _difference(line: Mapping[str, Any], index: int, holder: str, places: Sequence[Mapping[str, Any]]) -> str:
+    label, difference = line["label"], line["difference"][index]
+    inside = label if label[1:2].isupper() else label[:1].lower() + label[1:]
+    words = f"{inside}, {'+' if difference >= 0.005 * GIB else ''}{gib(difference)} GiB"
+    if not places:
+        return f"{words}."
+    made = [f"{amount(place['bytes'])} from {':'.join(_file_and_line(place['frame']))}" for place in places]
+    return f"{words}; {holder} alone holds {' and '.join(made)}."
+
+
+def _peaks_apart(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say where each run peaks, where they peak in different phases: rows at the peak then compare two moments."""
+    peaks = [(run["label"], run["report"]["peak"]) for run in runs if run["report"] and run["report"]["peak"]["phase"]]
+    if len({peak["phase"] for _, peak in peaks}) < 2:
+        return []
+    where = "; ".join(f"{label} in {_where(peak['phase'], peak['step'])}" for label, peak in peaks)
+    return [f"The peaks are at different moments: {where}. What one holds at its peak is compared with that."]
+
+
+def fit_words(capacity: Mapping[str, Any], index: int) -> str:
+    """Say whether a run of a comparison fits, and by how much: ``yes, 3.10 GiB free``."""
+    left, need, total = (capacity["left"][index], capacity["needs"][index], capacity["bytes"])
+    margin = (capacity.get("margins") or [0] * len(capacity["fits"]))[index]
+    fits = capacity["fits"][index]
+    words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} kept"
+    if fits:
+        words = f"yes, {gib(left)} GiB free" if left >= 0 else "yes, it ran there"
+    elif need >= 2 * total:
+        words = f"no, {gib(need)} GiB, {need / total:.1f}× the device"
+    return words + ("" if capacity["basis"][index] == "device_peak" else ", by its total")
+
+
+def change_words(
+    first: int | None,
+    other: int | None,
+    first_most: int | None = None,
+    other_most: int | None = None,
+    write: Callable[[int], str] = gib,
+) -> str:
+    """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
+
+    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
+    ``write`` says how a size is written there.
+    """
+    if first is None or other is None:
+        return "–"
+    if first == other:
+        return "same"
+    if not other:
+        return f"0 then, {write(other_most)} at most" if other_most else "none"
+    if not first:
+        return f"0 before, {write(first_most)} at most" if first_most else "new"
+    if other >= 2 * first:
+        return f"{other / first:.1f}× as much"
+    share = 100 * abs(other - first) / first
+    number = "<0.1" if share < 0.05 else f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
+    return f"{'>99' if share >= 99.5 else number} % {'less' if other < first else 'more'}"

@@ -184,7 +184,7 @@ def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
     comparison = build_comparison(compare(columns), [done.document for done in runs])
     write_comparison(comparison, page)
     _say("")
-    for sentence in comparison.headlines:
+    for sentence in (comparison.headline.verdict, comparison.headline.cause):
         _say(sentence)
     return page
 

@@ -4,12 +4,12 @@ are shown. Every string is one harmless line."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.reports.document.build import Document, build_document
-from memprof.reports.document.model import Fact, Part, Room
+from memprof.reports.document.model import Fact, Headline, Part, Room
 from memprof.reports.document.summary import room_of
 from memprof.reports.document.tables import call_site, shown_stack
 from memprof.reports.document.text import (
@@ -20,12 +20,12 @@ from memprof.reports.document.text import (
     group_label,
     phase_label,
     plain,
-    sentence_list,
     signed_gib,
     size,
 )
 
 from memprof._version import __version__
+from memprof.analysis.headline import change_words, fit_words, headline_of_comparison
 
 __all__ = [
     "Column",
@@ -116,10 +116,14 @@ class OnlyIn:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from."""
+    """Runs side by side. ``scale_bytes`` is the one scale of every bar; ``data`` is the JSON it was made from.
+
+    ``unchanged`` says how far off the simulator is on a recorded run as it was; empty where none was simulated.
+    """
 
     title: str
-    headlines: tuple[str, ...]
+    headline: Headline
+    unchanged: str
     columns: tuple[Column, ...]
     rows: tuple[Line, ...]
     beside: tuple[Line, ...]
@@ -162,7 +166,8 @@ def build_comparison(data: dict[str, Any], documents: Sequence[Document | None] 
     highest = max((n or 0 for line in (rows[-1], *_stacked(beside)) for n in line.at_peak), default=0)
     return Comparison(
         title=_title(data, labels),
-        headlines=(*_unchanged(data), *_headlines(data, labels, rows), *_peaks_apart(columns)),
+        headline=_headline(data),
+        unchanged=_unchanged(data),
         columns=columns,
         rows=rows,
         beside=beside,
@@ -185,16 +190,6 @@ def _title(data: Mapping[str, Any], labels: Sequence[str]) -> str:
     if not settings or all(run["report"] is None for run in data["runs"]):
         return title
     return f"{title} (published for {'; '.join(settings)})"
-
-
-def _peaks_apart(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Say where each run peaks, where they peak in different phases: rows at the peak then compare two moments."""
-    known = [column for column in columns if column.document is not None and column.where]
-    phases = {column.document.report["peak"]["phase"] for column in known if column.document is not None}
-    if len(phases) < 2:
-        return ()
-    where = sentence_list(f"{column.label} in {column.where}" for column in known)
-    return (f"The peaks are at different moments: {where}. What one holds at its peak is compared with that.",)
 
 
 def _stacked(beside: Sequence[Line]) -> list[Line]:
@@ -327,103 +322,30 @@ def ratio_words(ratio: float | None) -> str:
     return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×"
 
 
-def change_words(
-    first: int | None,
-    other: int | None,
-    first_most: int | None = None,
-    other_most: int | None = None,
-    write: Callable[[int], str] = gib,
-) -> str:
-    """Say ``90 % less``, ``12 % more``, ``9.4× as much`` or ``same``; ``–`` where one is not known.
-
-    What is nothing at one of the peaks may be there at another time: ``0 then, 3.05 at most``, ``0 before, ...``;
-    ``write`` says how a size is written there.
-    """
-    if first is None or other is None:
-        return "–"
-    if first == other:
-        return "same"
-    if not other:
-        return f"0 then, {write(other_most)} at most" if other_most else "none"
-    if not first:
-        return f"0 before, {write(first_most)} at most" if first_most else "new"
-    if other >= 2 * first:
-        return f"{other / first:.1f}× as much"
-    share = 100 * abs(other - first) / first
-    number = "<0.1" if share < 0.05 else f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
-    return f"{'>99' if share >= 99.5 else number} % {'less' if other < first else 'more'}"
-
-
 # ---- sentences -------------------------------------------------------------------------------------------------------
 
 
-def _unchanged(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say first, of a recorded run that was simulated, how far off the simulator is on the run as it was."""
+def _unchanged(data: Mapping[str, Any]) -> str:
+    """Say, of a recorded run that was simulated, how far off the simulator is on the run as it was."""
     found = data.get("unchanged")
     if not found:
-        return ()
+        return ""
     measured, simulated = found["measured_bytes"], found["simulated_bytes"]
     error = f"{100 * (simulated - measured) / measured:+.2f} %".replace("-", "−") if measured else "not known"
     figures = f"{size(simulated)} simulated, {size(measured)} measured"
-    return (f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures}).",)
+    return f"The simulator's error on the unchanged run: {error} of the allocated peak ({figures})."
 
 
-def _headlines(data: Mapping[str, Any], labels: Sequence[str], rows: Sequence[Line]) -> tuple[str, ...]:
-    """Say of each later run how its total compares, and which category makes most of the difference."""
-    total = rows[-1].at_peak
-    published = any(run["report"] is None for run in data["runs"])
-    found = []
-    for i, label in enumerate(labels[1:], 1):
-        first, other = total[0], total[i]
-        if first is None or other is None:
-            continue
-        words = change_words(first, other)
-        against = "as much as" if words == "same" else f"{words} than" if words.endswith(("less", "more")) else words
-        against = f"{against.removesuffix(' as much')} as much as" if "×" in words else against
-        what = "comes to" if published else "holds at its peak"
-        sentence = f"{label} {what} {gib(other)} GiB, {against} {labels[0]} ({gib(first)} GiB)."
-        found.append(f"{sentence} {_largest(rows, i)}".strip())
-    return tuple(found)
-
-
-def _largest(rows: Sequence[Line], index: int) -> str:
-    """Name what differs most between the first run and another: a category, or a group where one has no categories."""
-    lines = [part for row in rows[:-1] for part in _comparable(row, index)]
-    largest = max(lines, key=lambda line: abs(_minus(line, index) or 0), default=None)
-    change = _minus(largest, index) if largest else None
-    return f"Largest difference: {_inside(largest.label)}, {signed_gib(change)} GiB." if largest and change else ""
-
-
-def _comparable(row: Line, index: int) -> Sequence[Line]:
-    known = [child for child in row.children if _minus(child, index) is not None]
-    return known or ([row] if _minus(row, index) is not None else [])
-
-
-def _inside(label: str) -> str:
-    """Write a label inside a sentence: ``KV cache`` stays, ``Weights`` does not."""
-    return label if label[1:2].isupper() else label[:1].lower() + label[1:]
-
-
-def _minus(line: Line, index: int) -> int | None:
-    first, other = line.at_peak[0], line.at_peak[index]
-    return None if first is None or other is None else other - first
+def _headline(data: Mapping[str, Any]) -> Headline:
+    """Take the comparison's headline; one that was written before comparisons had one gets it here."""
+    found = data.get("headline") or headline_of_comparison(data)
+    return Headline(verdict=plain(found["verdict"]), cause=plain(found["cause"]))
 
 
 def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:
     if capacity is None:
         return ()
-    found = []
-    margins = capacity.get("margins") or [0] * len(capacity["fits"])
-    for left, fits, need, basis, margin in zip(
-        capacity["left"], capacity["fits"], capacity["needs"], capacity["basis"], margins, strict=True
-    ):
-        words = f"no, {gib(-left)} GiB too much" if left < 0 else f"no, only {gib(left)} GiB free, {margin:.0%} kept"
-        if fits:
-            words = f"yes, {gib(left)} GiB free" if left >= 0 else "yes, it ran there"
-        if not fits and need >= 2 * capacity["bytes"]:
-            words = f"no, {gib(need)} GiB, {need / capacity['bytes']:.1f}× the device"
-        found.append(Verdict(fits, words + ("" if basis == "device_peak" else ", by its total")))
-    return tuple(found)
+    return tuple(Verdict(fits, fit_words(capacity, i)) for i, fits in enumerate(capacity["fits"]))
 
 
 def _setting(line: Mapping[str, Any]) -> Setting:

@@ -17,6 +17,8 @@ __all__ = ["room_of", "summary_of"]
 
 
 _MOST_DEVICES = 8
+# What a CUDA context takes, as memprof.config.fits counts it where nobody looked.
+_CONTEXT = 600 * 2**20
 
 
 def summary_of(report: Mapping[str, Any], allocations: Sequence[Allocation] = ()) -> Summary:
@@ -225,7 +227,8 @@ def _sentence(report: Mapping[str, Any], card: Mapping[str, Any] | None, needed:
     else:
         words = f"{gib(left)} GiB left of {of}, {percent(left, card['bytes'])}."
         if left < GIB and _outside_is_unknown(report):
-            words += " What is outside torch was not measured: a CUDA context takes about 0.6 GiB of that."
+            than = ", more than" if left < _CONTEXT else " of"
+            words += f" What is outside torch was not measured: a CUDA context takes about 0.6 GiB{than} that."
     if report["peak"]["reserved_bytes"] is None:
         words += " Tensors alone: what an allocator and a CUDA context add is not in a tensor trace."
     return words

@@ -29,7 +29,7 @@ from memprof.reports.html.elements import (
 from memprof.reports.html.interactive_timeline import MAX_PACKED, timeline_data
 from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
-from memprof.reports.html.summary import room_bar
+from memprof.reports.html.summary import headline_lines, room_bar
 
 from memprof.units import GIB
 
@@ -87,7 +87,8 @@ def _cards(comparison: Comparison) -> Markup:
     return el(
         "section",
         {"id": "summary", "aria-label": "Summary"},
-        *[el("p", {"class": "cause"}, sentence) for sentence in comparison.headlines],
+        *headline_lines(comparison.headline),
+        *([el("p", {"class": "cause"}, comparison.unchanged)] if comparison.unchanged else []),
         el("div", {"class": "cards"}, *cards),
     )
 

@@ -16,7 +16,7 @@ from memprof.reports.html.elements import (
     swatch,
 )
 
-__all__ = ["oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
+__all__ = ["headline_lines", "oom_banner", "prediction_section", "room_bar", "room_section", "summary"]
 
 _VERDICTS = {True: ("ok", "fits"), False: ("bad", "does not fit"), None: ("muted", "–")}
 
@@ -46,7 +46,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
     return el(
         "section",
         {"id": "summary", "aria-label": "Summary"},
-        *_headline(headline),
+        *headline_lines(headline),
         el(
             "div",
             {"class": "headline"},
@@ -65,7 +65,7 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
     )
 
 
-def _headline(headline: Headline) -> list[Markup]:
+def headline_lines(headline: Headline) -> list[Markup]:
     """Draw the answer: verdict and cause, then what to change, then what was assumed."""
     lines = [el("p", {"class": "verdict bad" if headline.bad else "verdict"}, headline.verdict)]
     if headline.cause:

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib
-from memprof.reports.markdown.elements import code, table, text
+from memprof.reports.markdown.elements import code, headline, table, text
 
 __all__ = ["render_comparison"]
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Render headlines, settings, rows, who fits, and the largest allocations one run has and the other has not."""
+    """Render the headline, settings, rows, who fits, and the largest allocations one run has and the other has not."""
     blocks = [
         f"### {text(comparison.title)}",
-        "\n".join(text(sentence) for sentence in comparison.headlines),
+        headline(comparison.headline),
+        text(comparison.unchanged),
         _settings(comparison),
         _compared_rows(comparison),
         _rooms(comparison),

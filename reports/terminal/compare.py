@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from memprof.reports.document.comparison import Comparison, Line, OnlyIn, children_worth_a_line
 from memprof.reports.document.text import gib, short_path
-from memprof.reports.terminal.elements import draw_bar, legend, mark_capacity, swatch, table_of
+from memprof.reports.terminal.elements import draw_bar, legend, mark_capacity, print_headline, swatch, table_of
 from memprof.reports.terminal.screen import abilities, console_of, text_of, write_to
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ def render_comparison(comparison: Comparison, width: int = 100, colour: bool = F
     from rich.text import Text
 
     console = console_of(width, colour)
+    print_headline(console, comparison.headline)
+    console.print()
     console.print(Text(comparison.title, style="bold"))
-    for sentence in comparison.headlines:
-        console.print(Text(sentence))
+    if comparison.unchanged:
+        console.print(Text(comparison.unchanged))
     _print_settings(console, comparison)
     console.print()
     _print_bars(console, comparison, colour)

@@ -71,9 +71,7 @@ def test_runs_that_peak_in_different_phases_are_compared_in_both() -> None:
         highest = max(p["peak_bytes"] for p in report["phases"] if p["phase"] == phase)
         assert rows[f"phase:{phase}"]["values"] == [highest, highest]
     found = build_comparison(data)
-    assert any(
-        h.startswith("The peaks are at different moments: a in backward, step 2 and b in") for h in found.headlines
-    )
+    assert "The peaks are at different moments: a in backward, step 2; b in" in found.headline.cause
     assert not any(
         row["id"].startswith("phase:") for row in compare([Run("a", "", report), Run("b", "", report)])["beside"]
     )
@@ -111,16 +109,20 @@ def test_ratios_in_words() -> None:
 
 
 def test_headline_says_who_needs_how_much_and_why() -> None:
-    (sentence,) = build_comparison(*sample_comparison()).headlines
+    data, documents = sample_comparison()
+    found = build_comparison(data, documents).headline
     saved = 2 * 1220 * 7 // 8 / 1024
-    assert sentence.startswith("lean holds at its peak 4.70 GiB, 31 % less than trl (6.78 GiB).")
-    assert sentence.endswith(f"Largest difference: loss logits, −{saved:.2f} GiB.")
+    assert found.verdict.startswith("lean holds at its peak 4.70 GiB, 31 % less than trl (6.78 GiB)")
+    assert found.cause.startswith(f"Largest difference: loss logits, −{saved:.2f} GiB")
+    for place in data["headline"]["places"]:  # what one run alone holds of it, of the blocks listed
+        assert place["share"] <= 1
+        assert any(place["frame"] in a["stack"] for e in data["allocations_only_in"] for a in e["allocations"])
 
 
 def test_against_published_rows_the_largest_difference_is_one_that_is_known() -> None:
-    first, second = build_comparison(published_comparison()).headlines
-    assert "Unsloth (published) comes to 54.30 GiB" in first
-    assert "Largest difference: training memory, +409.6" in second
+    found = build_comparison(published_comparison()).headline
+    assert found.verdict.startswith("Unsloth (published) comes to 54.30 GiB")
+    assert "TRL + FA2 (published): training memory, +409.6" in found.cause
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -63,12 +63,14 @@ def command(
     runs are taken one by one. One file is enough beside --published.
     """
     from memprof.analysis.compare import compare, over_limit
+    from memprof.analysis.headline import headline_of_comparison
 
     size, limit = _capacity(capacity), _percent(fail_above)
     columns = [c for path in inputs for c in _read(path, device, rules, redact, output.page is not None)]
     columns += _published(published)
     answer = compare(_labelled(columns, labels, redact), size)
     answer["allocations_only_in"] = redacted(answer["allocations_only_in"], redact)
+    answer["headline"] = headline_of_comparison(answer)
     failures = over_limit(answer, limit) if limit is not None else []
     emit(comparison_answer(answer, [c.document for c in columns]), output)
     if failures:

@@ -63,7 +63,7 @@ def test_little_room_on_a_card_that_is_asked_about_is_not_all_the_runs() -> None
     room = room_of(report)
     assert room is not None
     assert room.sentence.endswith(
-        "0.9 %. What is outside torch was not measured: a CUDA context takes about 0.6 GiB of that."
+        "0.9 %. What is outside torch was not measured: a CUDA context takes about 0.6 GiB, more than that."
     )
     report["capacity"] = {"bytes": (RESERVED + 5000) * MIB, "from": "option"}
     room = room_of(report)
