@@ -36,6 +36,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
     """
     import torch
 
+    from memprof.grpo.step.probe import Answer
     from memprof.recording.guard import Seams
     from memprof.recording.session import Session
     from memprof.recording.trace.tensor_trace import TensorTrace
@@ -44,6 +45,8 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
 
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
+    if settings.recipe == "lean":  # the simulation asks nothing of fake tensors: a few forwards of 34 tokens are left out
+        trainer._probe = Answer(counts_padding=True)
     session.add_model(trainer.model, "policy")
     if getattr(trainer, "ref_model", None) is not None:
         session.add_model(trainer.ref_model, "reference")
