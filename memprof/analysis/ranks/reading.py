@@ -358,6 +358,11 @@ def _report_or_none(path: Path) -> dict[str, Any] | None:
         return None
     if not all(isinstance(data.get(name), kind) for name, kind in (("source", dict), ("peak", dict), ("notes", list))):
         raise InputError(f"{path}: a report without source, peak or notes; write it again.")
+    lists = (data.get("phases") or [], dict), (data["notes"], str)
+    if not all(isinstance(listed, list) and all(isinstance(e, kind) for e in listed) for listed, kind in lists):
+        raise InputError(f"{path}: a report whose phases or notes are none; write it again.")
+    if not all(isinstance(part or {}, dict) for part in (data["source"].get("config"), data.get("own_peaks"))):
+        raise InputError(f"{path}: a report whose source/config or own_peaks is no record; write it again.")
     return data
 
 
