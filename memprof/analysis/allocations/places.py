@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from memprof.frame_paths import text_path
 from memprof.vocabulary import Category
 
@@ -67,6 +65,8 @@ def places_at_peak(views: Views, category: str) -> list[dict[str, Any]]:
     """
     rows = views.peak.rows
     rows = rows[views.attribution.category[rows] == Category(category).code]
+    import numpy as np  # here, so that --help loads none
+
     stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
     held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
     found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))

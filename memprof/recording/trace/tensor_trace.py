@@ -267,9 +267,19 @@ class TensorTrace:
         return out_of_memory(self._device.type, self.index, capacity, held, requested)
 
     def _ours(self, storage: torch.UntypedStorage) -> bool:
-        """Tell whether a storage lies on the device that is watched."""
+        """Tell whether a storage lies on the device that is watched.
+
+        A fake tensor's does not, whatever it says: DTensor asks operations for their shapes with fake tensors, also
+        while the mode watches.
+        """
         device = storage.device
-        return device.type == self._device.type and self._device.index in (None, device.index)
+        if device.type != self._device.type or self._device.index not in (None, device.index):
+            return False
+        try:
+            storage.data_ptr()
+        except RuntimeError:
+            return False
+        return True
 
     def _birth(self, tensor: torch.Tensor, func: Any) -> None:
         self._born(tensor.untyped_storage(), tuple(tensor.shape), tensor.dtype, func)
