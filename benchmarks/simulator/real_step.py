@@ -45,7 +45,7 @@ def run_real(settings: Any, folder: str) -> dict[str, Any]:
 
     session = Session(TensorTrace(torch.device("cpu"), stacks=None))
     trainer = _real_trainer(settings, folder)
-    if settings.recipe == "lean":  # the simulation asks nothing of fake tensors: a few forwards of 34 tokens are left out
+    if settings.recipe == "lean":  # fake tensors are asked nothing: the few forwards of 34 tokens are left out
         trainer._probe = Answer(counts_padding=True)
     session.add_model(trainer.model, "policy")
     if getattr(trainer, "ref_model", None) is not None:

@@ -63,10 +63,10 @@ def places_at_peak(views: Views, category: str) -> list[dict[str, Any]]:
 
     Every allocation alive then is counted. ``share`` is of the whole category.
     """
-    rows = views.peak.rows
-    rows = rows[views.attribution.category[rows] == Category(category).code]
     import numpy as np  # here, so that --help loads none
 
+    rows = views.peak.rows
+    rows = rows[views.attribution.category[rows] == Category(category).code]
     stacks, which = np.unique(views.timeline.stack[rows], return_inverse=True)
     held = np.bincount(which, views.timeline.size[rows], minlength=len(stacks))
     found = ((views.stacks.of(int(stack)), round(n)) for stack, n in zip(stacks, held, strict=True))
