@@ -232,7 +232,7 @@ def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _to_spare(report: Mapping[str, Any]) -> str:
-    """Say that a run fits its card with room; nothing where it does not, or where the card is not known."""
+    """Say that a run fits its card with room, as far as it was seen; nothing where it does not, or on no known card."""
     capacity, device, fit = _capacity(report), report.get("device_peak") or {}, report.get("fit")
     if not capacity or report.get("oom") or (fit and not fit["fits"]):
         return ""
@@ -242,6 +242,8 @@ def _to_spare(report: Mapping[str, Any]) -> str:
         capacity, left = fit["total_bytes"], fit["headroom_bytes"]
     if left < _ROOMY * capacity:
         return ""
+    if not fit and not any(phase["phase"] == "optimizer_step" for phase in report["phases"]):
+        return f"{gib(left)} of {gib(capacity)} GiB were left in what was seen; no optimizer step is in it."
     return f"Nothing has to change: {gib(left)} of {gib(capacity)} GiB are left."
 
 

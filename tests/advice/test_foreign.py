@@ -139,6 +139,9 @@ def test_the_sentence_is_row_one_and_nothing_has_to_change_where_there_is_room()
     found["device_peak"] |= {"reserved_bytes": 16 * GIB, "active_bytes": 16 * GIB, "non_torch_bytes": 0}
     roomy = {**found, "capacity": {"bytes": 80 * GIB, "from": "option"}}
     tight = {**found, "capacity": {"bytes": 17 * GIB, "from": "option"}}
-    assert headline_of(roomy)["action"] == "Nothing has to change: 64.00 of 80.00 GiB are left."
+    seen = "64.00 of 80.00 GiB were left in what was seen; no optimizer step is in it."
+    assert headline_of(roomy)["action"] == seen
+    whole = {**roomy, "phases": [*roomy["phases"], {**roomy["phases"][0], "phase": "optimizer_step"}]}
+    assert headline_of(whole)["action"] == "Nothing has to change: 64.00 of 80.00 GiB are left."
     action = found["advice"][0]["action"]
     assert headline_of(tight)["action"].startswith(f"First thing to change: {action[:1].lower()}{action[1:]}.")
