@@ -75,12 +75,12 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
     from memprof.grpo.step import micro_batch
     from memprof.grpo.step import pieces as cutting
     from memprof.simulate.recorder.recorder import FakeRecorder
-    from memprof.simulate.trainer import lean as lean_patches
+    from memprof.simulate.shortcuts import rounds as shortcut
     from memprof.simulate.trainer import training
 
     found = Flops()
     see, plan, fakes = FakeRecorder.see, cutting.plan, training.trl_on_fakes
-    alike = lean_patches.alike_rounds
+    alike = shortcut.alike_rounds
 
     def seen(self: Any, func: Any, args: Any, kwargs: Any, out: Any, *more: Any) -> None:
         found.add(self, flops_of(func, args, kwargs, out))
@@ -132,7 +132,7 @@ def counting(lean: Mapping[str, Any] | None = None) -> Iterator[Flops]:
             (FakeRecorder, "see", seen),
             (cutting, "plan", planned),
             (training, "trl_on_fakes", on_fakes),
-            (lean_patches, "alike_rounds", all_rounds),
+            (shortcut, "alike_rounds", all_rounds),
         ),
         told(lean),
     ):

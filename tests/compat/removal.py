@@ -85,6 +85,9 @@ class _Without:
         return getattr(self._thing, name)
 
 
+_Without.__init__.__module__ = "builtins"  # what stands in is no script's patch of the name
+
+
 def _hide(outer: Any, last: str, module: str, path: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     thing = look_up(module, path)
     if not path:  # the module itself

@@ -35,7 +35,7 @@ def test_a_replayed_run_is_consistent(program: Program, late: float, events: int
         assert many.reserved is not None
         assert once.reserved is not None
         assert many.reserved.max() == once.reserved.max()
-        assert many.reserved.min() == once.reserved.min()
+        assert many.reserved.min() <= once.reserved.min()  # between two rounds segments are given back and taken
 
 
 def test_measuring() -> None:
