@@ -222,7 +222,9 @@ def _print_recordings(console: Console, rows: Sequence[RecordingRow]) -> None:
 
     columns = [("Dump", "left", True), ("Rank", "left", False), ("Role, process", "left", True)]
     table = table_of(*columns, ("GiB", "right", False), ("Here", "left", True))
-    table.columns[-1].no_wrap = False  # a sentence: cut short it would take the other columns with it
+    name, why = table.columns[0], table.columns[-1]
+    # Long names and a sentence go over several lines: cut short they would take the other columns with them.
+    name.no_wrap, name.overflow, why.no_wrap, why.min_width = False, "fold", False, 12
     for row in rows[:_MOST_RANKS]:
         peak = "–" if row.peak_bytes is None else gib(row.peak_bytes)
         mark = " out of memory" if row.out_of_memory else ""
