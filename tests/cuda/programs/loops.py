@@ -5,6 +5,7 @@ Asked for by name; each returns the counters between its beginning and its end, 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ def main(asked: dict[str, Any]) -> dict[str, Told]:
     """Run the loops ``names``; each writes ``<name>.pickle`` into ``folder``."""
     ledger, told = Ledger(), {}
     for name in asked["names"]:
+        gc.collect()  # an earlier loop's model may be in a cycle: it would be freed in the middle of this one
         torch.cuda.empty_cache()
         ledger.restart()
         told[name] = _loops[name](Path(asked["folder"]), ledger)
