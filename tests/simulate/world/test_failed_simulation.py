@@ -52,12 +52,12 @@ def _told(raw: Any) -> Any:
 
 
 def _fails(simulate: _Simulate, place: Any, name: str, count: int) -> None:
-    """Simulate with an error at the call so many of a function."""
-    calls = iter(range(count + 1))
+    """Simulate with an error at the call so many of a function and at all after it: also without shortcuts it fails."""
+    calls = iter(range(count))
     original = getattr(place, name)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
-        if next(calls, None) == count:
+        if next(calls, None) is None:
             raise _Fault
         return original(*args, **kwargs)
 
