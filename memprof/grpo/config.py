@@ -160,8 +160,8 @@ class LeanSettings:
     on_oom: str = field(
         default="raise",
         metadata={
-            "help": "Where memory runs out in a piece or a generation: 'adapt' (go on smaller, with the gradient and "
-            "tokens there would have been), 'raise'. One process only."
+            "help": "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
+            "smaller, with the gradient and tokens there would have been), 'raise'. Not under FSDP and DeepSpeed."
         },
     )
     memory_budget: str | None = field(

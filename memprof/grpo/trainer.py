@@ -26,6 +26,7 @@ from memprof.grpo.rows import Row, is_fake, rows_of
 from memprof.grpo.step.context import StepContext, base_model_of
 from memprof.grpo.step.micro_batch import PiecewiseStep
 from memprof.grpo.step.objective import Handover, Objective
+from memprof.grpo.step.optimizer_step import SurvivingStep
 from memprof.grpo.step.out_of_memory import Adaptation, say_where
 from memprof.grpo.step.piece_sizes import PieceSizes
 from memprof.grpo.step.pieces import fits_one_piece
@@ -125,11 +126,13 @@ class LeanTrainer(_Trainer):
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
 
     def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
-        """Return what lives through memory that runs out, or None where that is not wanted or cannot be exact."""
+        """Return what lives through memory that runs out, or None where that is not wanted."""
         if lean.on_oom != "adapt":
             return None
-        if self.accelerator.num_processes > 1:
-            raise UsageError("on_oom='adapt' works in one process: ranks would wait for the one that goes on smaller.")
+        if Ranks.of(self.accelerator, self.model).forward_together:
+            raise UsageError(
+                "on_oom='adapt' works without FSDP and DeepSpeed: ranks would wait for the one that goes on smaller."
+            )
         if (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise UsageError("on_oom='adapt' needs checkpointing with use_reentrant=False, torch's default.")
         return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
@@ -186,6 +189,7 @@ class LeanTrainer(_Trainer):
             log=self._once_log,
             pad_id=trl.TOKENIZER.of(self).pad_token_id,
             counts_padding=self._probe is None or self._probe.counts_padding,
+            draws=self._probe is None or self._probe.draws,
             adaptation=self._adaptation,
             adapter_outside=self._adapter_outside,
             group_size=trl.GROUP_SIZE.of(self),
@@ -320,6 +324,13 @@ class LeanTrainer(_Trainer):
             return kind, keywords
         sharded = transformers.FSDP_IS_ON.of(self) or transformers.DEEPSPEED_IS_ON.of(self)
         return rounded_optimizer(self.model, kind, keywords, self._once_log, sharded=sharded, seed=args.seed)
+
+    def create_optimizer(self, *args: Any, **options: Any) -> Any:
+        """Return TRL's, whose step lives through memory that runs out where that is wanted."""
+        made = super().create_optimizer(*args, **options)
+        if self._adaptation is not None and not isinstance(made.step, SurvivingStep):
+            made.step = SurvivingStep(made, self._adaptation)
+        return made
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:
         """Return the rows to cut into pieces, or None where TRL's own path is the one for these inputs."""

@@ -20,7 +20,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found_by_two_ranks("tests.grpo.two_ranks", folder)
 
 
-@pytest.mark.parametrize("scheme", ["single", "twice", "shared", "coupled", "sharded", "experts", "sharded_experts"])
+@pytest.mark.parametrize(
+    "scheme", ["single", "twice", "shared", "short", "coupled", "sharded", "experts", "sharded_experts"]
+)
 def test_one_step_is_trls(ranks: list[dict[str, Any]], scheme: str) -> None:
     for found in ranks:
         step = found[scheme]
@@ -37,6 +39,11 @@ def test_ranks_had_different_work_and_equal_gradients(ranks: list[dict[str, Any]
     """Else the test above would show nothing about ranks."""
     assert ranks[0]["single"]["pieces"] > ranks[1]["single"]["pieces"] >= 1
     assert ranks[0]["single"]["norms"] == ranks[1]["single"]["norms"]
+
+
+def test_memory_ran_out_on_one_rank(ranks: list[dict[str, Any]]) -> None:
+    """Else the step above that is short would show nothing."""
+    assert [found["ran_out"] for found in ranks] == [[0, 2], [0, 0]]
 
 
 def test_sums_in_fp32_are_synchronised(ranks: list[dict[str, Any]]) -> None:

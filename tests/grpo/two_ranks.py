@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from tests.grpo.step.test_out_of_memory import RunsOut, running_out
 from tests.grpo.trainers import (
     Rollouts,
     build,
@@ -34,6 +36,7 @@ def main(folder: Path) -> None:
         "twice": one_step(folder / "b", {"top_entropy_quantile": 0.5}),
         "shared": one_step(folder / "c", {}, {"prefix_sharing": True}),
     }
+    found["short"] = one_step(folder / "j", {}, {"on_oom": "adapt"}, loss=short_on_one_rank)
     found["coupled"] = one_step(folder / "f", {}, loss=patched_loss)
     from transformers import DistributedConfig
 
@@ -44,6 +47,7 @@ def main(folder: Path) -> None:
     found["sharded_experts"] = one_step(folder / "h", shards, model=str(folder / "experts"))
     found["run"] = short_run(folder)
     found["budget"] = chosen_for_all(folder / "e")
+    found["ran_out"] = short
     write_and_leave(folder, found)
 
 
@@ -83,6 +87,20 @@ def one_step(
         "metrics": [metrics, lean_metrics],
         "pieces": pieces,
     }
+
+
+@contextmanager
+def short_on_one_rank() -> Iterator[None]:
+    """Let memory run out twice in a piece of rank 0, and never on rank 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        mode = RunsOut(*((150, 400) if torch.distributed.get_rank() == 0 else ()))
+        with running_out(patch, mode):
+            yield
+        short.append(mode.raised)
+
+
+#: How often memory ran out, for TRL's trainer and for the lean one.
+short: list[int] = []
 
 
 @contextmanager

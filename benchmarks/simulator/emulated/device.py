@@ -12,12 +12,11 @@ from benchmarks.tabling import ROOT
 
 __all__ = ["ask"]
 
-# Values of small tensors only (masks of all tokens among them: the lean trainer trims by them), and no large copies:
-# a model may be larger than this machine's memory.
 _ENVIRONMENT = """
 import json, sys
 from memprof.emulate.launch import environment
-print(json.dumps(environment(sys.argv[1], values=sys.argv[2] == "1", values_max=65536, copy_max=65536)))
+less = {} if sys.argv[3] == "0" else {"values_max": int(sys.argv[3]), "copy_max": int(sys.argv[3])}
+print(json.dumps(environment(sys.argv[1], values=sys.argv[2] == "1", devices=int(sys.argv[4]), **less)))
 """
 
 
@@ -26,9 +25,14 @@ def python() -> str:
     return os.environ.get("MEMPROF_CUDA_PYTHON", str(ROOT / ".venv-cuda" / "bin" / "python"))
 
 
+#: Elements of the largest tensors with values (masks of all tokens among them: the lean trainer trims by them), and
+#: bytes of the largest copies: a model may be larger than this machine's memory.
+_SMALL = 65536
+
+
 @functools.cache
-def _environment(card: str, values: bool) -> dict[str, str]:
-    asked = [python(), "-c", _ENVIRONMENT, card, str(int(values))]
+def _environment(card: str, values: bool, most: int, devices: int) -> dict[str, str]:
+    asked = [python(), "-c", _ENVIRONMENT, card, str(int(values)), str(most), str(devices)]
     done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
@@ -43,16 +47,18 @@ def ask(
     *,
     alloc_conf: str = "",
     values: bool = True,
+    most: int | None = _SMALL,
+    devices: int = 1,
     timeout: float = 3600,
 ) -> dict[str, Any]:
     """Run ``python -m MODULE`` on the emulated card and return the JSON of its last line.
 
-    ``values``: operators on small tensors are computed; else none is.
+    ``values``: operators on tensors of up to ``most`` elements (None: on all) are computed; else none is.
 
     Raises:
         RuntimeError: the process failed; the message is the end of what it said.
     """
-    found = _environment(card, values)
+    found = _environment(card, values, most or 0, devices)
     if alloc_conf:
         found = {**found, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
     done = subprocess.run(

@@ -16,18 +16,19 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memprof.config.settings import Settings
 
-__all__ = ["main"]
+__all__ = ["import_untouched", "in_processes", "main"]
 
 _MIB = 2**20
 
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
-    _import(tuple(question["capability"]))
+    import_untouched(tuple(question["capability"]))
     free = _trained(question, None)
     tried: dict[int, bool] = {}
     low, high = free["allocated_bytes"] // _MIB * _MIB, free["reserved_bytes"]
@@ -44,7 +45,7 @@ def main() -> None:
     print(json.dumps({**free, "edge_bytes": high, "tried": sorted(tried.items())}))
 
 
-def _import(capability: tuple[int, int]) -> None:
+def import_untouched(capability: tuple[int, int]) -> None:
     """Load what every run needs, and leave the device alone: a process that has touched it cannot be forked.
 
     ``capability``: the card's. Libraries ask for it while they are imported (bitsandbytes, when PEFT loads it).
@@ -69,43 +70,56 @@ def _import(capability: tuple[int, int]) -> None:
 
 
 def _trained(question: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Train in a process of its own, with ``limit`` bytes for its allocator.
-
-    Raises:
-        RuntimeError: the process ended without an answer.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _answer(question, limit, reading, writing)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    if not text:
-        raise RuntimeError(f"The run with a limit of {limit} bytes ended without an answer.")
-    found: dict[str, Any] = json.loads(text)
+    """Train in a process of its own, with ``limit`` bytes for its allocator."""
+    (found,) = in_processes([lambda: _train(question, limit)])
     print(f"{limit or 0:,} {found['error'] or 'lives'}", file=sys.stderr, flush=True)
     return found
 
 
-def _answer(question: dict[str, Any], limit: int | None, reading: int, writing: int) -> None:
-    """Train in this process, write what was counted, and end the process."""
-    os.close(reading)
+def in_processes(works: Sequence[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Run each of ``works`` in a process of its own, side by side, and return what they answered.
+
+    Raises:
+        RuntimeError: a process ended without an answer.
+    """
+    pipes = []
+    for work in works:
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(reading)
+            _answer(work, writing)
+        os.close(writing)
+        pipes.append((child, reading))
+    texts = []
+    for child, reading in pipes:
+        with os.fdopen(reading) as answer:
+            texts.append(answer.read())
+        os.waitpid(child, 0)
+    if not all(texts):
+        raise RuntimeError("A run ended without an answer.")
+    return [json.loads(text) for text in texts]
+
+
+def _answer(work: Callable[[], dict[str, Any]], writing: int) -> None:
+    """Write what ``work`` returns, and end the process."""
     try:
-        import torch
-
-        from benchmarks.simulator.emulated.device_run import train_here
-
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else (limit + 0.5) / total)
-        found = train_here(Settings.from_dict(question["settings"]), question.get("loaded", False))
+        found = work()
         with os.fdopen(writing, "w") as file:
             file.write(json.dumps(found))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _train(question: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.simulator.emulated.device_run import train_here
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else (limit + 0.5) / total)
+    return train_here(Settings.from_dict(question["settings"]), question.get("loaded", False))
 
 
 if __name__ == "__main__":

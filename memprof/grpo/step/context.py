@@ -32,6 +32,7 @@ class StepContext:
         log: where sentences for the user go.
         pad_id: token that fills up rows.
         counts_padding: a token's position is counted from the row's left edge, padding included.
+        draws: a forward in training draws random numbers.
         group_size: completions of one prompt.
         completion_length: the most tokens that a completion can have.
         tile: tokens that go through an MLP together; None where it is not tiled.
@@ -50,6 +51,7 @@ class StepContext:
     log: OnceLog
     pad_id: int
     counts_padding: bool
+    draws: bool
     group_size: int
     completion_length: int
     tile: int | None = None

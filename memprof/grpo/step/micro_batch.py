@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,11 +19,11 @@ from memprof.grpo.step.agreement import UsedGradient
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.gradient_sums import gradient_sums
 from memprof.grpo.step.objective import Gradient, Objective, Values
-from memprof.grpo.step.out_of_memory import draws_numbers, survive
+from memprof.grpo.step.out_of_memory import survive
 from memprof.grpo.step.pieces import Piece, plan
 from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.step.schemes import RLOO, TOKEN, TWO_PASS, Scheme
-from memprof.grpo.step.scoring import blank, score_piece, score_pieces, write
+from memprof.grpo.step.scoring import blank, close_prompt, score_piece, score_pieces, write
 
 __all__ = ["PiecewiseStep"]
 
@@ -67,8 +67,9 @@ class PiecewiseStep:
         self._forward_only = plan(step, inputs, without) if without else []  # with a graph, should it be needed
         live = [row for row in rows if row.index not in silent]
         self._pieces = plan(step, inputs, live, balances=step.balancing is not None) or [Piece()]
-        if self._pieces[-1].prompt is not None and self._distributed:
-            # Ranks meet in the wrapped model's backward, which a shared prompt does not go through.
+        if self._distributed and (self._pieces[-1].prompt is not None or step.adaptation is not None):
+            # Ranks meet in the wrapped model's backward, which a shared prompt does not go through, and which cannot be
+            # repeated once it has begun: it is that of two tokens without a gradient.
             self._pieces.append(Piece())
         self._factors: list[float] = []
         self.couples = False
@@ -121,7 +122,7 @@ class PiecewiseStep:
                 with self._unsynchronised():
                     self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        if self._step.adaptation is None:
+        if self._step.adaptation is None or self._distributed:
             return self._watched(self._surrogate(self._pieces[-1], gradient))
         self._forward_and_backward(self._pieces[-1], gradient, {})
         return self._watched(torch.zeros((), device=self._logps.device, requires_grad=True))
@@ -129,9 +130,8 @@ class PiecewiseStep:
     def _forward_and_backward(
         self, piece: Piece, gradient: Gradient | None, sums: Mapping[torch.Tensor, torch.Tensor]
     ) -> None:
-        def run(piece: Piece, begin: Callable[[], None]) -> None:
+        def run(piece: Piece) -> None:
             surrogate = self._watched(self._surrogate(piece, gradient))
-            begin()
             if surrogate.requires_grad:  # not where all parameters had their part before memory ran out
                 self._backward(surrogate)
 
@@ -148,7 +148,7 @@ class PiecewiseStep:
     def _may_split(self) -> bool:
         """Tell whether halves of a piece have its gradient: not where the router's loss was counted over it alone."""
         counted = self._step.balancing is None or self._scheme == TWO_PASS
-        return counted and not draws_numbers(self._step.policy)
+        return counted and not self._step.draws
 
     def _set_or_note_random_state(self, states: list[RandomState], number: int, repeats: bool) -> None:
         if repeats:
@@ -234,8 +234,8 @@ class PiecewiseStep:
 
     def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
         """Return a scalar whose gradient is the piece's share of the loss's."""
-        if piece.closes and piece.prompt is not None:
-            return piece.prompt.close().to(self._logps.device)
+        if piece.closes:
+            return close_prompt(self._step, self._model, self._inputs, piece).to(self._logps.device)
         if not piece.rows:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0

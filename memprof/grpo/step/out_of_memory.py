@@ -3,7 +3,7 @@
 A backward that ends half-way has added to the gradients of some parameters and not of others. Which, their tensors
 tell: autograd adds to each once, in place. The piece runs again with those left out of the graph, so that no copy of
 gradients is needed, from the random state it began with; first as it was, once the cache has been given back, then in
-halves, then with its layers checkpointed harder.
+halves, then with its layers checkpointed harder. A shared prompt's keys and values are leaves beside the parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ import torch
 from memprof.grpo.once_log import OnceLog
 from memprof.grpo.step.pieces import Piece
 from memprof.grpo.step.random_state import RandomState
-from memprof.grpo.techniques.layers import text_config
+from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["Adaptation", "draws_numbers", "is_out_of_memory", "say_where", "survive"]
+__all__ = ["Adaptation", "end", "is_out_of_memory", "say_where", "survive"]
 
 #: ``sums``: where gradients of parameters are added up instead of in ``.grad``.
 Sums = Mapping[torch.Tensor, torch.Tensor]
@@ -64,14 +64,6 @@ class Adaptation:
         self.give_back()
 
 
-def draws_numbers(model: torch.nn.Module) -> bool:
-    """Tell whether a forward of ``model`` in training has dropout, as far as modules and configuration say."""
-    modules = (float(getattr(m, "p", 0.0) or 0.0) for m in model.modules() if "Dropout" in type(m).__name__)
-    config = vars(text_config(model)).items()
-    settings = (float(value) for name, value in config if "drop" in name and isinstance(value, (int, float)))
-    return any(share > 0.0 for share in (*modules, *settings))
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory of the device has run out: torch's, or the workspace of one of its libraries."""
     return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
@@ -97,12 +89,11 @@ class _Attempt:
     piece: Piece
     without: frozenset[torch.Tensor] = frozenset()
     again: bool = False
-    backward: bool = field(default=False, init=False)
 
 
 def survive(
     piece: Piece,
-    run: Callable[[Piece, Callable[[], None]], None],
+    run: Callable[[Piece], None],
     parameters: Sequence[torch.Tensor],
     sums: Sums,
     adaptation: Adaptation,
@@ -114,7 +105,7 @@ def survive(
 
     Args:
         piece: its rows.
-        run: runs a piece with the rows it is given; calls its second argument where the backward begins.
+        run: runs a piece with the rows it is given.
         parameters: those that are trained.
         sums: see :data:`Sums`.
         adaptation: what has been done before; what is done here is added.
@@ -127,15 +118,13 @@ def survive(
     waiting = [_Attempt(piece)]
     while waiting:
         attempt = waiting.pop()
-        state, marks = RandomState.now(device), [_mark(p, sums) for p in parameters]
-
-        def begin(attempt: _Attempt = attempt) -> None:
-            attempt.backward = True
-
+        prompt = attempt.piece.prompt
+        state, made = RandomState.now(device), prompt.prefix if prompt else None
+        marks = _marks(parameters, sums, made)
         said = None
         try:
             with _left_out(attempt.without):
-                run(attempt.piece, begin)
+                run(attempt.piece)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -143,10 +132,13 @@ def survive(
         if said is None:
             continue
         drew = not RandomState.now(device).equals(state)
-        added = (p for p, before in zip(parameters, marks, strict=True) if _mark(p, sums) != before)
-        without = attempt.without.union(added)
+        now = _marks(parameters, sums, prompt.prefix if prompt else None)
+        without = attempt.without.union(one for one, mark in now.items() if mark != marks.get(one, _UNTOUCHED))
         adaptation.clear()
-        state.restore()
+        if prompt and prompt.ran and prompt.prefix is not made:
+            prompt.ran.restore()  # the prompt stays, so the completions begin after it
+        else:
+            state.restore()
         waiting += _instead(attempt, without, adaptation, said, splits=not drew and splits())
 
 
@@ -156,14 +148,12 @@ def _instead(
     """Choose what runs in place of an attempt that has failed; the last is run first."""
     piece, rows = attempt.piece, list(attempt.piece.rows)
     adaptation.again += 1
-    if piece.prompt is not None and attempt.backward:
-        raise _end(said, "in the backward of a shared prompt, which is not repeated in part: set prefix_sharing=False")
     if not attempt.again:
         adaptation.log.warn("out of memory in a piece: the cache was given back, and the piece runs again")
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1 and splits:
         half = -(-len(rows) // 2)
-        tokens = half * max(row.length for row in rows)
+        tokens = half * max(row.completion if piece.prompt else row.length for row in rows)
         adaptation.most_tokens = adaptation.limit(tokens)
         adaptation.log.warn(
             f"out of memory in a piece of {len(rows)} rows: it runs in halves, and pieces of several rows have at most "
@@ -177,20 +167,28 @@ def _instead(
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1:
         why = "that has dropout, whose halves would draw others, or a router's loss over it alone"
-        raise _end(said, f"in a piece {why}: set a smaller max_tokens_per_piece")
+        raise end(said, f"in a piece {why}: set a smaller max_tokens_per_piece")
     tokens = max((row.length for row in rows), default=0)
     least = f"in a piece of one sequence of {tokens} tokens, which is the least that can be trained"
-    raise _end(said, f"{least}: shorten max_completion_length, or take a larger card")
+    raise end(said, f"{least}: shorten max_completion_length, or take a larger card")
 
 
-def _end(said: str, where: str) -> torch.OutOfMemoryError:
+def end(said: str, where: str) -> torch.OutOfMemoryError:
+    """Return the error that ends training: what the allocator ``said``, and ``where`` it was and what to do."""
     return torch.OutOfMemoryError(f"{said}\n{_OURS} {where}.")
 
 
-def _mark(parameter: torch.Tensor, sums: Sums) -> tuple[Any, ...]:
-    """Return what changes when a gradient is added to ``parameter``'s."""
-    found = (parameter.grad, sums.get(parameter))
-    return tuple(None if gradient is None else (id(gradient), gradient._version) for gradient in found)
+def _marks(
+    parameters: Iterable[torch.Tensor], sums: Sums, prefix: SharedPrefix | None
+) -> dict[torch.Tensor, tuple[Any, ...]]:
+    """Return, by parameter and by leaf of a shared prompt, what changes when a gradient is added to it."""
+    found = {parameter: (parameter.grad, sums.get(parameter)) for parameter in parameters}
+    found |= prefix.gradients() if prefix is not None else {}
+    return {one: tuple(g if g is None else (id(g), g._version) for g in pair) for one, pair in found.items()}
+
+
+#: Of a leaf that was made since.
+_UNTOUCHED = (None, None)
 
 
 @contextmanager

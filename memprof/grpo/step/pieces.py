@@ -11,6 +11,7 @@ import torch
 from memprof.compat import transformers
 from memprof.grpo.rows import Row, is_fake
 from memprof.grpo.step.context import StepContext
+from memprof.grpo.step.random_state import RandomState
 from memprof.grpo.techniques.layers import hands_arguments_down
 from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
 from memprof.grpo.techniques.segment_attention import segment_refusal
@@ -38,26 +39,49 @@ def pieces_of(rows: Sequence[Row], limit: int) -> list[list[Row]]:
 
 @dataclass
 class Prompt:
-    """The prompt that ``rows`` share: it goes through the model once for all of them."""
+    """The prompt that ``rows`` share: it goes through the model once for all of them.
+
+    ``begun``, ``ran``: the random state before that and after it, for what runs out of memory and is repeated.
+    """
 
     rows: Sequence[Row]
     prefix: SharedPrefix | None = None
+    begun: RandomState | None = None
+    ran: RandomState | None = None
 
     def states(self, body: Any, inputs: Mapping[str, Any], rows: Sequence[Row]) -> list[torch.Tensor]:
         """Return hidden states ``[completion, H]`` of ``rows``; the first call runs the prompt."""
-        first = self.rows[0]
         if self.prefix is None:
-            self.prefix = forward_prompt(body, inputs["prompt_ids"][first.index, first.offset :])
+            self.begun = RandomState.now(inputs["prompt_ids"].device)
+            self.prefix = self._forward(body, inputs)
+            self.ran = RandomState.now(inputs["prompt_ids"].device)
         ids = [inputs["completion_ids"][row.index, : row.completion] for row in rows]
         return forward_completions(body, self.prefix, ids)
 
-    def close(self) -> torch.Tensor:
-        """Return a scalar of value 0 whose backward is the prompt's, with what its completions' have left."""
-        prefix, self.prefix = self.prefix, None
+    def close(self, body: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return a scalar of value 0 whose backward is the prompt's, with what its completions' have left.
+
+        Where that has run out of memory, the prompt runs forward again, and the completions need not.
+        """
+        prefix, earlier = self.prefix, None
+        if prefix is not None and prefix.ran_out:
+            assert self.begun is not None
+            with RandomState.kept(inputs["prompt_ids"].device):
+                self.begun.restore()
+                prefix, earlier = self._forward(body, inputs), prefix
+
+        def run() -> None:
+            if prefix is not None:
+                prefix.backward(earlier)
+            self.prefix = None
+
         anchor = torch.zeros((), requires_grad=True)
-        run = prefix.backward if prefix is not None else lambda: None
         scalar: torch.Tensor = _Later.apply(anchor, run)  # type: ignore[no-untyped-call]
         return scalar
+
+    def _forward(self, body: Any, inputs: Mapping[str, Any]) -> SharedPrefix:
+        first = self.rows[0]
+        return forward_prompt(body, inputs["prompt_ids"][first.index, first.offset :])
 
 
 @dataclass

@@ -40,11 +40,14 @@ class Answer(NamedTuple):
         counts_padding: positions that are not given count from the row's left edge, padding included.
         why: why its steps cannot go in pieces, as a clause; None where they can.
         adapter_inside: the body that is called without PEFT's wrapper does what it does in the wrapper.
+        draws: a forward in training draws random numbers (dropout, a router's choice): pieces draw others than the
+            whole micro-batch, from the same distribution.
     """
 
     counts_padding: bool
     why: str | None = None
     adapter_inside: bool = True
+    draws: bool = True
 
 
 @torch.no_grad()
@@ -97,9 +100,18 @@ def _compared(step: StepContext, model: nn.Module, inputs: dict[str, torch.Tenso
         found = [together[place, : row.length] for place, row in enumerate(rows)]
         apart = max(_apart(found, meant), _apart(alone, meant))
         if apart <= tolerance:
-            return Answer(counts, adapter_inside=inside)
+            return Answer(counts, adapter_inside=inside, draws=_draws(model, step, given[0]))
     told = f"{100 * apart:.2g} % of their norm apart"
     return Answer(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
+
+
+def _draws(model: nn.Module, step: StepContext, given: dict[str, torch.Tensor]) -> bool:
+    """Tell whether a forward of ``given`` in training, which :func:`_unchanged` ends, moves the random state."""
+    for module in model.modules():
+        module.training = True
+    before = RandomState.now(step.accelerator.device)
+    _lean_states(model, given)
+    return not RandomState.now(step.accelerator.device).equals(before)
 
 
 def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> dict[str, torch.Tensor]:

@@ -11,12 +11,12 @@ from memprof.grpo.loss.head import Request, Scored, TokenGradient
 from memprof.grpo.loss.load_balancing import RoutedTokens
 from memprof.grpo.rows import Row, row_inputs
 from memprof.grpo.step.context import StepContext
-from memprof.grpo.step.out_of_memory import draws_numbers, survive
+from memprof.grpo.step.out_of_memory import survive
 from memprof.grpo.step.pieces import Piece, plan, segments_refused
 from memprof.grpo.techniques.packing import packed_arguments
 from memprof.grpo.techniques.whole_length import frequencies_of
 
-__all__ = ["blank", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
+__all__ = ["blank", "close_prompt", "score_piece", "score_pieces", "score_without_graph", "stand_in", "write"]
 
 
 def score_piece(
@@ -53,6 +53,14 @@ def score_piece(
         if packed:
             ids["memprof_segments"].check()
     return Scored(rows, found["logps"], found["entropies"], found["anchor"], found["routed"])
+
+
+def close_prompt(step: StepContext, model: Any, inputs: Mapping[str, Any], piece: Piece) -> torch.Tensor:
+    """Return a scalar of value 0 whose backward is that of the prompt which ``piece`` closes."""
+    assert piece.prompt is not None
+    base = step.base_model(model)
+    with step.accelerator.autocast(), frequencies_of(base, inputs):
+        return piece.prompt.close(base.base_model, inputs)
 
 
 def _may_pack(step: StepContext, rows: Sequence[Row]) -> bool:
@@ -107,7 +115,7 @@ def score_pieces(
             routed = routed if scored.routed is None else scored.routed.plus(routed)
 
     def may_split() -> bool:
-        return not (model.training and draws_numbers(step.policy))
+        return not (model.training and step.draws)
 
     for piece in pieces:
         if piece.closes and piece.prompt is not None:
@@ -116,7 +124,7 @@ def score_pieces(
         if step.adaptation is None:
             run(piece)
         else:
-            survive(piece, lambda part, _: run(part), (), {}, step.adaptation, logps.device, splits=may_split)
+            survive(piece, run, (), {}, step.adaptation, logps.device, splits=may_split)
     return routed
 
 

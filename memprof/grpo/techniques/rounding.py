@@ -77,6 +77,10 @@ class StochasticAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for parameter in parameters:  # of all before any is updated: a step that runs out of memory can be repeated
+            if parameter.grad is not None and not self.state[parameter]:
+                self.state[parameter].update(_empty_state(parameter))
         generators: dict[torch.device, torch.Generator] = {}
         number = 0
         for group in self.param_groups:
@@ -90,10 +94,6 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any], number: int, generator: torch.Generator) -> None:
         state = self.state[parameter]
-        if not state:
-            state["step"] = _no_steps()
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
         step = int(state["step"])
         generator.manual_seed(_mixed(self._seed, step, number))
@@ -102,8 +102,12 @@ class StochasticAdamW(torch.optim.Optimizer):
             _update_chunk(weight, grad, mean, square, step, group, generator)
 
 
+def _empty_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Make a count of steps, which stays on the host, and two moments."""
+    return {"step": _no_steps(), **{name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}}
+
+
 def _no_steps() -> torch.Tensor:
-    """Make a count of steps, which stays on the host."""
     return torch.zeros(())
 
 

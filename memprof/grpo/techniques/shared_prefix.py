@@ -18,11 +18,12 @@ class SharedPrefix:
         self.fp32_gradients = fp32_gradients
         self._layers: dict[int, tuple[_Shared, _Shared]] = {}
         self._last: _Shared | None = None
-        self._used = False
+        #: What the completions have left, once the prompt's backward has begun.
+        self._left: list[torch.Tensor | None] | None = None
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Keep a layer's key and value ``[1, heads, P, width]``; ignored when a checkpointed layer is recomputed."""
-        if self._last is None and not self._used:
+        if self._last is None and self._left is None:
             self._layers[layer] = (_Shared(key, self.fp32_gradients), _Shared(value, self.fp32_gradients))
 
     def keep_last(self, hidden: torch.Tensor) -> None:
@@ -40,14 +41,34 @@ class SharedPrefix:
         assert self._last is not None
         return self._last.leaf
 
-    def backward(self) -> None:
-        """Run the prompt's backward with what the completions' have left, once; nothing where nothing was left."""
-        shared = [part for pair in self._layers.values() for part in pair]
-        shared += [self._last] if self._last is not None else []
-        roots = [(part.graph, grad) for part in shared if (grad := part.gradient()) is not None]
-        self._layers, self._last, self._used = {}, None, True
+    @property
+    def ran_out(self) -> bool:
+        """Tell whether the prompt's backward has begun: its graph is gone, what the completions have left is not."""
+        return self._left is not None
+
+    def gradients(self) -> dict[torch.Tensor, tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Return what completions have left on each leaf that takes gradients: its own, and the sum in fp32."""
+        return {part.leaf: part.left for part in self._parts() if part.graph.requires_grad}
+
+    def backward(self, earlier: SharedPrefix | None = None) -> None:
+        """Run the prompt's backward with what the completions' have left; nothing where nothing was left.
+
+        ``earlier``: the same prompt, whose backward has run out of memory; this one has its completions' gradients.
+        """
+        parts = self._parts()
+        self._left = [part.gradient() for part in parts] if earlier is None else earlier._left
+        assert self._left is not None
+        pairs = zip(parts, self._left, strict=True)
+        roots = [(part.graph, grad) for part, grad in pairs if grad is not None and part.graph.requires_grad]
+        self._layers, self._last = {}, None
+        del parts
         if roots:
             torch.autograd.backward([graph for graph, _ in roots], [grad for _, grad in roots])
+        self._left = []
+
+    def _parts(self) -> list[_Shared]:
+        pairs = [part for pair in self._layers.values() for part in pair]
+        return pairs + ([self._last] if self._last is not None else [])
 
 
 class _Shared:
@@ -61,10 +82,16 @@ class _Shared:
             self._sum = _Sum()
             self.leaf.register_post_accumulate_grad_hook(self._sum.add)  # type: ignore[no-untyped-call]
 
+    @property
+    def left(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return self.leaf.grad, None if self._sum is None else self._sum.value
+
     def gradient(self) -> torch.Tensor | None:
-        if self._sum is None:
-            return self.leaf.grad
-        return None if self._sum.value is None else self._sum.value.to(self.graph.dtype)
+        grad, total = self.left
+        if total is None:
+            return grad
+        # Memory may have run out before the last was added.
+        return (total if grad is None else total + grad).to(self.graph.dtype)
 
 
 class _Sum:

@@ -1,0 +1,86 @@
+"""Take memory away from lean runs on the emulated device, and hold what they trained against runs that had room.
+
+    python -m benchmarks.lean survival [--only NAME]... [--steps 30]
+    python -m benchmarks.lean survival --table
+
+A small Llama trains 30 steps. The allocator's limit is lowered in the first step and from eight random operators of
+random steps on, each time for up to a step, to 2, 5, 10 and 20 % below what the run that had room allocated at its
+highest. What ``on_oom="adapt"`` makes of it: lived or ended in a sentence, losses and parameters beside those of the
+run that had room, and CPU time over its. Both train on the same completions, since rounding alone would make later
+samples others; that a generation which ran out sampled the same tokens is looked at in the first. Rows are kept in
+``benchmarks/results/emulated-cuda/survival.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from benchmarks.simulator.emulated.device import ask
+from benchmarks.simulator.emulated.matrix import RESULTS, read_rows
+
+__all__ = ["main", "table"]
+
+_LORA: dict[str, Any] = {"lora": {"target_modules": "all-linear"}}
+CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "full, shared prompt": {"settings": {"prefix_sharing": True}},
+    "LoRA": _LORA,
+    "LoRA, shared prompt": {**_LORA, "settings": {"prefix_sharing": True}},
+    "LoRA with dropout": {"lora": {"target_modules": "all-linear", "lora_dropout": 0.1}},
+    "QLoRA": {**_LORA, "four_bits": True, "settings": {"bf16": True}},
+    "full, checkpointing": {"settings": {"gradient_checkpointing": True}},
+    "full, selective checkpointing": {"settings": {"checkpointing": "selective"}},
+    "full, offloaded checkpointing": {"settings": {"checkpointing": "offloaded"}},
+    "full, two accumulated": {"settings": {"gradient_accumulation_steps": 2}},
+    "full, two ranks": {"ranks": 2},
+    "full, most memory in the optimizer's step": {
+        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 4096},
+        "settings": {"max_tokens_per_piece": 64, "gradient_checkpointing": True, "generation_batch": 4,
+                     "steps_per_generation": 2, "max_completion_length": 12},
+    },
+    "full, most memory in generation": {"settings": {"max_tokens_per_piece": 64, "checkpointing": "offloaded"}},
+}
+SHORTAGES = (2, 5, 10, 20)
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice(list(CASES)), metavar="NAME", help="A configuration.")
+@click.option("--steps", default=30, show_default=True)
+@click.option("--table", "shows", is_flag=True, help="Print the table of the rows that are kept.")
+def main(only: tuple[str, ...], steps: int, shows: bool) -> None:
+    for name in () if shows else only or CASES:
+        question = {"settings": {}, "steps": steps, "shortages": SHORTAGES, **CASES[name]}
+        found = ask(
+            "benchmarks.lean.survival_run", question, "24GiB", most=None, devices=question.get("ranks", 1)
+        )
+        _keep(name, {"steps": steps, **found})
+        click.echo(f"{name}: {', '.join(_told(run) for run in found['runs'])}")
+    click.echo(table())
+
+
+def _keep(name: str, row: dict[str, Any]) -> None:
+    rows = {**read_rows("survival"), name: row}
+    ordered = {case: rows[case] for case in CASES if case in rows}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "survival.json").write_text(json.dumps({"rows": ordered}, indent=1) + "\n")
+
+
+def _told(run: dict[str, Any]) -> str:
+    return "lived" if run["lived"] else "sentence" if run["sentence"] else "DIED"
+
+
+def table() -> str:
+    """Draw the kept rows."""
+    lines = ["| run | below | lived | pieces again | losses apart | parameters apart | CPU time |",
+             "| --- | --: | --- | --: | --: | --: | --: |"]  # fmt: skip
+    for name, row in read_rows("survival").items():
+        for run in row["runs"]:
+            apart = ("–", "–", "–")
+            if run["lived"]:
+                apart = (f"{run['losses_apart']:.0e}", f"{run['parameters_apart']:.0e}", f"{run['cost']:.2f}")
+            lived = {"lived": "yes", "sentence": "ended in a sentence"}.get(_told(run), "no")
+            lines.append(f"| {name} | {run['shortage']} % | {lived} | {run['again']} | {' | '.join(apart)} |")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Step an optimizer whose state has no room on the device: one parameter at a time, its state in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memprof.grpo.step.out_of_memory import Adaptation, end, is_out_of_memory
+from memprof.grpo.techniques.rounding import StochasticAdamW
+
+__all__ = ["SurvivingStep"]
+
+_HOST = torch.device("cpu")
+
+
+class SurvivingStep:
+    """An optimizer's ``step`` that lives through memory that runs out where AdamW's moments are made.
+
+    That is in a run's first step, before anything is changed. It is repeated once the cache has been given back; then
+    the state moves to host memory for the rest of the run, and each parameter steps by itself with its own on the
+    device. The weights are the same: torch's fused AdamW and :class:`StochasticAdamW` treat parameters one by one,
+    and make the state of a group before they update it. Other optimizers, and later steps, end in a sentence.
+
+    Args:
+        optimizer: whose ``step`` this takes the place of.
+        adaptation: what is done about memory that runs out.
+
+    Raises:
+        torch.OutOfMemoryError: by calling, with what to do.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> None:
+        self._optimizer, self._step, self._adaptation = optimizer, optimizer.step, adaptation
+        self._on_host: dict[torch.Tensor, list[str]] | None = None
+
+    def __call__(self, _optimizer: Any = None, closure: Any = None) -> Any:
+        """Step as the optimizer does. A scheduler binds what it finds in its place as a method."""
+        state, groups = self._optimizer.state, self._optimizer.param_groups
+        to_step = [[p for p in group["params"] if p.grad is not None] for group in groups]
+        makes_state = any(not state.get(parameter) for group in to_step for parameter in group)
+        if closure is not None or not _can_repeat(self._optimizer) or not (makes_state or self._on_host is not None):
+            return self._as_ever(closure)
+        for group in filter(None, to_step):
+            if self._on_host is not None or not self._together(group):
+                self._singly(group)
+        return None
+
+    def _as_ever(self, closure: Any) -> Any:
+        try:
+            return self._step(closure)
+        except torch.OutOfMemoryError as error:
+            name = type(self._optimizer).__name__
+            raise end(str(error), f"in a step of {name}, which had begun to change weights: set optim="
+                                  "'adamw_torch_fused', which needs no room beside its state") from None  # fmt: skip
+
+    def _together(self, group: list[torch.Tensor]) -> bool:
+        """Step the parameters of one group; tell whether there was room."""
+        if not self._ran_out(group):
+            return True
+        self._adaptation.log.warn("out of memory in the optimizer's step: the cache was given back, and it runs again")
+        if not self._ran_out(group):
+            return True
+        self._adaptation.log.warn(
+            "out of memory in the optimizer's step: its state stays in host memory from here on, and passes over the "
+            "device one parameter at a time in every step (optim='adamw_8bit' has a quarter of it)"
+        )
+        self._on_host = {}
+        return False
+
+    def _ran_out(self, group: list[torch.Tensor]) -> bool:
+        state = self._optimizer.state
+        had = [parameter for parameter in group if state.get(parameter)]
+        try:
+            with _gradients_of(self._optimizer, group):
+                self._step()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if had or any(int(state[p].get("step", 0)) for p in group if p in state):
+                where = "in an optimizer's step that had begun to change weights: take a larger card"
+                raise end(str(error), where) from None
+        else:
+            return False
+        for parameter in group:  # it may have one moment of two, all zeros
+            state.pop(parameter, None)
+        self._adaptation.again += 1
+        self._adaptation.clear()
+        return True
+
+    def _singly(self, group: list[torch.Tensor]) -> None:
+        for parameter in self._optimizer.state:
+            self._to_host(parameter)
+        for parameter in group:
+            self._to_device(parameter)
+            try:
+                with _gradients_of(self._optimizer, [parameter]):
+                    self._step()
+            except torch.OutOfMemoryError as error:
+                raise end(str(error), "in the optimizer's step of a single parameter: take a larger card") from None
+            self._to_host(parameter)
+
+    def _to_host(self, parameter: torch.Tensor) -> None:
+        assert self._on_host is not None
+        state = self._optimizer.state[parameter]
+        here = [k for k, value in state.items() if isinstance(value, torch.Tensor) and value.device == parameter.device]
+        if here and parameter.device != _HOST:
+            self._on_host[parameter] = here
+            state.update({name: state[name].to(_HOST) for name in here})
+
+    def _to_device(self, parameter: torch.Tensor) -> None:
+        assert self._on_host is not None
+        for name in self._on_host.get(parameter, ()):
+            self._optimizer.state[parameter][name] = self._optimizer.state[parameter][name].to(parameter.device)
+
+
+@contextmanager
+def _gradients_of(optimizer: torch.optim.Optimizer, wanted: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let no other parameter have a gradient: an optimizer leaves those out."""
+    kept, others = set(wanted), list[tuple[torch.Tensor, torch.Tensor]]()
+    for group in optimizer.param_groups:
+        others += [(p, p.grad) for p in group["params"] if p.grad is not None and p not in kept]
+    for parameter, _ in others:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in others:
+            parameter.grad = gradient
+
+
+def _can_repeat(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer makes the state of a group first, and then treats its parameters one by one."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return type(optimizer) is StochasticAdamW or (type(optimizer) in (torch.optim.AdamW, torch.optim.Adam) and fused)
