@@ -23,13 +23,13 @@ from benchmarks.simulator.emulated.matrix import RESULTS, read_rows
 
 __all__ = ["main", "table"]
 
-_LORA: dict[str, Any] = {"lora": {"target_modules": "all-linear"}}
+_LORA: dict[str, Any] = {"lora": {}}
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "full, shared prompt": {"settings": {"prefix_sharing": True}},
     "LoRA": _LORA,
     "LoRA, shared prompt": {**_LORA, "settings": {"prefix_sharing": True}},
-    "LoRA with dropout": {"lora": {"target_modules": "all-linear", "lora_dropout": 0.1}},
+    "LoRA with dropout": {"lora": {"lora_dropout": 0.1}},
     "QLoRA": {**_LORA, "four_bits": True, "settings": {"bf16": True}},
     "full, checkpointing": {"settings": {"gradient_checkpointing": True}},
     "full, selective checkpointing": {"settings": {"checkpointing": "selective"}},

@@ -61,6 +61,8 @@ class PiecewiseStep:
     ) -> None:
         self._step, self._objective = step, objective
         self._model, self._inputs = model, inputs
+        # DDP's wrapper broadcasts buffers in the first forward of a micro-batch: a rank that repeats it would wait.
+        self._inner = model.module if self._distributed and step.adaptation is not None else model
         self._scheme, self._known_before = scheme.name, scheme.known_before
         silent = _silent(step, inputs) if scheme.name != TWO_PASS else set()
         without = [row for row in rows if row.index in silent]
@@ -190,7 +192,7 @@ class PiecewiseStep:
         for piece in pieces:
             states.append(RandomState.now(self._logps.device))
             routed = score_pieces(
-                self._step, self._model, self._inputs, [piece], self._logps, self._entropies, balances=True
+                self._step, self._inner, self._inputs, [piece], self._logps, self._entropies, balances=True
             )
             self._routed = self._routed if routed is None else routed.plus(self._routed)
         return states
@@ -235,7 +237,7 @@ class PiecewiseStep:
     def _surrogate(self, piece: Piece, gradient: Gradient | None) -> torch.Tensor:
         """Return a scalar whose gradient is the piece's share of the loss's."""
         if piece.closes:
-            return close_prompt(self._step, self._model, self._inputs, piece).to(self._logps.device)
+            return close_prompt(self._step, self._inner, self._inputs, piece).to(self._logps.device)
         if not piece.rows:
             scored = score_piece(self._step, self._model, self._inputs, piece)
             return scored.logps[0].sum() * 0.0
@@ -243,7 +245,7 @@ class PiecewiseStep:
             return self._anchored(piece, self._as_known(gradient), gradient)
         if gradient is None and self._scheme == TOKEN:
             return self._anchored(piece, self._as_found)
-        scored = score_piece(self._step, self._model, self._inputs, piece, balances=True)
+        scored = score_piece(self._step, self._inner, self._inputs, piece, balances=True)
         self._note_routed(scored)
         if gradient is None:
             write(scored, self._logps, self._entropies)
@@ -253,7 +255,7 @@ class PiecewiseStep:
         return self._balanced(_weighted(scored, gradient), scored, gradient)
 
     def _anchored(self, piece: Piece, token_gradient: TokenGradient, gradient: Gradient | None = None) -> torch.Tensor:
-        scored = score_piece(self._step, self._model, self._inputs, piece, token_gradient=token_gradient, balances=True)
+        scored = score_piece(self._step, self._inner, self._inputs, piece, token_gradient=token_gradient, balances=True)
         self._note_routed(scored)
         assert scored.anchor is not None
         return self._balanced(scored.anchor, scored, gradient)
