@@ -47,12 +47,12 @@ class Run:
     """What is known of a run.
 
     ``settings`` and ``shape`` are None where the file does not say how it was configured. ``peaks`` holds the highest
-    peak of every phase, ``pending_bytes`` of the highest are freed and wait for a stream; ``own_peaks`` each category's highest bytes at any time; ``idle_bytes`` are reserved and not
-    active at the allocated peak. ``made`` has for each category the lines that made most of it, largest first;
-    ``names`` are the settings in the words of the framework whose frames were seen; ``engine`` tells
-    that vLLM or SGLang is in the process. ``lasting`` has for a category the share of its largest blocks that the
-    recording does not see freed; ``failed`` tells that memory ran out. ``over_batches``: a layer normalises over the
-    batch, so that results hang on its size.
+    peak of every phase; of the highest, ``pending_bytes`` are freed and wait for a stream. ``own_peaks`` is each
+    category's highest at any time; ``idle_bytes`` are reserved and not active at the allocated peak. ``made`` has for
+    each category the lines that made most of it, largest first; ``names`` are the settings in the words of the
+    framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
+    category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
+    out. ``over_batches``: a layer normalises over the batch, so that results hang on its size.
     """
 
     peaks: tuple[Peak, ...]

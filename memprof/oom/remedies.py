@@ -1,4 +1,4 @@
-"""The remedies of the knowledge files, and which of them are open to a run: what a text and a recording's advice read."""
+"""The remedies of the knowledge files, and which of them are open to a run: for texts and for recordings' advice."""
 
 from __future__ import annotations
 
