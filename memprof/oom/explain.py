@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
-from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
 from memprof.oom.judge import judge
+from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB, format_bytes
@@ -24,7 +24,8 @@ _MOST_RANKS_NAMED = 16
 _APART = 4_000
 # What a rank's own message says, of an event that several have.
 _OF_A_RANK = (
-    "rank", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes", "missing_bytes",
+    "rank", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
+    "missing_bytes",
 )  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 
@@ -58,7 +59,7 @@ def _events(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _same_event(event: Mapping[str, Any], failure: Mapping[str, Any]) -> bool:
-    """Say whether another rank failed likewise, in the same place and nearby; a rank that fails twice had two events."""
+    """Say whether another rank failed likewise, in the same place and nearby; a rank fails once in an event."""
     ranks = event["ranks"]
     if failure["rank"] is None or not ranks or failure["rank"] in [row["rank"] for row in ranks]:
         return False
