@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
@@ -20,6 +21,24 @@ __all__ = ["SCHEMA", "explain_log"]
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
+_CAUSES = {
+    "full": "the device is full",
+    "fragmentation": "fragmentation",
+    "other_processes": "other processes on the device",
+    "unexplained": "memory nobody is named for",
+    "outside_torch": "memory outside torch",
+    "larger_than_device": "one tensor larger than the device",
+    "limit": "a limit set for this process",
+    "refused": "refused although there was room",
+    "driver": "the driver had nothing left",
+    "library": "a library had nothing left",
+    "cpu": "host memory",
+    "host": "host memory",
+    "killed": "killed from outside",
+    "engine": "the inference engine",
+    "unknown": "no numbers to go by",
+}
+_LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
 def explain_log(log: str) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
     logits, names = makes_logits(failure.frames), _names(failure)
     phase = _phase(failure, names)
     verdict, tried = judge(failure, scope_of(failure, parts, phase, logits, names))
-    return {
+    found = {
         "kind": failure.kind,
         "form": failure.form.id,
         "program": failure.form.program,
@@ -101,6 +120,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "numbers": _meanings(failure, parts),
         "try": [{"action": action, "why": why} for action, why in tried],
     }
+    return {**found, "headline": _headline(found)}
 
 
 def _names(failure: Failure) -> Names:
@@ -152,3 +172,53 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
     if failure.kind in ("cpu", "host", "library", "driver"):
         rows = [(failure.requested, "asked for", "in one piece")]
     return [{"name": name, "bytes": n, "meaning": meaning} for n, name, meaning in rows if n is not None]
+
+
+# -- the headline --------------------------------------------------------------------------------------------------------
+
+
+def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
+    cause = f"Cause: {_CAUSES[failure['cause']]}. {_sentence(failure['because'])}"
+    first = failure["try"][0] if failure["try"] else None
+    return {
+        "verdict": _verdict(failure),
+        "cause": f"{cause} {where}" if (where := _where(failure)) else cause,
+        "places": [],
+        "action": f"Try first: {first['action']}. {first['why']}" if first else "",
+        "assumed": [],
+    }
+
+
+def _verdict(failure: Mapping[str, Any]) -> str:
+    """Say who ran out of memory where in the log, and how much was missing."""
+    who = f"rank {failure['rank']}, " if failure["rank"] is not None else ""
+    if failure["kind"] != "device":
+        asked = failure["requested_bytes"]
+        size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
+        program = failure["program"]
+        program = _sentence(program) if program.startswith("the ") else program
+        return f"{who}{program} (line {failure['line']}){size}"
+    where = f"{failure['backend']} {failure['device']}" if failure["device"] is not None else failure["backend"]
+    title = f"{who}{where or failure['kind']}"
+    asked = failure["requested_bytes"]
+    what = f"{format_bytes(asked)} did not fit" if asked is not None else "out of memory"
+    missing = failure["missing_bytes"]
+    short = f", {format_bytes(missing)} missing" if missing else ""
+    return f"{title} (line {failure['line']}): {what}{short}"
+
+
+def _where(failure: Mapping[str, Any]) -> str | None:
+    """Say in which phase and from which frame memory was asked for; None where neither is known."""
+    frame = failure["frame"] or ""
+    wide = " It makes logits: a tensor as wide as the vocabulary." if failure["logits"] else ""
+    if failure["phase"] and frame:
+        return f"It was in {failure['phase']}, called from {frame}.{wide}"
+    if failure["phase"]:
+        return f"It was in {failure['phase']}.{wide}"
+    return f"It was called from {frame}.{wide}" if frame else None
+
+
+def _sentence(text: str) -> str:
+    """Begin a sentence with a capital, unless it begins with a name in lower case."""
+    return text if text.startswith(_LOWER_NAMES) else text[:1].upper() + text[1:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from memprof.advice.ranking import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
-from memprof.advice.recorded_run import Peak, Run
+from memprof.advice.recorded_run import Peak, Run, run_of
+from memprof.config.settings import Settings
 
 GIB = 2**30
 
@@ -47,6 +49,44 @@ def test_the_next_generation_lies_beside_the_state() -> None:
 @pytest.mark.parametrize("oom", [None, failed("forward"), failed("backward"), failed("generate"), failed(ahead=None)])
 def test_nothing_is_promised_of_what_was_not_seen(oom: dict[str, Any] | None) -> None:
     assert is_enough(saving(weights=4), run(), oom) is None
+
+
+def test_a_later_step_has_seen_a_whole_one() -> None:
+    """Whatever phase of it fails: the state is there, and what each phase holds beside it was seen."""
+    oom = failed("forward", ahead=None)
+    seen = replace(run(), whole_step=True)
+    assert is_enough(saving(optimizer_state=6.1), seen, oom) is True
+    assert is_enough(saving(optimizer_state=5.9), seen, oom) is False
+
+
+def test_a_step_is_whole_that_ran_before_the_one_that_failed() -> None:
+    def phases(*of: tuple[int, str]) -> list[dict[str, Any]]:
+        return [{"step": step, "phase": phase, "peak_bytes": GIB, "categories": {}} for step, phase in of]
+
+    def whole(*of: tuple[int, str]) -> bool:
+        peak = {"phase": "forward", "active_bytes": GIB, "categories": {}, "details": {}, "reserved_bytes": GIB}
+        oom = {"step": 2, "phase": "forward", "stack": []}
+        source = {"config": None}
+        report = {"peak": {**peak, "allocations": []}, "phases": phases(*of), "oom": oom, "own_peaks": {}}
+        return run_of({**report, "source": source}).whole_step
+
+    first = ((1, "generate"), (1, "forward"), (1, "backward"), (1, "optimizer_step"))
+    assert whole(*first, (2, "forward"))
+    assert not whole(*first[:3], (2, "forward"))  # its optimizer step was lost
+    assert not whole(*first[1:], (2, "generate"), (2, "forward"))  # a generation like it was not seen before
+    assert not whole(*((2, phase) for _, phase in first))
+
+
+def test_a_step_whose_state_is_there_still_makes_its_scratch() -> None:
+    """4 GiB of gradients' worth is made by foreach alone; what failed is a part of it."""
+    oom = failed(ahead=None, categories={"optimizer_state": 8 * GIB}, requested_bytes=GIB)
+    foreach, fused = (
+        replace(run(), settings=Settings(model="org/model", optim=optim))
+        for optim in ("adamw_torch", "adamw_torch_fused")
+    )
+    assert is_enough(saving(gradients=4, weights=3.1), fused, oom) is True  # 16 + 1 GiB needed
+    assert is_enough(saving(gradients=4, weights=3.1), foreach, oom) is False
+    assert is_enough(saving(gradients=4, weights=2.1, temporaries=4), foreach, oom) is True
 
 
 def test_of_two_changes_the_larger_saving_of_a_category_counts() -> None:
