@@ -64,7 +64,8 @@ def test_a_step_is_whole_that_ran_before_the_one_that_failed() -> None:
         return [{"step": step, "phase": phase, "peak_bytes": GIB, "categories": {}} for step, phase in of]
 
     def whole(*of: tuple[int, str]) -> bool:
-        peak = {"phase": "forward", "active_bytes": GIB, "categories": {}, "details": {}, "reserved_bytes": GIB}
+        peak: dict[str, Any] = {"phase": "forward", "categories": {}, "details": {}}
+        peak |= dict.fromkeys(("active_bytes", "allocated_bytes", "reserved_bytes"), GIB)
         oom = {"step": 2, "phase": "forward", "stack": []}
         source = {"config": None}
         report = {"peak": {**peak, "allocations": []}, "phases": phases(*of), "oom": oom, "own_peaks": {}}
