@@ -102,8 +102,8 @@ class Headline:
     def of(cls, found: Mapping[str, Any], *, bad: bool = False) -> Headline:
         """Take a JSON's ``headline``."""
         assumed = f"Assumed: {'; '.join(found['assumed'])}." if found["assumed"] else ""
-        parts = (found["verdict"], found["cause"], found["action"], assumed)
-        return cls(*map(plain, parts), bad=bad)
+        verdict, cause, action = (plain(found[name]) for name in ("verdict", "cause", "action"))
+        return cls(verdict, cause, action, plain(assumed), bad)
 
     @property
     def sentences(self) -> str:
