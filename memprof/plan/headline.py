@@ -12,6 +12,8 @@ from memprof.vocabulary import CATEGORY_LABELS, phase_words
 __all__ = ["headline_of_plan"]
 
 _LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
+# What the methods set themselves, where nobody gave it.
+_OWN = {"dtype": "dtype", "lora_r": "adapter", "gradient_checkpointing": "checkpointing", "optim": "optimizer"}
 
 
 def headline_of_plan(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def headline_of_plan(data: Mapping[str, Any]) -> dict[str, Any]:
     share = percent(held[category], sum(held.values()))
     return {
         "verdict": _verdict(data, smallest),
-        "cause": f"The largest part of {smallest['method']}'s peak, in {phase_words(smallest['phase']).lower()}, is "
+        "cause": f"The largest part of its peak, in {phase_words(smallest['phase']).lower()}, is "
         f"{_LABELS[category]}: {amount(held[category])} ({share}).",
         "places": [],
         "action": _action(data),
@@ -61,10 +63,12 @@ def _action(data: Mapping[str, Any]) -> str:
 
 
 def _assumed(data: Mapping[str, Any]) -> list[str]:
-    """Say what nobody gave and every row has alike."""
+    """Say what nobody gave: what every row has alike, and what each method sets itself."""
     first, *others = (row["config"] for row in data["rows"])
     alike = [
         name for name in first.get("assumed") or ()
         if all(name in (more.get("assumed") or ()) and more.get(name) == first.get(name) for more in others)
     ]  # fmt: skip
-    return assumed_words({**first, "assumed": alike})
+    own = [words for name, words in _OWN.items() if any(more.get(name) != first.get(name) for more in others)]
+    chosen = [f"each method's own {', '.join(own)}"] if own and "=" not in data["rows"][0]["method"] else []
+    return [*assumed_words({**first, "assumed": alike}), *chosen]
