@@ -32,7 +32,7 @@ _MIB = 2**20
 _SHARES = (0.9, 0.8, 0.7, 0.5)
 
 _TOKENS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 1}
-#: 21M, 57M and 134M parameters.
+#: 23M, 75M and 140M parameters.
 _SMALL = {
     "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6,
     "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True, **_TOKENS,
