@@ -44,7 +44,7 @@ def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> di
     """Choose what suffices; None where nothing alone does. What lies idle suffices only where that was the trouble."""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if oom.get("fits_defragmented") and not short:
-        gaps = [row for row in rows if row.get("peak") == "device"]
+        gaps = [row for row in rows if row.get("peak") == "device" and row.get("enough") is not False]
         if gaps:
             return min(gaps, key=_toll)
     missing = max(short, int(oom["requested_bytes"] or 0) - int(oom["device_free_bytes"] or 0))
@@ -155,7 +155,13 @@ def with_words(rows: Sequence[dict[str, Any]], report: Mapping[str, Any]) -> lis
         words = "Whether that is enough alone is not known: the step was not seen whole. "
         words += "`memprof advise` simulates the whole step."
     else:
-        other = next((row for row in rows[1:] if row["id"] in first.get("enough_with", ())), None)
-        then = f": also {other['action'][:1].lower()}{other['action'][1:]}" if other else ", nor with any one other"
-        words = f"Not enough alone{then}."
+        words = f"Not enough alone{_beside(first, rows[1:])}."
     return [{**first, "enough_words": words}, *rows[1:]]
+
+
+def _beside(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Say what is enough together with the first change, as far as that was looked at."""
+    if "enough_with" not in first:  # simulations try changes one by one
+        return ""
+    other = next((row for row in others if row["id"] in first["enough_with"]), None)
+    return f": also {other['action'][:1].lower()}{other['action'][1:]}" if other else ", nor with any one other"

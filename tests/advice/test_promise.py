@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memprof.advice.ranking import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
+from memprof.advice.ranking import MARGIN, enough_together, is_enough, ranked, simulated_is_enough, with_words
 from memprof.advice.recorded_run import Peak, Run, run_of
 from memprof.config.settings import Settings
 
@@ -104,6 +104,15 @@ def test_a_limit_and_a_simulation() -> None:
     assert simulated_is_enough({**row, "device_peak_bytes": 11 * GIB}, failed()) is False
 
 
+def test_growing_segments_that_are_not_enough_do_not_come_first() -> None:
+    """The request alone would have fitted in one piece; the simulated step does not."""
+    device = {"id": "expandable", "peak": "device", "saves_bytes": GIB, "toll": 0, "exact": True, "enough": False}
+    enough = {"id": "lora", "peak": "allocated", "saves_bytes": 4 * GIB, "toll": 4, "exact": False, "enough": True}
+    report = {"oom": failed(ahead=None, fits_defragmented=True)}
+    assert ranked([device, enough], report)[0] is enough
+    assert ranked([{**device, "enough": True}, enough], report)[0]["id"] == "expandable"
+
+
 def test_the_first_row_says_what_else_to_do() -> None:
     rows = [
         {"id": "a", "action": "Keep moments in 8 bits", "enough": False, "enough_with": ["b"]},
@@ -113,5 +122,8 @@ def test_the_first_row_says_what_else_to_do() -> None:
     assert with_words(rows, report)[0]["enough_words"] == "Not enough alone: also train an adapter."
     alone = with_words([{**rows[0], "enough": True}], report)[0]["enough_words"]
     assert alone == "That is enough alone: all the run still makes is counted, 10 % kept."
+    unasked = [{**rows[0]}, rows[1]]
+    del unasked[0]["enough_with"]  # a simulation's row: nothing was tried together
+    assert with_words(unasked, report)[0]["enough_words"] == "Not enough alone."
     assert "not known" in with_words([{**rows[0], "enough": None}], report)[0]["enough_words"]
     assert with_words(rows, {"oom": None}) == rows
