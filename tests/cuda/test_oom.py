@@ -137,7 +137,7 @@ def segment(size: int) -> int:
 
 
 # A later step that fails where the state is there; a first optimizer step without room for it.
-PROMISED = [("full, AdamW, no checkpointing", 0.9, 2), ("full, bf16 weights", 0.7, 1)]
+PROMISED = [("full, AdamW, no checkpointing", 0.9, 2), ("full, foreach AdamW, reference", 0.7, 1)]
 
 
 @pytest.fixture(scope="module")
