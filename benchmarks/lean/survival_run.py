@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator.emulated.edge_run import import_untouched, in_processes
+from benchmarks.simulator.emulated.edge_run import import_without_device, in_processes
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -38,7 +38,7 @@ _ROW = {
 
 def main() -> None:
     asked = json.loads(sys.stdin.read())
-    import_untouched((9, 0))
+    import_without_device((9, 0))
     with tempfile.TemporaryDirectory() as folder:
         free = _run(asked, Path(folder), None, [])
         rows = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
-from memprof.oom.engine_share import engine_shares, share_note
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
 from memprof.oom.judge import judge
+from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB, format_bytes
@@ -19,7 +20,32 @@ __all__ = ["SCHEMA", "explain_log"]
 
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
+# Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.
+_APART = 4_000
+# What a rank's own message says, of an event that several have.
+_OF_A_RANK = (
+    "rank", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
+    "missing_bytes",
+)  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
+_CAUSES = {
+    "full": "the device is full",
+    "fragmentation": "fragmentation",
+    "other_processes": "other processes on the device",
+    "unexplained": "memory nobody is named for",
+    "outside_torch": "memory outside torch",
+    "larger_than_device": "one tensor larger than the device",
+    "limit": "a limit set for this process",
+    "refused": "refused although there was room",
+    "driver": "the driver had nothing left",
+    "library": "a library had nothing left",
+    "cpu": "host memory",
+    "host": "host memory",
+    "killed": "killed from outside",
+    "engine": "the inference engine",
+    "unknown": "no numbers to go by",
+}
+_LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
 def explain_log(log: str) -> dict[str, Any]:
@@ -31,10 +57,33 @@ def explain_log(log: str) -> dict[str, Any]:
     shares = engine_shares(log)
     return {
         "schema": SCHEMA,
-        "failures": [_explained(failure) for failure in reading.failures],
+        "failures": _events([_explained(failure) for failure in reading.failures]),
         "engines": shares,
         "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
+
+
+def _events(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join what several ranks say of one event: one entry, the first rank's, with each rank's figures in ``ranks``."""
+    events: list[dict[str, Any]] = []
+    for failure in failures:
+        event = next((e for e in reversed(events) if _same_event(e, failure)), None)
+        if event is None:
+            events.append({**failure, "ranks": []})
+            event = events[-1]
+        if failure["rank"] is not None:
+            event["ranks"].append({name: failure[name] for name in _OF_A_RANK})
+    return [{**event, "headline": _headline(event)} for event in events]
+
+
+def _same_event(event: Mapping[str, Any], failure: Mapping[str, Any]) -> bool:
+    """Say whether another rank failed likewise, in the same place and nearby; a rank fails once in an event."""
+    ranks = event["ranks"]
+    if failure["rank"] is None or not ranks or failure["rank"] in [row["rank"] for row in ranks]:
+        return False
+    places = {event["frame"], failure["frame"]} - {None}
+    alike = all(event[key] == failure[key] for key in ("form", "backend", "cause", "phase", "framework"))
+    return alike and len(places) < 2 and failure["line"] - ranks[-1]["line"] <= _APART
 
 
 def _notes(reading: Reading) -> list[str]:
@@ -152,3 +201,65 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
     if failure.kind in ("cpu", "host", "library", "driver"):
         rows = [(failure.requested, "asked for", "in one piece")]
     return [{"name": name, "bytes": n, "meaning": meaning} for n, name, meaning in rows if n is not None]
+
+
+# -- the headline ------------------------------------------------------------------------------------------------------
+
+
+def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
+    cause = f"Cause: {_CAUSES[failure['cause']]}. {_sentence(failure['because'])}"
+    first = failure["try"][0] if failure["try"] else None
+    return {
+        "verdict": _verdict(failure),
+        "cause": f"{cause} {where}" if (where := _where(failure)) else cause,
+        "places": [],
+        "action": f"Try first: {first['action']}. {first['why']}" if first else "",
+        "assumed": [],
+    }
+
+
+def _verdict(failure: Mapping[str, Any]) -> str:
+    """Say who ran out of memory where in the log, and how much was missing."""
+    who = _who(failure)
+    if failure["kind"] != "device":
+        asked = failure["requested_bytes"]
+        size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
+        program = failure["program"]
+        program = _sentence(program) if program.startswith("the ") else program
+        return f"{who}{program} (line {failure['line']}){size}"
+    where = f"{failure['backend']} {failure['device']}" if failure["device"] is not None else failure["backend"]
+    title = f"{who}{where or failure['kind']}"
+    asked = failure["requested_bytes"]
+    what = f"{format_bytes(asked)} did not fit" if asked is not None else "out of memory"
+    missing = failure["missing_bytes"]
+    short = f", {format_bytes(missing)} missing" if missing else ""
+    return f"{title} (line {failure['line']}): {what}{short}"
+
+
+def _who(failure: Mapping[str, Any]) -> str:
+    """Name the rank whose figures these are, and the others of the event."""
+    if failure["rank"] is None:
+        return ""
+    others = [str(row["rank"]) for row in failure["ranks"][1:]]
+    if not others:
+        return f"rank {failure['rank']}, "
+    more = f" and {len(others) - _MOST_RANKS_NAMED} more" if len(others) > _MOST_RANKS_NAMED else ""
+    likewise = f"rank{'s' if len(others) > 1 else ''} {', '.join(others[:_MOST_RANKS_NAMED])}{more}"
+    return f"rank {failure['rank']} (likewise {likewise}), "
+
+
+def _where(failure: Mapping[str, Any]) -> str | None:
+    """Say in which phase and from which frame memory was asked for; None where neither is known."""
+    frame = failure["frame"] or ""
+    wide = " It makes logits: a tensor as wide as the vocabulary." if failure["logits"] else ""
+    if failure["phase"] and frame:
+        return f"It was in {failure['phase']}, called from {frame}.{wide}"
+    if failure["phase"]:
+        return f"It was in {failure['phase']}.{wide}"
+    return f"It was called from {frame}.{wide}" if frame else None
+
+
+def _sentence(text: str) -> str:
+    """Begin a sentence with a capital, unless it begins with a name in lower case."""
+    return text if text.startswith(_LOWER_NAMES) else text[:1].upper() + text[1:]

@@ -53,6 +53,7 @@ from memprof.reports.document.timeline import timeline_of
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
+from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
@@ -150,21 +151,15 @@ def build_document(
         recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
-        room=room_of(report),
+        room=None if report.get("fit") else room_of(report),  # a verdict says it
     )
 
 
 def _headline(report: Mapping[str, Any]) -> Headline:
     """Take the report's headline; a report that was written before reports had one gets it here."""
-    found = report.get("headline") or headline_of(report)
     fit = report.get("fit")
-    return Headline(
-        verdict=plain(found["verdict"]),
-        cause=plain(found["cause"]),
-        action=plain(found["action"]),
-        assumed=plain(f"Assumed: {'; '.join(found['assumed'])}.") if found["assumed"] else "",
-        bad=bool(report.get("oom") or (fit and not fit["fits"])),
-    )
+    bad = bool(report.get("oom") or (fit and not fit["fits"]))
+    return Headline.of(report.get("headline") or headline_of(report), bad=bad)
 
 
 def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -363,6 +358,10 @@ def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     facts = [Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int)]
     offloaded = (host or {}).get("offloaded") or {}
     facts += [Fact(f"Offloaded: {category_label(c).lower()}", size(n), "", n) for c, n in offloaded.items()]
+    if growth := (host or {}).get("growth"):
+        facts.append(Fact(f"Grown in {growth['steps']} steps", size(growth["bytes"]), plain(growth["sentence"])))
+        parts = growth["parts"].items()
+        facts += [Fact(f"of it {plain(HOST_PARTS.get(f'host_{c}', c))}", size(n), "", n) for c, n in parts]
     return tuple(facts)
 
 
