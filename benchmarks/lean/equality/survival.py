@@ -54,7 +54,7 @@ def main(only: tuple[str, ...], steps: int, shows: bool) -> None:
     for name in () if shows else only or CASES:
         question = {"settings": {}, "steps": steps, "shortages": SHORTAGES, **CASES[name]}
         found = ask(
-            "benchmarks.lean.survival_run", question, "24GiB", most=None, devices=question.get("ranks", 1)
+            "benchmarks.lean.equality.survival_run", question, "24GiB", most=None, devices=question.get("ranks", 1)
         )
         _keep(name, {"steps": steps, **found})
         click.echo(f"{name}: {', '.join(_told(run) for run in found['runs'])}")
