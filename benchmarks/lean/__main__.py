@@ -18,7 +18,7 @@ main = group_of(
         "speed": ("speed", "Time forward and backward of one micro-batch; trace its peak."),
         "generation": ("generation", "Time generation in a rolling batch, in passes and all together."),
         "families": ("equality.families", "Compare a step with TRL's over every causal family."),
-        "survival": ("equality.survival", "Take memory away from runs on the emulated device; compare what they trained."),
+        "survival": ("equality.survival", "Take memory away on the emulated device; compare what was trained."),
         "fused-loss": ("fused_loss", "Compare fused log-probabilities with TRL's, Liger's and plain logits."),
         "tables": ("tables", "Print the tables of the results that are kept."),
     },

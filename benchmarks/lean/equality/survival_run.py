@@ -2,7 +2,7 @@
 
     echo '{"settings": {...}, "steps": 30, "shortages": [2, 5]}' | python -m benchmarks.lean.equality.survival_run
 
-A child process of :mod:`benchmarks.lean.equality.survival`. Every run is a process of its own, two of them for two ranks. The
+A child process of :mod:`benchmarks.lean.equality.survival`. Every run is a process of its own, two for two ranks. The
 first run has room for all; in the others the allocator's limit is lowered for a while, from the beginning and at random
 operators, and what was logged and the parameters are compared with the first's. The answer is the last line.
 """
