@@ -36,7 +36,7 @@ _KEYS = {"time_us": _HAS_TIME, "user_metadata": _HAS_METADATA, "compile_context"
 def scan_file(path: Path) -> tuple[dict[str, Any], Rows] | None:
     """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it."""
     try:
-        status = os.stat(path)
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             return None
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
 from memprof.cli.help import grouped
-from memprof.cli.options import executor_option
+from memprof.cli.options import RECORDING, executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
@@ -58,7 +58,7 @@ __all__ = ["command"]
 )
 @click.option(
     "--like",
-    type=click.Path(path_type=Path),
+    type=RECORDING,
     metavar="RUN",
     help="Start from a recorded run's configuration: a snapshot, the callback's folder or a report's JSON.",
 )
