@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memprof.advice.combine import combine, combine_estimates
 from memprof.advice.recorded_run import run_of
 from memprof.config.from_recording import Likeness, place_model, ran_on, settings_like
 from memprof.errors import InputError, UsageError
@@ -14,7 +15,7 @@ from memprof.errors import InputError, UsageError
 if TYPE_CHECKING:
     from memprof.config.settings import Settings
 
-__all__ = ["simulated_parts"]
+__all__ = ["estimated_parts", "simulated_parts"]
 
 # Beyond what the list of changes may take, looking for a set may take this many times as long.
 _SET_TAKES = 3
@@ -32,7 +33,7 @@ def simulated_parts(
 ) -> dict[str, Any]:
     """Return what simulating puts into a report: ``advice``, ``unchanged``, ``notes`` and, for a GPU, ``combination``.
 
-    Where the run cannot be simulated there is only a note that says why, unless a GPU was asked about.
+    Where the run cannot be simulated a note says why, and what a GPU asked for is estimated.
 
     Args:
         report: ``memprof.report/1``.
@@ -40,17 +41,22 @@ def simulated_parts(
         gpu: name or size of a card that the run is to fit.
         seconds: when to stop starting simulations.
         workers, use_cache, progress: see :class:`memprof.plan.subprocess_runner.Runner`.
-
-    Raises:
-        InputError, UsageError: a GPU was asked about, and the run cannot be simulated.
     """
     try:
         likeness = settings_like(report["source"])
         return _parts(report, likeness, place_model(likeness, models), gpu, seconds, workers, use_cache, progress)
     except (InputError, UsageError) as error:
-        if gpu is not None:
-            raise
-        return {"notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
+        return estimated_parts(report, gpu, str(error))
+
+
+def estimated_parts(report: Mapping[str, Any], gpu: str | None, why: str = "") -> dict[str, Any]:
+    """Return what estimates put into a report: a note of ``why`` nothing is simulated, ``combination`` for a GPU."""
+    parts: dict[str, Any] = {"notes": list(report["notes"])}
+    if why:
+        parts["notes"].insert(0, f"{why.rstrip('.')}; savings are estimates.")
+    if gpu is not None:
+        parts["combination"] = combine_estimates(report, gpu).to_dict()
+    return parts
 
 
 def _parts(
@@ -63,7 +69,6 @@ def _parts(
     use_cache: bool,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, Any]:
-    from memprof.advice.combine import combine
     from memprof.advice.evaluate import evaluate_advice
     from memprof.plan.subprocess_runner import runner
 

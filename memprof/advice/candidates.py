@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from memprof.advice import effects
 from memprof.advice.candidate import Candidate, Toll
-from memprof.advice.foreign import RANK, an_adapter, candidates_by_category
+from memprof.advice.foreign import RANK, an_adapter, candidates_by_category, is_open
 from memprof.advice.recorded_run import Effect, Peak, Run
 from memprof.config.optimizers import optimizer
 from memprof.config.settings import Settings
@@ -510,7 +510,7 @@ _SUPERVISED = (
 def fragmentation_candidates(run: Run) -> Iterator[Candidate]:
     """List changes to the allocator, where memory lies idle between blocks in use: about the device's peak."""
     sleeps = run.settings is not None and run.settings.generation == "vllm" and run.settings.vllm_enable_sleep_mode
-    if run.idle_bytes <= 0 or sleeps or "expandable_segments:true" in run.alloc_conf.lower():
+    if run.idle_bytes <= 0 or sleeps or not is_open("expandable_segments", run):
         return
     yield Candidate(
         id="expandable_segments",

@@ -1,4 +1,7 @@
-"""Find changes that together make a run fit a GPU: guided by estimates, confirmed by simulation, none spare."""
+"""Find changes that together make a run fit a GPU: guided by estimates, confirmed by simulation, none spare.
+
+A run that cannot be simulated is answered by estimates alone, and the answer says so.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from memprof.advice.candidate import Candidate
 from memprof.advice.estimate import Estimate, estimate
 from memprof.advice.evaluate import run_of_row
-from memprof.advice.recorded_run import Run
+from memprof.advice.ranking import MARGIN
+from memprof.advice.recorded_run import Peak, Run, bounded, run_of
 from memprof.config.fits import fits, margin_of
+from memprof.config.gpus import find_gpu
 from memprof.config.settings import Settings
 from memprof.errors import UsageError
 
 if TYPE_CHECKING:
     from memprof.plan.subprocess_runner import Runner
 
-__all__ = ["Combination", "combine"]
+__all__ = ["Combination", "combine", "combine_estimates"]
 
 _ROUNDS = 10
 # Of the changes that save at least this share of what the best one saves, the one that asks for least is taken.
@@ -32,7 +37,8 @@ class Combination:
     """Changes in the order they were taken, and what simulating them all together came to.
 
     ``before_bytes`` and ``after_bytes`` are reserved plus what is outside torch. ``shift_bytes`` was added to each
-    simulated figure: what the recorded run held beyond its own simulation.
+    simulated figure: what the recorded run held beyond its own simulation. Without ``settings`` the figures are
+    estimates from recorded sizes; ``unseen`` then says what the recording lacks.
     """
 
     gpu: str
@@ -44,7 +50,8 @@ class Combination:
     margin: float
     phase: str
     changes: tuple[Candidate, ...]
-    settings: Settings
+    settings: Settings | None
+    unseen: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as it stands in the report's ``combination``."""
@@ -61,7 +68,8 @@ class Combination:
                 {"id": c.id, "action": c.action, "setting": c.setting, "costs": c.costs, "exact": c.exact}
                 for c in self.changes
             ],
-            "settings": self.settings.to_dict(),
+            "settings": self.settings.to_dict() if self.settings else {},
+            "basis": "simulated" if self.settings else "estimated",
             "sentence": self.sentence(),
         }
 
@@ -71,14 +79,15 @@ class Combination:
 
         before, after, total = (format_gib(n) for n in (self.before_bytes, self.after_bytes, self.total_bytes))
         what = f"{after} GiB of {total} GiB on {self.gpu}"
+        how = "simulated together" if self.settings else f"estimated with {self.margin:.0%} kept, not simulated"
+        more = f" {self.unseen}" if self.unseen else ""
         if not self.fits:
-            return (
-                f"Nothing found that fits: the run needs {before} GiB; with the changes that save most it needs {what}."
-            )
+            found = f"the run needs {before} GiB; with the changes that save most it needs {what}"
+            return f"Nothing found that fits: {found}{'' if self.settings else f' ({how})'}.{more}"
         if not self.changes:
-            return f"It fits as it is: {what}."
+            return f"It fits as it is: {what}{'' if self.settings else f' ({how})'}.{more}"
         many = f"{len(self.changes)} changes make" if len(self.changes) > 1 else "One change makes"
-        return f"{many} it fit: {what} instead of {before} GiB, simulated together."
+        return f"{many} it fit: {what} instead of {before} GiB, {how}.{more}"
 
 
 @dataclass(frozen=True)
@@ -92,8 +101,6 @@ class _State:
 
 class _Search:
     def __init__(self, machine: Runner, gpu: str, like: Run, shift: int, more_time: Callable[[], bool]) -> None:
-        from memprof.config.gpus import find_gpu
-
         self._machine, self._like, self._more_time = machine, like, more_time
         self.card, self.shift = find_gpu(gpu), shift
         self._spent: set[str] = set()
@@ -211,6 +218,52 @@ def combine(
         changes=changes,
         settings=state.settings,
     )
+
+
+def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
+    """Add estimated changes until the recorded run fits a card with a margin, for a run that cannot be simulated.
+
+    Gaps between blocks and what is outside torch are taken to stay as they were recorded.
+    """
+    card, run = find_gpu(gpu), run_of(report)
+    outside = report["device_peak"]["non_torch_bytes"]
+    outside = card.context_bytes if outside is None else int(outside)
+    reserved = max(int(report[place]["reserved_bytes"] or 0) for place in ("peak", "device_peak"))
+    beyond = max(0, reserved - int(report["peak"]["active_bytes"])) + outside
+    before, changes = run.peak.bytes + beyond, list[Candidate]()
+    while not fits(run.peak.bytes + beyond, card.total_bytes, MARGIN):
+        taken = {change.id for change in changes}
+        open_ = [e for e in estimate(run) if e.saves and e.candidate.id not in taken and not e.candidate.device]
+        best = max((int(e.saves or 0) for e in open_), default=0)
+        if best <= _LITTLE * card.total_bytes:
+            break
+        choice = min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
+        run, changes = _lowered(run, choice), [*changes, choice]
+    after = run.peak.bytes + beyond
+    ended = any(phase["phase"] == "optimizer_step" for phase in report["phases"])
+    return Combination(
+        gpu=card.name,
+        total_bytes=card.total_bytes,
+        fits=fits(after, card.total_bytes, MARGIN),
+        before_bytes=before,
+        after_bytes=after,
+        shift_bytes=0,
+        margin=MARGIN,
+        phase=run.peak.phase,
+        changes=tuple(changes),
+        settings=None,
+        unseen="" if ended else "The recording has no optimizer step, which may need more.",
+    )
+
+
+def _lowered(run: Run, change: Candidate) -> Run:
+    """Return the run with a change's estimate taken from every phase's peak."""
+    peaks = []
+    for peak in run.peaks:
+        saved = bounded(peak, change.effect(run, peak)) if change.effect else {}
+        left = {name: n - saved.get(name, 0) for name, n in peak.categories.items()}
+        peaks.append(Peak(peak.phase, peak.bytes - sum(saved.values()), left))
+    return replace(run, peaks=tuple(peaks))
 
 
 def _asks(found: Estimate) -> tuple[int, int]:

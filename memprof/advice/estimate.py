@@ -116,7 +116,8 @@ def entry(found: Estimate, run: Run) -> dict[str, Any]:
         "peak": "device" if candidate.device else "allocated",
     }
     if not candidate.device:
-        data["peak_after_bytes"] = run.peak.bytes - saves
+        # Counted from the allocated peak, which is the figure beside it.
+        data["peak_after_bytes"] = max(0, run.peak.bytes - run.pending_bytes - saves)
         if found.left.phase != run.peak.phase:
             data["moves_to"] = found.left.phase
     return data

@@ -47,12 +47,12 @@ class Run:
     """What is known of a run.
 
     ``settings`` and ``shape`` are None where the file does not say how it was configured. ``peaks`` holds the highest
-    peak of every phase; ``own_peaks`` each category's highest bytes at any time; ``idle_bytes`` are reserved and not
-    active at the allocated peak. ``made`` has for each category the lines that made most of it, largest first;
-    ``names`` are the settings in the words of the framework whose frames were seen; ``engine`` tells
-    that vLLM or SGLang is in the process. ``lasting`` has for a category the share of its largest blocks that the
-    recording does not see freed; ``failed`` tells that memory ran out. ``over_batches``: a layer normalises over the
-    batch, so that results hang on its size.
+    peak of every phase; of the highest, ``pending_bytes`` are freed and wait for a stream. ``own_peaks`` is each
+    category's highest at any time; ``idle_bytes`` are reserved and not active at the allocated peak. ``made`` has for
+    each category the lines that made most of it, largest first; ``names`` are the settings in the words of the
+    framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
+    category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
+    out. ``over_batches``: a layer normalises over the batch, so that results hang on its size.
     """
 
     peaks: tuple[Peak, ...]
@@ -61,6 +61,7 @@ class Run:
     own_peaks: Mapping[str, int] = field(default_factory=dict)
     details: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     idle_bytes: int = 0
+    pending_bytes: int = 0
     alloc_conf: str = ""
     made: Mapping[str, tuple[Made, ...]] = field(default_factory=dict)
     names: Names = PLAIN
@@ -108,6 +109,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
     whole = _with_what_is_ahead(Peak(peak["phase"] or "other", peak["active_bytes"], peak["categories"]), report)
     run = Run(
         peaks=highest([*rows, whole]),
+        pending_bytes=max(0, peak["active_bytes"] - peak["allocated_bytes"]),
         own_peaks=report["own_peaks"],
         details=peak["details"],
         idle_bytes=_idle(report),

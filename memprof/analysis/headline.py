@@ -228,7 +228,7 @@ def _of_whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if after is None or entry["basis"] != "estimated" or not (report.get("oom") or {}).get("ahead"):
         return ""
     whole = int(entry["saves_bytes"] + after)
-    return f" of the {gib(whole)} GiB that the step needs in all" if whole > report["peak"]["active_bytes"] else ""
+    return f" of the {gib(whole)} GiB that the step needs in all" if whole > report["peak"]["allocated_bytes"] else ""
 
 
 def _to_spare(report: Mapping[str, Any]) -> str:

@@ -22,11 +22,17 @@ def check_card(gpu: str | None) -> None:
         find_gpu(gpu)
 
 
-def estimated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report with its advice estimated from recorded sizes, whatever advice it had."""
-    from memprof.advice import estimated_advice
+def estimated(report: Mapping[str, Any], gpu: str | None = None, why: str = "") -> dict[str, Any]:
+    """Return the report with its advice estimated from recorded sizes, whatever advice it had.
 
-    return with_headline({**report, "advice": estimated_advice(report)})
+    Args:
+        gpu: the card that the run is to fit, by estimates.
+        why: why nothing is simulated, for the report's notes.
+    """
+    from memprof.advice import estimated_advice
+    from memprof.advice.advise import estimated_parts
+
+    return with_headline({**report, "advice": estimated_advice(report), **estimated_parts(report, gpu, why)})
 
 
 def simulated(
@@ -36,11 +42,7 @@ def simulated(
     workers: int | None = None,
     use_cache: bool = True,
 ) -> dict[str, Any]:
-    """Return the report with its advice simulated, as far as ``seconds`` go; a note says why where that cannot be.
-
-    Raises:
-        InputError, UsageError: ``gpu`` was asked about, and the run cannot be simulated.
-    """
+    """Return the report with its advice simulated, as far as ``seconds`` go; a note says why where that cannot be."""
     from memprof.advice.advise import simulated_parts
     from memprof.cli.progress import progress
     from memprof.plan.cache import cache_folder

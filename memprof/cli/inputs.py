@@ -16,7 +16,7 @@ from memprof.errors import InputError
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GivenRun", "analysed", "known_report", "read_report", "read_run"]
+__all__ = ["GivenRun", "analysed", "file_of_run", "known_report", "read_report", "read_run"]
 
 _REPORT = "memprof.report/1"
 
@@ -53,8 +53,7 @@ def read_run(path: Path, device: int | None = None) -> GivenRun:
         InputError: there is none, or it cannot be used.
         UsageError: the snapshot holds nothing of ``device``.
     """
-    if path.is_dir():
-        path = _highest_of(path)
+    path = file_of_run(path)
     report = known_report(path)
     if report is not None:
         return GivenRun(path, report, None)
@@ -93,8 +92,16 @@ def read_report(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _highest_of(folder: Path) -> Path:
-    """Choose by the reports beside the snapshots; without any, take the newest snapshot."""
+def file_of_run(folder: Path) -> Path:
+    """Return a folder's recording with the highest peak, by the reports beside the snapshots; a file is itself.
+
+    Without reports the newest snapshot is taken.
+
+    Raises:
+        InputError: the folder has neither.
+    """
+    if not folder.is_dir():
+        return folder
     from memprof.analysis.ranks.run_folders import places_of_run
     from memprof.analysis.report_files import read_memprof_json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from memprof.oom.failure import Failure, Frame
 from memprof.oom.frameworks import PLAIN, Names
 from memprof.units import GIB
 
-__all__ = ["scope_of"]
+__all__ = ["scope_of", "scope_of_recording"]
 
 # As torch comes; a message does not say what was set.
 _ALLOCATOR = AllocatorSettings()
@@ -77,7 +77,37 @@ def scope_of(failure: Failure, parts: Parts, phase: str | None, logits: bool, na
         values = {k: v for k, v in values.items() if not k.startswith("setting_") or k in own}
     if failure.kind != "device":
         values.update({name: failure.facts[name] for name in ("total", "free") if name in failure.facts})
-    return Scope(values, _functions(failure, surroundings, values))
+    return Scope(values, _functions(failure.frames, failure.text, surroundings, values))
+
+
+def scope_of_recording(names: Names, phase: str, training: bool, alloc_conf: str = "", **more: Any) -> Scope:
+    """Return what a recording tells a change; a setting that the framework has no word for is unknown.
+
+    Args:
+        names: the framework whose files the stacks show. An engine's settings say nothing of a training beside it.
+        phase: the phase of the peak.
+        training: gradients were seen.
+        alloc_conf: the allocator's settings.
+        more: what the change's own words ask for, such as ``held``, the bytes that it is about.
+    """
+    words = dict(names.words) if names.framework else dict(PLAIN.words)
+    if names.kind == "serving":  # its word for checkpointing is about graphs
+        words = {**words, **PLAIN.words} if training else {k: v for k, v in words.items() if k != "checkpointing"}
+    values = {
+        **{f"setting_{word}": text for word, text in words.items()},
+        "backend": "CUDA",
+        "framework": names.framework or None,
+        "phase": phase,
+        "training": training,
+        "serving": names.kind == "serving" and not training,
+        "images": names.kind == "images",
+        "loading": phase == "load",
+        "sleeping_engine": names.sleeps,
+        "torch": None,
+        "torch_most": None,
+        **more,
+    }
+    return Scope(values, _functions((), "", alloc_conf, values))
 
 
 def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
@@ -126,7 +156,7 @@ def _flags(failure: Failure, parts: Parts, phase: str | None, names: Names, surr
         "unified": round_card or _UNIFIED.search(text) is not None,
         "tpu": "hbm" in failure.text.lower() or re.search(r"\bTPU\b", text) is not None,
         "shares_device": re.search(r"\b(?:import torch|torch\.|pytorch|tensorflow as tf)", text, re.I) is not None,
-        "sleeping_engine": names.framework in ("verl", "slime") or _SLEEPING.search(surroundings) is not None,
+        "sleeping_engine": names.sleeps or _SLEEPING.search(surroundings) is not None,
         "expandable_on": re.search(r"expandable_segments\W{0,4}true", surroundings, re.I) is not None,
         "micro_batch_is_one": _ONE.search(surroundings) is not None,
         "torch": _version(text),
@@ -153,9 +183,11 @@ def _place(frame: Frame) -> str:
     return f"{frame.path}:{frame.function}"
 
 
-def _functions(failure: Failure, surroundings: str, values: dict[str, Any]) -> dict[str, Callable[..., Any]]:
-    places = [_place(frame) for frame in failure.frames]
-    code = failure.frames[-1].code if failure.frames else ""
+def _functions(
+    frames: Sequence[Frame], message: str, surroundings: str, values: dict[str, Any]
+) -> dict[str, Callable[..., Any]]:
+    places = [_place(frame) for frame in frames]
+    code = frames[-1].code if frames else ""
 
     def found(pattern: str, where: str) -> bool:
         return re.search(pattern, where) is not None
@@ -165,7 +197,7 @@ def _functions(failure: Failure, surroundings: str, values: dict[str, Any]) -> d
         return known is not None and known < major * 100 + minor
 
     def text(pattern: str) -> str | None:
-        match = re.search(pattern, f"{surroundings}\n{failure.text}")
+        match = re.search(pattern, f"{surroundings}\n{message}")
         return match[1] if match else None
 
     def number(pattern: str) -> float | None:
@@ -189,7 +221,7 @@ def _functions(failure: Failure, surroundings: str, values: dict[str, Any]) -> d
         "inner": lambda pattern: found(pattern, "\n".join(p.rpartition("/")[2] for p in places[-_INNER:])),
         "code": lambda pattern: found(pattern, code),
         "code_line": lambda pattern: code.strip()[:90] if code and found(pattern, code) else None,
-        "log": lambda pattern: found(pattern, f"{surroundings}\n{failure.text}"),
+        "log": lambda pattern: found(pattern, f"{surroundings}\n{message}"),
         "set_in_log": lambda pattern: found(f"(?i){pattern}", surroundings),
         "torch_before": torch_before,
         "text": text,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
-from memprof.oom.engine_share import engine_shares, share_note
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
 from memprof.oom.judge import judge
+from memprof.oom.reading.engine_share import engine_shares, share_note
 from memprof.oom.reading.find import Reading, read_log
 from memprof.oom.stack import makes_logits, own_frame, phase_of
 from memprof.units import GIB, format_bytes
@@ -19,6 +20,13 @@ __all__ = ["SCHEMA", "explain_log"]
 
 SCHEMA = "memprof.oom/1"
 _MOST_RANKS_NAMED = 16
+# Lines between the messages of two ranks of one event: tracebacks of a node's ranks stand between them.
+_APART = 4_000
+# What a rank's own message says, of an event that several have.
+_OF_A_RANK = (
+    "rank", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
+    "missing_bytes",
+)  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
 
 
@@ -31,10 +39,33 @@ def explain_log(log: str) -> dict[str, Any]:
     shares = engine_shares(log)
     return {
         "schema": SCHEMA,
-        "failures": [_explained(failure) for failure in reading.failures],
+        "failures": _events([_explained(failure) for failure in reading.failures]),
         "engines": shares,
         "notes": [*_notes(reading), *(share_note(share) for share in shares if reading.failures), *reading.notes],
     }
+
+
+def _events(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join what several ranks say of one event: one entry, the first rank's, with each rank's figures in ``ranks``."""
+    events: list[dict[str, Any]] = []
+    for failure in failures:
+        event = next((e for e in reversed(events) if _same_event(e, failure)), None)
+        if event is None:
+            events.append({**failure, "ranks": []})
+            event = events[-1]
+        if failure["rank"] is not None:
+            event["ranks"].append({name: failure[name] for name in _OF_A_RANK})
+    return events
+
+
+def _same_event(event: Mapping[str, Any], failure: Mapping[str, Any]) -> bool:
+    """Say whether another rank failed likewise, in the same place and nearby; a rank fails once in an event."""
+    ranks = event["ranks"]
+    if failure["rank"] is None or not ranks or failure["rank"] in [row["rank"] for row in ranks]:
+        return False
+    places = {event["frame"], failure["frame"]} - {None}
+    alike = all(event[key] == failure[key] for key in ("form", "backend", "cause", "phase", "framework"))
+    return alike and len(places) < 2 and failure["line"] - ranks[-1]["line"] <= _APART
 
 
 def _notes(reading: Reading) -> list[str]:

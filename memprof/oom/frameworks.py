@@ -21,6 +21,7 @@ class Names:
         kind: ``training``, ``serving`` or ``images``.
         tasks: phases by the name of a Ray task.
         words: the settings by the names that ``frameworks.toml`` explains.
+        sleeps: its engine maps and unmaps its memory while the policy trains.
     """
 
     framework: str
@@ -30,6 +31,7 @@ class Names:
     programs: tuple[str, ...] = ()
     example: str = ""
     tasks: dict[str, str] = field(default_factory=dict)
+    sleeps: bool = False
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("_"):
@@ -46,6 +48,7 @@ def _names(entry: dict[str, Any]) -> Names:
         tuple(entry.get("programs", ())),
         entry.get("example", ""),
         entry.get("tasks", {}),
+        entry.get("sleeps", False),
     )
 
 

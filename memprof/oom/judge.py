@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from memprof.oom.expressions import Scope, evaluate
 from memprof.oom.failure import Failure
 from memprof.oom.messages import answer_of
-from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.remedies import possible, remedies
+from memprof.oom.tables import table
 from memprof.oom.wording import choose
 
 __all__ = ["Remedy", "Verdict", "judge"]
@@ -53,7 +53,7 @@ def judge(failure: Failure, scope: Scope) -> tuple[Verdict, list[Remedy]]:
         proposals += _of_work(rule["work"], inner)
     tried = _ranked(proposals)
     if failure.kind == "device" and not _NO_RECORDING & {verdict.reason, *(entry["id"] for entry in around)}:
-        tried.append((_remedies()["snapshot"]["do"], _remedies()["snapshot"]["why"]))
+        tried.append((remedies()["snapshot"]["do"], remedies()["snapshot"]["why"]))
     return verdict, _for_backend(failure.backend, list(dict(tried).items()))
 
 
@@ -113,18 +113,9 @@ def _sentences(said: Sequence[str]) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------ remedies
 
 
-@cache
-def _remedies() -> dict[str, dict[str, Any]]:
-    """Return every remedy by its id, each with the conditions of its own table."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in ("remedies", *MESSAGE_FILES):
-        found.update(table(name).get("remedy", {}))
-    return found
-
-
 def _proposed(source: Mapping[str, Any], certainty: float, scope: Scope) -> Iterator[_Proposal]:
     for place, item in enumerate(source.get("try", ())):
-        entry = _remedies()[item] if isinstance(item, str) else {"do": item[0], "why": item[1]}
+        entry = remedies()[item] if isinstance(item, str) else {"do": item[0], "why": item[1]}
         yield _Proposal(entry, certainty, place, scope.within(entry.get("let", {})))
 
 
@@ -156,11 +147,7 @@ def _ranked(proposals: Sequence[_Proposal]) -> list[Remedy]:
 def _score(proposal: _Proposal) -> float | None:
     """Return a remedy's rank, None where it is impossible, done already or of no use."""
     entry, scope = proposal.entry, proposal.scope
-    if not evaluate(entry.get("when", "True"), scope):
-        return None
-    if evaluate(entry.get("impossible", "False"), scope) or evaluate(entry.get("useless", "False"), scope):
-        return None
-    if "already" in entry and scope.functions["set_in_log"](entry["already"]):
+    if not possible(entry, scope):
         return None
     helps = entry.get("help", _HELP)
     helps = float(evaluate(helps, scope) if isinstance(helps, str) else helps)

@@ -40,7 +40,7 @@ def _whole_step(entry: Mapping[str, Any], report: Mapping[str, Any]) -> int | No
     if after is None or entry["basis"] != "estimated" or not (report.get("oom") or {}).get("ahead"):
         return None
     whole = int(entry["saves_bytes"] + after)
-    return whole if whole > report["peak"]["active_bytes"] else None
+    return whole if whole > report["peak"]["allocated_bytes"] else None
 
 
 def _limit(entry: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ def cause_words(failure: Mapping[str, Any]) -> str:
 
 def title_of(failure: Mapping[str, Any]) -> str:
     """Say who ran out of memory where in the log, and how much was missing."""
-    who = f"rank {failure['rank']}, " if failure["rank"] is not None else ""
+    who = _who(failure)
     if failure["kind"] != "device":
         asked = failure["requested_bytes"]
         size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
@@ -51,6 +51,18 @@ def title_of(failure: Mapping[str, Any]) -> str:
     missing = failure["missing_bytes"]
     short = f", {format_bytes(missing)} missing" if missing else ""
     return f"{title} (line {failure['line']}): {what}{short}"
+
+
+def _who(failure: Mapping[str, Any]) -> str:
+    """Name the rank whose figures these are, and the others of the event."""
+    if failure["rank"] is None:
+        return ""
+    others = [str(row["rank"]) for row in failure["ranks"][1:]]
+    if not others:
+        return f"rank {failure['rank']}, "
+    more = f" and {len(others) - _MOST_LISTED} more" if len(others) > _MOST_LISTED else ""
+    likewise = f"rank{'s' if len(others) > 1 else ''} {', '.join(others[:_MOST_LISTED])}{more}"
+    return f"rank {failure['rank']} (likewise {likewise}), "
 
 
 def where_of(failure: Mapping[str, Any]) -> str | None:

@@ -65,8 +65,6 @@ def test_mistakes_are_one_sentence(known: Path, tmp_path: Path) -> None:
         (["advise", str(tmp_path / "empty")], 3, "no snapshot"),
         (["advise", str(tmp_path / "else.json")], 3, "is no report"),
         (["advise", str(known), "--gpu", "huge"], 2, "give a size such as 24GB"),
-        (["advise", str(known), "--gpu", "24GB", "--estimate"], 2, "drop one of them"),
-        (["advise", str(stranger), "--gpu", "24GB"], 3, "nothing is known of this run's configuration"),
         (["simulate", "--set", "beta=0"], 2, "say which one with --like"),
         (["simulate", "--like", str(known), "--set", "completion_lenght=3"], 2, "near it: completion_length"),
         (["simulate", "--like", str(stranger)], 3, "cannot be simulated"),
@@ -83,6 +81,28 @@ def test_what_cannot_be_simulated_is_estimated_and_said_so(tmp_path: Path) -> No
     done = _invoke("advise", str(stranger))
     assert done.exit_code == 0
     assert "savings are estimates" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(("gpu", "code"), [("160GiB", 0), ("42GiB", 0), ("10GiB", 4)])
+def test_a_card_for_a_run_that_cannot_be_simulated_is_answered_by_estimates(
+    tmp_path: Path, gpu: str, code: int
+) -> None:
+    """64 GiB are held, 7 GiB of gaps lie between; each set is checked by adding up."""
+    stranger = tmp_path / "stranger.json"
+    held = {"weights": 6 * GIB, "gradients": 6 * GIB, "optimizer_state": 12 * GIB, "activations": 40 * GIB}
+    data = report({"backward": held, "optimizer_step": {"weights": GIB}}, None, kind="cuda", reserved_bytes=71 * GIB)
+    data["device_peak"] |= {"reserved_bytes": 71 * GIB, "non_torch_bytes": GIB}
+    stranger.write_text(json.dumps(data))
+    done = _invoke("advise", str(stranger), "--gpu", gpu, "--json", "-")
+    assert done.exit_code == code, done.output
+    answer = json.loads(done.stdout)
+    validate(answer)
+    together = answer["combination"]
+    assert together["basis"] == "estimated"
+    assert "not simulated" in together["sentence"]
+    assert together["before_bytes"] == 72 * GIB
+    assert together["fits"] == (together["after_bytes"] * 1.1 <= together["total_bytes"]) == (code == 0)
+    assert bool(together["changes"]) == (gpu != "160GiB")
 
 
 def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:

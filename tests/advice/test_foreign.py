@@ -12,6 +12,7 @@ from memprof.advice.ranking import ranked
 from memprof.advice.recorded_run import run_of
 from memprof.analysis.headline import headline_of
 from memprof.config.settings import Settings
+from memprof.oom.frameworks import PLAIN, frameworks
 from tests.advice.reports import GIB, report
 
 VLLM = "/x/site-packages/vllm/v1/worker/gpu_model_runner.py:4000 _allocate_kv_cache_tensors"
@@ -37,7 +38,7 @@ def test_an_engines_pool_that_is_most_of_the_peak_is_addressed_first() -> None:
     first = estimated_advice(foreign({"forward": held}, made("kv_cache", 17 * GIB, VLLM)))[0]
     assert first["id"] in ("engine_share", "engine_sleep")
     ids = {e["id"]: e for e in estimated_advice(foreign({"generate": held}, made("kv_cache", 17 * GIB, VLLM)))}
-    assert ids["engine_share"]["saves_bytes"] == 17 * GIB // 3
+    assert ids["engine_share"]["saves_bytes"] == round(17 * GIB / 3)
     assert ids["engine_share"]["setting"] == (
         "lower gpu_memory_utilization; or lower max_model_len, so that a smaller pool is enough"
     )
@@ -48,6 +49,59 @@ def test_settings_are_in_the_words_of_the_framework_that_ran() -> None:
     held = {"kv_cache": 9 * GIB, "weights": GIB}
     found = estimated_advice(foreign({"generate": held}, made("kv_cache", 9 * GIB, VLLM, VERL)))[0]
     assert found["setting"].startswith("lower actor_rollout_ref.rollout.gpu_memory_utilization")
+
+
+FRAMES = {
+    "verl": "/x/site-packages/verl/workers/actor/dp_actor.py:9 update_policy",
+    "slime": "/root/slime/slime/backends/megatron_utils/model.py:9 train",
+    "NeMo-RL": "/opt/nemo-rl/nemo_rl/models/policy/workers/dtensor_policy_worker.py:9 train",
+    "OpenRLHF": "/x/site-packages/openrlhf/trainer/ray/ppo_actor.py:9 training_step",
+    "torchtitan": "/root/torchtitan/torchtitan/train.py:9 train_step",
+    "Megatron": "/opt/megatron/core/transformer/mlp.py:9 forward",
+    "TRL": "/x/site-packages/trl/trainer/grpo_trainer.py:9 training_step",
+}
+# What of TRL's and transformers' is no setting anywhere else.
+TRLS = ("peft_config=", "per_device_train_batch_size", "vllm_enable_sleep_mode", "optim=")
+
+
+@pytest.mark.parametrize("framework", FRAMES)
+def test_a_full_training_is_advised_in_its_own_frameworks_words_only(framework: str) -> None:
+    held = {
+        "weights": 8 * GIB, "gradients": 8 * GIB, "optimizer_state": 32 * GIB, "activations": 20 * GIB,
+        "loss_logits": 12 * GIB,
+    }  # fmt: skip
+    seen = foreign({"backward": held}, made("weights", 8 * GIB, FRAMES[framework]))
+    found = {e["id"]: e["setting"] for e in estimated_advice(seen)}
+    assert {"micro_batch_half", "checkpointing"} <= set(found)
+    own = next(names for names in frameworks() if names.framework == framework).words
+    for name, word in (("lora", "adapter"), ("adamw_8bit", "optimizer"), ("chunked_logits", "logits")):
+        assert found.get(name) == own.get(word), name
+    if framework != "TRL":
+        assert not [word for word in TRLS for setting in found.values() if word in setting]
+
+
+def test_a_training_beside_an_engine_of_no_known_framework_is_not_told_the_engines_settings() -> None:
+    held = {"kv_cache": 9 * GIB, "activations": 9 * GIB, "gradients": GIB}
+    found = {e["id"]: e["setting"] for e in estimated_advice(foreign({"backward": held}, made("kv_cache", GIB, VLLM)))}
+    assert found["engine_share"].startswith("lower gpu_memory_utilization")
+    assert "gradient_checkpointing_enable" in found["checkpointing"]
+    assert found["micro_batch_half"] == PLAIN.micro_batch
+
+
+def test_growing_segments_are_no_advice_where_the_engine_maps_its_memory_itself() -> None:
+    held = {"weights": 8 * GIB}
+    seen = foreign({"generate": held}, made("weights", 8 * GIB, VERL), reserved_bytes=12 * GIB)
+    assert "expandable_segments" not in {c.id for c in candidates_for(run_of(seen))}
+
+
+def test_what_a_change_leaves_counts_from_the_peak_that_is_shown() -> None:
+    held = {"kv_cache": 20 * GIB, "activations": 3 * GIB, "gradients": GIB // 4}
+    peak = 23 * GIB + GIB // 4 - 100 * 2**20  # 100 MiB were freed and wait for a stream
+    seen = foreign({"backward": held}, made("kv_cache", 20 * GIB, VERL, VLLM), allocated_bytes=peak)
+    found = estimated_advice(seen)
+    assert found[0]["id"] in ("engine_share", "engine_sleep")
+    for row in found:
+        assert row["peak_after_bytes"] + row["saves_bytes"] <= peak
 
 
 def test_a_cache_without_an_engine_follows_the_batch() -> None:

@@ -62,6 +62,18 @@ def test_snapshots_reports_and_simulations_mixed(files: dict[str, Path]) -> None
     assert data["rows"][-1]["at_peak"] == [6 * MIB, *[sample()[0]["peak"]["active_bytes"]] * 2]
 
 
+def test_of_a_folder_the_recording_with_the_highest_peak_is_compared(files: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    highest = sample()[0]
+    highest["peak"]["allocated_bytes"] *= 2
+    (folder / "step-000002.rank-0.json").write_text(dumps(sample()[0]))
+    (folder / "step-000009.rank-0.json").write_text(dumps(highest))
+    data = compared(files["small"], folder)
+    assert data["runs"][1]["report"]["peak"]["allocated_bytes"] == highest["peak"]["allocated_bytes"]
+    assert data["runs"][1]["label"] == "step-000009.rank-0"
+
+
 def test_a_comparison_is_taken_apart_into_its_runs(files: dict[str, Path]) -> None:
     data = compared(files["both"], files["small"])
     assert [(r["label"], r["badge"]) for r in data["runs"]] == [
@@ -154,7 +166,7 @@ def test_gate_in_a_real_process(files: dict[str, Path]) -> None:
         (["small", "endless.json"], 3, "endless.json"),
         (["small", "deep.json", "--redact"], 3, "deeper"),
         (["small", "cut.json.gz"], 3, "cut.json.gz"),
-        (["small", "."], 3, "directory"),
+        (["small", "empty"], 3, "no snapshot"),
         (["small", "large", "--label", "one"], 2, "--label"),
         (["small", "large", "--capacity", "much"], 2, "much"),
         (["small", "large", "--capacity", "0GB"], 2, "no memory"),
@@ -171,6 +183,7 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.html").write_text("<!DOCTYPE html>\n<p>")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "broken.json").write_text(dumps(sample()[0])[:5000])
     (tmp_path / "explain.json").write_text('{"schema": "memprof.explain/1", "allocations": []}')
     (tmp_path / "newer.json").write_text('{"schema": "memprof.report/9"}')

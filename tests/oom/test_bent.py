@@ -79,11 +79,27 @@ def test_interleaved_ranks_are_read_apart_and_counted_once_each() -> None:
     columns = [traceback_of(rank).split("\n") for rank in range(4)]
     mixed = "\n".join(f"[rank{rank}]: {line}" for row in zip(*columns, strict=True) for rank, line in enumerate(row))
     answer = explain_log(mixed + "\n" + mixed)
-    found = [(f["rank"], f["device"], f["requested_bytes"], f["phase"]) for f in answer["failures"]]
-    assert found == [(r, r, gib(2 + r / 100), "backward") for r in range(4)]
+    (event,) = answer["failures"]
+    assert event["phase"] == "backward"
+    assert event["requested_bytes"] == gib(2)
+    found = [(row["rank"], row["device"], row["requested_bytes"]) for row in event["ranks"]]
+    assert found == [(r, r, gib(2 + r / 100)) for r in range(4)]
+    assert "rank 0 (likewise ranks 1, 2, 3)" in render_text(answer)
     assert "4 ranks" in answer["notes"][0]
     # The rank that asked for most, of equally full devices, was missing most.
     assert "rank 3 first" in answer["notes"][0]
+
+
+def of_rank(rank: int, size: str = "2.00", file: str = "train.py") -> str:
+    told = traceback_of(rank).replace(f"2.0{rank}", size).replace("train.py", file)
+    return "".join(f"[rank{rank}]: {line}\n" for line in told.split("\n"))
+
+
+def test_a_rank_that_fails_again_or_elsewhere_has_an_event_of_its_own() -> None:
+    again = explain_log(of_rank(0) + of_rank(1) + of_rank(0, "3.00"))["failures"]
+    assert [[row["rank"] for row in event["ranks"]] for event in again] == [[0, 1], [0]]
+    elsewhere = explain_log(of_rank(0) + of_rank(1, file="serve.py"))["failures"]
+    assert [[row["rank"] for row in event["ranks"]] for event in elsewhere] == [[0], [1]]
 
 
 def test_a_worker_and_the_driver_that_raises_again_count_once() -> None:

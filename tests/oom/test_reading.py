@@ -152,8 +152,8 @@ def test_several_ranks_and_a_launcher_that_repeats_them() -> None:
         f"Root Cause:\n{FULL}\n  exitcode  : -9 (pid: 41)\nSignal 9 (SIGKILL) received by PID 41\n"
     )
     answer = explain_log(log)
-    assert [(f["rank"], f["kind"]) for f in answer["failures"]][:2] == [(3, "device"), (1, "device")]
-    assert [f["kind"] for f in answer["failures"]][2:] == ["killed"]
+    assert [f["kind"] for f in answer["failures"]] == ["device", "killed"]
+    assert [row["rank"] for row in answer["failures"][0]["ranks"]] == [3, 1]
     assert "2 ranks" in answer["notes"][0]
 
 

@@ -41,7 +41,8 @@ def command(
     redact: bool,
 ) -> None:
     """Find what would lower a run's peak: changes to its settings, the one that saves most first, with what each costs
-    and whether gradients stay the same. memprof simulates the changed run to evaluate each.
+    and whether gradients stay the same. memprof simulates the changed run to evaluate each; a run that it cannot
+    simulate is estimated, and the answer says so.
 
     SOURCE is a snapshot, a folder of the callback's (memprof takes the recording with the highest peak) or a report's
     JSON.
@@ -49,10 +50,8 @@ def command(
     Exit code 4: no set of changes was found that makes the run fit --gpu.
     """
     check_card(gpu)
-    if gpu is not None and only_estimate:
-        raise UsageError("--gpu is answered by simulating, and --estimate simulates nothing; drop one of them.")
     run = read_run(source, device)
-    report = estimated(run.report)
+    report = estimated(run.report, gpu if only_estimate else None)
     if not only_estimate:
         report = _simulated(report, gpu, seconds, workers, not no_cache)
     answer = report_answer("advise", redacted(report, redact), run.analysis, redact=redact)
@@ -62,13 +61,11 @@ def command(
 def _simulated(
     report: dict[str, Any], gpu: str | None, seconds: float, workers: int | None, use_cache: bool
 ) -> dict[str, Any]:
-    """Simulate the changes; without TRL keep the estimates and note it, unless a card was asked about."""
+    """Simulate the changes; without TRL keep the estimates and note it."""
     from memprof.cli.simulating import need_torch
 
     try:
         need_torch()
     except UsageError as error:
-        if gpu is not None:
-            raise
-        return {**report, "notes": [f"{str(error).rstrip('.')}; savings are estimates.", *report["notes"]]}
+        return estimated(report, gpu, str(error))
     return simulated(report, gpu, seconds, workers, use_cache)

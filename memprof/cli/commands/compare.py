@@ -10,7 +10,7 @@ import click
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import analysed, read_report
+from memprof.cli.inputs import analysed, file_of_run, read_report
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
@@ -60,7 +60,8 @@ def command(
     """Put runs side by side and show what differs; the others are compared with the first.
 
     Each of A B... is a snapshot, a report's JSON (memprof report --json), a simulation, or a comparison's JSON, whose
-    runs are taken one by one. One file is enough beside --published.
+    runs are taken one by one. Of a folder memprof takes the recording with the highest peak. One file is enough beside
+    --published.
     """
     from memprof.analysis.compare import compare, over_limit
     from memprof.analysis.headline import headline_of_comparison
@@ -95,6 +96,7 @@ def _percent(text: str | None) -> float | None:
 def _read(path: Path, device: int | None, rules: Path | None, redact: bool, page: bool) -> list[_Column]:
     from memprof.analysis.report_files import read_memprof_json
 
+    path = file_of_run(path)
     data = read_memprof_json(path)
     if data is None:
         return [_snapshot(path, device, rules, redact, page)]

@@ -1,0 +1,43 @@
+"""The remedies of the knowledge files, and which of them are open to a run: for texts and for recordings' advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from memprof.oom.expressions import Scope, evaluate
+from memprof.oom.tables import MESSAGE_FILES, table
+from memprof.oom.wording import fill
+
+__all__ = ["change", "possible", "remedies"]
+
+
+@cache
+def remedies() -> dict[str, dict[str, Any]]:
+    """Return every remedy by its id, each with the conditions of its own table."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("remedies", *MESSAGE_FILES):
+        found.update(table(name).get("remedy", {}))
+    return found
+
+
+def possible(entry: Mapping[str, Any], scope: Scope) -> bool:
+    """Tell whether a remedy applies, is not refused there, not set already, and of use to the numbers."""
+    if not evaluate(entry.get("when", "True"), scope):
+        return False
+    if evaluate(entry.get("impossible", "False"), scope) or evaluate(entry.get("useless", "False"), scope):
+        return False
+    return "already" not in entry or not scope.functions["set_in_log"](entry["already"])
+
+
+def change(name: str, scope: Scope) -> dict[str, Any] | None:
+    """Return a remedy as advice for a recording: ``action``, ``setting``, ``costs``, ``exact``, ``toll``.
+
+    None where the remedy is not open to the run, or its framework has no setting for it.
+    """
+    entry = table("remedies")["change"][name]
+    if not possible(remedies()[entry["remedy"]], scope):
+        return None
+    found = {key: fill(entry[key], scope) for key in ("action", "setting", "costs")}
+    return None if None in found.values() else {**found, "exact": entry["exact"], "toll": entry["toll"]}
