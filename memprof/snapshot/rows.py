@@ -5,7 +5,6 @@ The result equals that of :mod:`memprof.snapshot.columns`, which reads the same 
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
