@@ -259,7 +259,9 @@ class Attachment:
                 delattr(worker, method)
         session.stop()
         path = self.dump("the worker was done") if dump else None
+        # The recorder's hooks hold this object: with the model it would be a circle, and stay until collected.
         self._session = self._seams = None
+        self._given, self._waited = (None, None), []
         _attached.pop(self.role, None)
         return path
 

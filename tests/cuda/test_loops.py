@@ -64,6 +64,11 @@ def test_recording_a_loop_changes_nothing(told: dict[str, Any]) -> None:
     assert losses[0] != losses[1]
 
 
+def test_nothing_of_a_loop_is_left_in_a_cycle(told: dict[str, Any]) -> None:
+    """A model is freed with its last reference, not when Python happens to collect."""
+    assert {name: one["left"] for name, one in told.items()} == dict.fromkeys(NAMES, 0)
+
+
 def test_an_attached_worker(told: dict[str, Any], row: Row) -> None:
     found = analysed(Path(told["attached"]["snapshot"]))
     balance = balanced("attach, a worker's methods", found, told["attached"]["counters"], row)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,6 +256,23 @@ def test_watching_changes_nothing_and_is_taken_back(tmp_path: Path, monkeypatch:
     assert [without.cycle(i) for i in range(3)] == losses
     assert without.watch.dump() is None
     assert not (tmp_path / "off").exists()
+
+
+def test_a_detached_model_is_freed_with_its_last_reference(tmp_path: Path) -> None:
+    """Before a worker loads the next model: a reference cycle would keep this one until Python collects."""
+    torch.optim.SGD([torch.zeros(1)], lr=1)  # the first one imports torch._dynamo, which keeps its callers' frames
+    gc.collect()
+    gc.disable()
+    try:
+        worker = Worker(str(tmp_path))
+        worker.generate()
+        worker.update(1)
+        assert worker.watch.detach() is not None
+        model = weakref.ref(worker.model)
+        del worker
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_roles_stand_apart_and_mistakes_are_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -29,8 +30,7 @@ _PACKAGES = ("transformers", "trl", "peft", "accelerate", "bitsandbytes", "torch
 def rss_bytes() -> int:
     """Return resident bytes of this process (0 where nothing tells)."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return _resident("self")
     except (OSError, ValueError, IndexError):
         pass
     try:
@@ -41,8 +41,26 @@ def rss_bytes() -> int:
         return 0
 
 
+def _resident(process: str) -> int:
+    """Return a process's resident bytes.
+
+    Raises:
+        OSError: there is no such process, or no ``/proc``.
+    """
+    return int(_proc(f"{process}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _proc(name: str) -> bytes:
+    """Return what a file under ``/proc`` says. Every step reads some, so without Python's layers over a file."""
+    file = os.open(f"/proc/{name}", os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(file, 2**16), b""))
+    finally:
+        os.close(file)
+
+
 #: Lines of ``/proc/self/status`` and the parts they are counted as.
-_STATUS = {"RssAnon": "host_anon", "RssFile": "host_files", "RssShmem": "host_shared"}
+_STATUS = {b"RssAnon": "host_anon", b"RssFile": "host_files", b"RssShmem": "host_shared"}
 
 
 def host_parts() -> dict[str, int]:
@@ -55,11 +73,10 @@ def host_parts() -> dict[str, int]:
     """
     found = {}
     try:
-        with open("/proc/self/status") as file:
-            for line in file:
-                name, _, rest = line.partition(":")
-                if name in _STATUS:
-                    found[_STATUS[name]] = int(rest.split()[0]) * 1024
+        for line in _proc("self/status").splitlines():
+            name, _, rest = line.partition(b":")
+            if name in _STATUS:
+                found[_STATUS[name]] = int(rest.split()[0]) * 1024
         found["host_children"] = _children_bytes()
     except (OSError, ValueError, IndexError):
         pass
@@ -69,19 +86,12 @@ def host_parts() -> dict[str, int]:
 
 
 def _children_bytes() -> int:
-    total, page = 0, os.sysconf("SC_PAGE_SIZE")
+    total = 0
     for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/children") as file:
-                children = file.read().split()
-        except OSError:
-            continue  # the thread has ended
-        for child in children:
-            try:
-                with open(f"/proc/{child}/statm") as file:
-                    total += int(file.read().split()[1]) * page
-            except (OSError, ValueError, IndexError):
-                continue  # the process has ended
+        with suppress(OSError):  # the thread has ended
+            for child in _proc(f"self/task/{thread}/children").split():
+                with suppress(OSError, ValueError, IndexError):  # the process has ended
+                    total += _resident(child.decode())
     return total
 
 

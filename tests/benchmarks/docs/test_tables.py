@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click import Context, Option
 
+from benchmarks.docs import cli_reference
 from benchmarks.docs import tables as doc_tables
+from memprof.cli import main as memprof
 from memprof.config.catalogue import find_config
 
 PAGES = doc_tables.PAGES
@@ -16,6 +19,21 @@ PAGES = doc_tables.PAGES
 def test_tables_are_those_of_the_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert doc_tables.filled(text) == text, "run python -m benchmarks.docs tables"
+
+
+def test_the_command_line_reference_is_that_of_the_commands() -> None:
+    text = cli_reference.PAGE.read_text(encoding="utf-8")
+    assert cli_reference.page() == text, "run python -m benchmarks.docs cli-reference"
+
+
+@pytest.mark.parametrize("name", list(memprof.list_commands(Context(memprof))))
+def test_every_option_is_in_the_reference(name: str) -> None:
+    """The page is made by click's own help formatter: an option it hides or loses is missed here."""
+    section = cli_reference.page().split(f"\n## memprof {name}\n")[1].split("\n## ")[0]
+    command = memprof.get_command(Context(memprof), name)
+    assert command is not None
+    options = [p for p in command.params if isinstance(p, Option) and not p.hidden]
+    assert [o.opts[-1] for o in options if o.opts[-1] not in section] == []
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,28 @@ def loop(function: Callable[[Path, Ledger], Told]) -> Callable[[Path, Ledger], T
 
 
 def main(asked: dict[str, Any]) -> dict[str, Told]:
-    """Run the loops ``names``; each writes ``<name>.pickle`` into ``folder``."""
+    """Run the loops ``names``; each writes ``<name>.pickle`` into ``folder`` and tells the bytes it ``left``."""
     ledger, told = Ledger(), {}
+    _warm_up()
+    before = torch.cuda.memory_allocated()
+    gc.disable()  # what a reference cycle keeps is left
     for name in asked["names"]:
-        gc.collect()  # an earlier loop's model may be in a cycle: it would be freed in the middle of this one
         torch.cuda.empty_cache()
         ledger.restart()
         told[name] = _loops[name](Path(asked["folder"]), ledger)
+        told[name]["left"] = torch.cuda.memory_allocated() - before
     return told
+
+
+def _warm_up() -> None:
+    """Train without memprof: cuBLAS makes its workspaces, and the first optimizer imports ``torch._dynamo``.
+
+    That import keeps its callers' frames, and so their models, in a reference cycle.
+    """
+    model = stack()
+    train(model, torch.optim.AdamW(model.parameters(), fused=True))
+    del model
+    gc.collect()
 
 
 class Block(torch.nn.Module):

@@ -1,0 +1,79 @@
+"""Write docs/cli.md, every command with its options, from what ``--help`` says.
+
+    python -m benchmarks.docs cli-reference [--check]
+
+A test compares, so a changed option needs the page written again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from benchmarks.tabling import ROOT
+from memprof.cli import main as memprof
+
+PAGE = ROOT / "docs" / "cli.md"
+HEAD = """\
+# The command line
+
+Every command and option, as `memprof COMMAND --help` shows them. `python -m benchmarks.docs cli-reference` writes this
+page.
+
+- Sizes: `24GB` is 24 × 10⁹ bytes, `24GiB` is 24 × 2³⁰.
+- Exit codes: 0 done, 2 wrong usage, 3 the input cannot be used, 4 the run does not fit.
+"""
+
+
+class _Markdown(click.HelpFormatter):
+    """Write help as Markdown: usage as code, paragraphs as they are, options as tables."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        self.write(f"\n## {prog}\n\n`{prog} {args}`\n")
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"\n| {heading} | |\n|---|---|\n")
+
+    def write_paragraph(self) -> None:
+        self.write("\n")
+
+    def write_text(self, text: str) -> None:
+        for paragraph in text.split("\n\n"):
+            if paragraph.lstrip().startswith("\b"):
+                self.write(f"\n```text\n{paragraph.strip(chr(8)).strip(chr(10))}\n```\n")
+            else:
+                self.write(f"\n{' '.join(paragraph.split())}\n")
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        for names, text in rows:
+            if "--help" in names:
+                continue
+            cell = " ".join(text.split()).replace("|", "\\|")
+            self.write(f"| `{names.replace('|', chr(92) + '|')}` | {cell} |\n")
+
+
+def page() -> str:
+    """Return the page's text."""
+    context = click.Context(memprof, info_name="memprof")
+    text = HEAD
+    for name in memprof.list_commands(context):
+        command = memprof.get_command(context, name)
+        assert command is not None
+        formatter = _Markdown()
+        command.format_help(click.Context(command, info_name=name, parent=context), formatter)
+        text += formatter.getvalue()
+    lines = [line.rstrip() for line in text.splitlines()]
+    kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]  # one blank line at a time
+    return "\n".join(kept) + "\n"
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if the page is not current.")
+def main(check: bool) -> None:
+    text = page()
+    if check and PAGE.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE.relative_to(ROOT)} is not current: run python -m benchmarks.docs cli-reference")
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
