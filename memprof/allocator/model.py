@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from memprof.allocator.addresses import Addresses
 from memprof.allocator.settings import (
     MIN_BLOCK,
-    SEGMENT_ROUND,
     SMALL_LIMIT,
     SMALL_SEGMENT,
     UNLIMITED,
@@ -99,7 +99,8 @@ class CachingAllocator:
 
     ``capacity`` is the device's bytes for this process (None: no limit). ``on_event`` is called
     with ``(action, address, bytes, stream, pool)`` for every event that torch's history would hold,
-    under torch's action names; the address of an ``oom`` event is the device's free bytes.
+    under torch's action names; the address of an ``oom`` event is the device's free bytes. ``addresses`` chooses where
+    segments lie.
 
     ``reserved``, ``active`` (blocks), ``allocated`` (blocks whose free was not requested) and ``requested``
     are running totals in bytes; each has a highest value ``max_...``. ``flushes`` counts how often all cached memory
@@ -111,7 +112,7 @@ class CachingAllocator:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     capacity: int | None = None
     on_event: EventCallback | None = None
-    base_address: int = 0x7F00_0000_0000
+    addresses: Addresses = field(default_factory=Addresses)
 
     reserved: int = field(default=0, init=False)
     active: int = field(default=0, init=False)
@@ -134,8 +135,6 @@ class CachingAllocator:
         self._unmapped: dict[int, Block] = {}
         self._pending: set[int] = set()
         self._segments: dict[int, _Segment] = {}
-        self._next_address = self.base_address
-        self._retired: dict[int, list[int]] = {}
 
     # ------------------------------------------------------------------ what a program does
 
@@ -409,7 +408,7 @@ class CachingAllocator:
         size = self.settings.segment_size(need)
         if size > self._device_free():
             return None
-        segment = _Segment(self._address_for(size), size, False, size)
+        segment = _Segment(self.addresses.take(size), size, False, size)
         block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._reserve(size)
@@ -420,22 +419,10 @@ class CachingAllocator:
         self.reserved += size
         self.max_reserved = max(self.max_reserved, self.reserved)
 
-    def _address_for(self, size: int) -> int:
-        """Choose a segment's address: a returned range of that size, else fresh addresses.
-
-        The driver's own choice cannot be known; it only decides ties between free blocks.
-        """
-        returned = self._retired.get(size)
-        if returned:
-            return returned.pop()
-        address = self._next_address
-        self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
-        return address
-
     def _release_segment(self, block: Block) -> None:
         self._remove(block)
         del self._segments[block.segment.address]
-        self._retired.setdefault(block.size, []).append(block.address)
+        self.addresses.give_back(block.address, block.size)
         self.reserved -= block.size
         self._emit("segment_free", block.address, block.size, block.pool)
 
@@ -522,8 +509,7 @@ class CachingAllocator:
         device = self.capacity if self.capacity is not None else 80 * 2**30
         page = SMALL_SEGMENT if home.small else self.settings.large_segment_size
         size = -(-max(device * 9 // 8, need) // page) * page
-        segment = _Segment(self._next_address, size, True, page)
-        self._next_address += -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
+        segment = _Segment(self.addresses.take(size), size, True, page)
         block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._add_unmapped(block)
@@ -575,6 +561,7 @@ class CachingAllocator:
                 self._absorb(block, neighbour)
         if block.prev is None and block.next is None:
             del self._segments[segment.address]
+            self.addresses.give_back(segment.address, segment.size)
         else:
             self._add_unmapped(block)
 

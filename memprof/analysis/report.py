@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.analysis.curves import highest_allocated
 from memprof.analysis.growth import growth
+from memprof.analysis.host.growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counted import unseen_note
@@ -49,7 +50,7 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "own_peaks": analysis.own_peaks,
         "group_own_peaks": analysis.group_own_peaks,
         "phases": [_phase(analysis, breakdown) for breakdown in analysis.phases],
-        "host": extra.get("host"),
+        "host": (host := host_report(extra.get("host"), snapshot.path, int(extra.get("rank") or 0))),
         "outside": outside_report(extra.get("outside"), extra.get("samples") or []),
         "switches": switches_report(extra.get("switches") or []),
         "oom": (oom := _oom(analysis)),
@@ -57,9 +58,14 @@ def report_dict(analysis: Views, allocations: int | None, devices: list[dict[str
         "growth": _growth(analysis),
         "advice": [],
         "ranks": [],
-        "notes": _notes(analysis) + [note for note in [devices_note(devices)] if note is not None],
+        "notes": _notes(analysis) + [note for note in [devices_note(devices), _grows(host)] if note is not None],
         **_prediction(extra),
     }
+
+
+def _grows(host: Mapping[str, Any] | None) -> str | None:
+    growth = (host or {}).get("growth")
+    return growth["sentence"] if growth else None
 
 
 def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:

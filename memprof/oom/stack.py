@@ -12,7 +12,9 @@ from memprof.oom.failure import Frame
 
 __all__ = ["makes_logits", "own_frame", "phase_of"]
 
-_STANDARD = re.compile(r"(?i)(?:.*[/\\])?lib(?:64)?[/\\]python\d[^/\\]*[/\\]|<frozen|<string>|<__array_function__")
+_STANDARD = re.compile(
+    r"(?i)(?:.{0,1000}[/\\])?lib(?:64)?[/\\]python\d[^/\\]{0,100}[/\\]|<frozen|<string>|<__array_function__"
+)
 _VOCABULARY = re.compile(
     r"logits|lm_head|log_?prob|logps|log_softmax|cross_entropy|entropy|logsumexp|vocab_parallel|selective_log"
 )

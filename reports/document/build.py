@@ -53,6 +53,7 @@ from memprof.reports.document.timeline import timeline_of
 from memprof._version import __version__
 from memprof.analysis.allocations.alike import fold
 from memprof.analysis.headline import headline_of
+from memprof.analysis.host.growth import PARTS as HOST_PARTS
 from memprof.vocabulary import EMULATED
 
 if TYPE_CHECKING:
@@ -363,6 +364,10 @@ def _host(host: Mapping[str, Any] | None) -> tuple[Fact, ...]:
     facts = [Fact(_HOST_LABELS[k][0], size(n), _HOST_LABELS[k][1], n) for k, n in known if isinstance(n, int)]
     offloaded = (host or {}).get("offloaded") or {}
     facts += [Fact(f"Offloaded: {category_label(c).lower()}", size(n), "", n) for c, n in offloaded.items()]
+    if growth := (host or {}).get("growth"):
+        facts.append(Fact(f"Grown in {growth['steps']} steps", size(growth["bytes"]), plain(growth["sentence"])))
+        parts = growth["parts"].items()
+        facts += [Fact(f"of it {plain(HOST_PARTS.get(f'host_{c}', c))}", size(n), "", n) for c, n in parts]
     return tuple(facts)
 
 

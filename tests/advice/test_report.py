@@ -108,8 +108,8 @@ def test_a_run_that_cannot_be_simulated_keeps_its_estimates_and_says_why(snapsho
     validate(report)
     assert report["notes"][0].endswith("savings are estimates.")
     asked = _invoke("report", snapshot, "--advise", "--gpu", "24GB")
-    assert asked.exit_code == 3
-    assert "nothing is known of this run's configuration" in asked.stderr
+    assert asked.exit_code == 0
+    assert "not simulated" in " ".join(asked.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from memprof.reports.document.build import build_document
+from memprof.reports.json import validate
 from memprof.reports.terminal.watch import render_counters
 
 from memprof.analysis.counters import CountersFile, read_counters
-from memprof.analysis.host.growth import host_growth
+from memprof.analysis.host.growth import host_growth, host_report
 from memprof.recording.system.host import host_parts
+from tests.reports.sample import sample
 
 G = 2**30
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
@@ -87,3 +90,22 @@ def test_parts_are_those_of_the_process_and_its_children(tmp_path: Path) -> None
         done.set()
         child.join()
     assert len(block) == 64 << 20
+
+
+def test_a_report_says_which_part_of_host_memory_grew(tmp_path: Path) -> None:
+    """The counters beside a snapshot are its run's; somebody else's snapshot has no neighbours that are read."""
+    file = CountersFile(tmp_path, 0, {"world_size": 1})
+    for row in rows(host_pinned=0.25, host_rss=0.25):
+        file.append({"step": row["step"], **row, "host_pinned": G + row["step"] * G // 4})
+    host = {"rss_bytes": 15 * G, "pinned_bytes": None}
+    found = host_report(host, str(tmp_path / "step-000019.rank-0.pickle"), 0)
+    assert found is not None
+    assert found["growth"]["parts"] == {"pinned": 16 * G // 4}
+    assert "torch's cache of pinned memory 4.00 GiB" in found["growth"]["sentence"]
+    assert host_report(host, str(tmp_path / "step-000019.rank-1.pickle"), 1) == host
+    assert host_report(None, str(tmp_path / "step-000019.rank-0.pickle"), 0) is None
+    report = {**sample()[0], "host": found}
+    validate(report)
+    facts = {fact.label: fact.value for fact in build_document(report).host}
+    assert facts["Grown in 16 steps"] == "4.00 GiB"
+    assert facts["of it torch's cache of pinned memory"] == "4.00 GiB"

@@ -236,3 +236,46 @@ def test_the_task_of_ray_tells_the_phase_where_no_frame_does() -> None:
     (failure,) = explain_log(f"{FULL_CARD}\n{task}")["failures"]
     assert failure["phase"] == "generate"
     assert "rollout" in failure["try"][0]["action"]
+
+
+# Texts of 2019 to 2026 that nobody had looked at, and what was said of them first.
+
+
+def first_of(text: str) -> tuple[str, str]:
+    (failure,) = explain_log(text)["failures"]
+    return failure["cause"], failure["try"][0]["action"]
+
+
+def test_compute_buffers_do_not_shrink_with_the_layers_on_the_device() -> None:
+    refused = "allocating 279356.51 MiB on device 0: cudaMalloc failed: out of memory\n"
+    assert first_of(refused + "failed to allocate CUDA0 buffer")[1].startswith("fewer layers")
+    assert "-ub" in first_of(refused + "llama_new_context_with_model: failed to allocate compute buffers")[1]
+
+
+def test_a_share_that_is_nearly_the_whole_card_is_not_raised() -> None:
+    text = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+    assert first_of(text)[1].startswith("raise ")
+    assert not first_of(text + "python -m vllm --gpu-memory-utilization 0.95")[1].startswith("raise ")
+
+
+def test_torch_1_is_not_told_what_it_lacks() -> None:
+    """Its wording tells the version: "cached" instead of "reserved" is 1.3 or older."""
+    old = "RuntimeError: CUDA out of memory. Tried to allocate {} (GPU 0; {} total capacity; {} already allocated; {})"
+    full = old.format("24.00 MiB", "3.95 GiB", "3.46 GiB", "1.06 MiB free; 60.00 KiB cached")
+    gaps = old.format("182.00 MiB", "7.79 GiB", "6.52 GiB", "127.31 MiB free; 69.56 MiB cached")
+    for text in (full, gaps):
+        (failure,) = explain_log(text)["failures"]
+        tried = " ".join(row["action"] for row in failure["try"])
+        assert "quantization_config" not in tried
+        assert "garbage_collection_threshold" not in tried
+        assert "max_split_size_mb" not in tried
+
+
+def test_what_a_context_and_a_desktop_hold_is_not_nobodys() -> None:
+    text = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 182.00 MiB (GPU 0; 7.79 GiB total capacity; 6.52 GiB "
+        "already allocated; 127.31 MiB free; 69.56 MiB cached)"
+    )
+    assert first_of(text)[0] != "unexplained"
+    empty = text.replace("6.52 GiB", "2.52 GiB")
+    assert first_of(empty)[0] == "unexplained"

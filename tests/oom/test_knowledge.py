@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import re._parser as sre
+else:
+    import sre_parse as sre
+
+from memprof.oom import evidence, explain, stack
 from memprof.oom.expressions import Scope, check, evaluate
 from memprof.oom.form import Form
 from memprof.oom.frameworks import frameworks, names_in
 from memprof.oom.messages import DEVICE_FORMS, FORMS, NOT_MEMORY, TRIGGERS, answer_of
-from memprof.oom.reading import fields
+from memprof.oom.reading import engine_share, fields, find, frames, hits, unbend
 from memprof.oom.tables import MESSAGE_FILES, table
 from memprof.oom.wording import choose, fill
 from tests.oom.examples import EXAMPLES
@@ -99,19 +106,82 @@ def test_templates_drop_what_is_not_known() -> None:
 
 # ------------------------------------------------------------------------------------------------- linear time
 
-PATTERNS: dict[str, re.Pattern[str]] = {
-    **{form.id: form.pattern for form in (*FORMS, *DEVICE_FORMS, *NOT_MEMORY)},
-    **{f"field {name}": pattern for name, pattern in fields._FIELDS.items()},
-    "process": fields._PROCESS,
-    "index": fields._INDEX,
-}
+READERS = (fields, frames, unbend, find, hits, engine_share, evidence, stack, explain)
+
+
+def texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner)
+
+
+def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield every regular expression that meets a text: of forms, conditions, frameworks and readers."""
+    for form in (*FORMS, *DEVICE_FORMS, *NOT_MEMORY):
+        yield form.id, form.pattern
+        yield from ((f"{form.id}, frames", p) for p in (form.frames, form.asked_by) if p is not None)
+    for name in FILES:
+        for source in texts(table(name)):
+            for pattern in re.findall(r"\w\('((?:[^'\\]|\\.)*)'", source):
+                yield f"{name}: {pattern[:50]}", re.compile(pattern)
+        for key, remedy in table(name).get("remedy", {}).items():
+            if "already" in remedy:
+                yield f"{key}, already", re.compile(f"(?i){remedy['already']}")
+    for names in frameworks():
+        yield from ((f"{names.framework}: {sign.pattern[:50]}", sign) for sign in names.signs)
+    yield from ((f"share: {row.find}", row.pattern) for row in engine_share._lines())
+    for module in READERS:
+        for name, value in vars(module).items():
+            rows = value if isinstance(value, dict) else {"": value}
+            yield from ((f"{module.__name__}.{name} {k}", p) for k, p in rows.items() if isinstance(p, re.Pattern))
+
+
+PATTERNS: dict[str, re.Pattern[str]] = dict(patterns())
+
+
+def repeats(tree: Any, around: int = 1) -> Iterator[int]:
+    """Yield for each repeat of a parsed pattern how often its body may run at one place: repeats around it multiply."""
+    for operation, value in tree:
+        if str(operation) in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            times = around * int(value[1])
+            yield times
+            yield from repeats(value[2], times)
+        elif isinstance(value, tuple | list):
+            yield from (n for part in value for n in _inside(part, around))
+
+
+def _inside(part: Any, around: int) -> Iterator[int]:
+    if hasattr(part, "data"):
+        yield from repeats(part, around)
+    elif isinstance(part, list):
+        yield from (n for inner in part for n in _inside(inner, around))
+
+
+def longest(pattern: re.Pattern[str]) -> int:
+    """Return how often a repeat's body may run from one place on; 2^32 for one without an end."""
+    return max(repeats(sre.parse(pattern.pattern, pattern.flags & ~re.UNICODE)), default=0)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_repeat_has_an_end(name: str) -> None:
+    """So the work at one place of a text is bounded, and that on the whole text linear: a count, not a time."""
+    assert longest(PATTERNS[name]) <= 4_000
+
+
+def test_a_repeat_without_an_end_is_seen_wherever_it_stands() -> None:
+    for source in (r"a*", r"(?:x|(b+))y", r"(?=a{2,})b", r"[a-z]*?1"):
+        assert longest(re.compile(source)) > 10**6
+    assert longest(re.compile(r"(?:a{0,50}b){0,20}")) == 1_000
 
 
 def hostile(pattern: str) -> list[str]:
     """Return pieces that, repeated, make a pattern that backtracks try every way to part them."""
     literals = sorted(set(re.findall(r"[a-z_,:=]{4,}", pattern)), key=len)[-3:]
     heads = re.findall(r"^(?:\(\?:)?([a-z_,:=]{3,})", pattern)
-    return ["1", "1,", "1.", "a", "9gib", "(", "[1", "-", *literals, *heads, "".join(literals)]
+    pieces = ["1", "1,", "1.", "a", " ", "/", "9gib", "(", "[1", "-", *literals, *heads, "".join(literals)]
+    return [piece for piece in pieces if piece]
 
 
 def backtracks(pattern: re.Pattern[str], piece: str) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from memprof.analysis.counters import read_counters
+from memprof.errors import InputError
 from memprof.units import GIB
 
-__all__ = ["PARTS", "HostGrowth", "host_growth"]
+__all__ = ["PARTS", "HostGrowth", "host_growth", "host_report"]
 
 #: What is told apart, and in which words. Arenas are part of private memory, pinned memory of none of the others.
 PARTS = {
@@ -62,6 +65,27 @@ def host_growth(rows: Sequence[Mapping[str, Any]]) -> HostGrowth | None:
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     steps = int(rows[-1].get("step", 0)) - int(rows[0].get("step", 0))
     return HostGrowth(max(1, steps), grown, tuple((name, size) for name, size in ordered if size > 0))
+
+
+def host_report(host: Mapping[str, Any] | None, snapshot: str | None, rank: int) -> dict[str, Any] | None:
+    """Return a report's ``host``, with ``growth`` from the counters that the run keeps beside its snapshots.
+
+    Args:
+        host: what the snapshot holds; None for somebody else's, whose neighbours are not read.
+        snapshot: its path, if it was read from a file.
+    """
+    if host is None or snapshot is None:
+        return None if host is None else dict(host)
+    counters = Path(snapshot).parent / f"counters.rank-{rank}.jsonl"
+    try:
+        found = host_growth(read_counters(counters).steps) if counters.is_file() else None
+    except InputError:
+        found = None
+    if found is None:
+        return dict(host)
+    parts = {name.removeprefix("host_"): size for name, size in found.parts}
+    growth = {"steps": found.steps, "bytes": found.bytes, "parts": parts, "sentence": found.sentence}
+    return {**host, "growth": growth}
 
 
 def _held(row: Mapping[str, Any]) -> int:

@@ -81,6 +81,8 @@ int charge(int device, size_t bytes);          /* 1 and counted, or 0: the card 
 void insert_range(struct range range);
 struct range *find_range(const void *pointer); /* the one an address lies in, or NULL */
 int take_range(const void *base, struct range *out); /* removes the one that begins here; gives its bytes back */
+void *take_addresses(size_t size, int device); /* memory of a device, whole pages of zeros; NULL when the host has none */
+void give_addresses_back(void *memory, size_t size);
 void *map_memory(size_t size, int protection); /* zeros, at a multiple of DEVICE_PAGE; NULL when the host has none */
 
 /* ---- memory.c */

@@ -10,7 +10,8 @@ static cudaError_t allocate(void **out, size_t size, enum kind kind) {
     size_t mapped = round_up(size, counts ? DEVICE_PAGE : HOST_PAGE), charged = counts ? mapped : 0;
     pthread_mutex_lock(&memory_lock);
     int fits = !counts || charge(device, charged);
-    void *memory = fits ? map_memory(mapped, PROT_READ | PROT_WRITE) : NULL;
+    void *memory = NULL;
+    if (fits) memory = counts ? take_addresses(mapped, device) : map_memory(mapped, PROT_READ | PROT_WRITE);
     if (fits && !memory) used[device] -= charged;
     if (memory) insert_range((struct range){(uintptr_t)memory, mapped, charged, kind, device});
     pthread_mutex_unlock(&memory_lock);
@@ -28,9 +29,12 @@ int forget_range(const void *base, struct range *out) {
 static cudaError_t release(void *pointer) {
     struct range range;
     if (!pointer) return cudaSuccess;
-    if (!forget_range(pointer, &range)) return failed(cudaErrorInvalidValue);
-    munmap((void *)range.base, range.size);
-    return cudaSuccess;
+    pthread_mutex_lock(&memory_lock);
+    int found = take_range(pointer, &range);
+    if (found && range.kind == DEVICE) give_addresses_back(pointer, range.size);
+    else if (found) munmap(pointer, range.size);
+    pthread_mutex_unlock(&memory_lock);
+    return found ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
 
 API cudaError_t cudaMalloc(void **pointer, size_t size) { return allocate(pointer, size, DEVICE); }

@@ -20,7 +20,7 @@ PARTS = {
     "activations": "activations at the profiled peak",
     "outside": "outside torch",
 }
-_GIB = re.compile(r"\{gib:(\w+)\}")
+_GIB = re.compile(r"\{gib:(\w{1,40})\}")
 _MOST = 2_000  # lines of one kind that are read
 
 

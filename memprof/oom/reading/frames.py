@@ -18,14 +18,16 @@ _NARROWEST = 40
 _NEAR = 3
 _CODE = re.compile(r"\s{1,40}(?:[\w.]{1,60} = [\w.]{1,60}[ (\[.]|return [\w.]{1,60}\()")
 # Python's; the path may be broken by a terminal.
-_PYTHON = re.compile(r'File ["“]([^"”]{1,500})["”],\s*line\s+(\d{1,9})(?:,\s*in\s+([^\s,]{1,200}))?')
+_PYTHON = re.compile(
+    r'File ["“]([^"”]{1,500})["”],\s{0,200}line\s{1,200}(\d{1,9})(?:,\s{0,200}in\s{1,200}([^\s,]{1,200}))?'
+)
 _IPYTHON = re.compile(
     r"^(?:File |Cell |Input )?((?:[/~]|[A-Za-z]:\\|In ?\[|<ipython)[^\s\":]{0,300}?)(?::(\d{1,9})|, line "
     r"(\d{1,9}))?,? in (<?[\w.<> ]{1,120}?>?)(?:\(|$)",
     re.M,
 )
 _RICH = re.compile(
-    r"^((?:[/~]|[A-Za-z]:\\)[^\s\":]{1,300}(?:\n[^\s\":]{1,200}){0,2}):\n?(\d{1,9})\s{1,3}in\s{1,3}([\w.<>]{1,120})\s*$",
+    r"^((?:[/~]|[A-Za-z]:\\)[^\s\":]{1,300}(?:\n[^\s\":]{1,200}){0,2}):\n?(\d{1,9})\s{1,3}in\s{1,3}([\w.<>]{1,120})\s{0,200}$",
     re.M,
 )
 _SHORT = re.compile(
@@ -33,7 +35,7 @@ _SHORT = re.compile(
     r")?([A-Za-z_<][\w.>]{0,120})",
     re.M,
 )
-_MARKS = re.compile(r"^[\s^~❱❯|>-]*$")
+_MARKS = re.compile(r"^[\s^~❱❯|>-]{0,2000}$")
 
 
 def frames_around(lines: Sequence[Line], at: int, floor: int, ceiling: int) -> tuple[Frame, ...]:

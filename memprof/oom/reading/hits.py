@@ -15,7 +15,9 @@ from memprof.oom.reading.unbend import Stream
 
 __all__ = ["Hit", "hits_in"]
 
-_SOURCE = re.compile(r"^(?:raise |except |assert |if |elif |return |logger\.|logging\.|print\(|f?[\"'`])|\braise \w+\(")
+_SOURCE = re.compile(
+    r"^(?:raise |except |assert |if |elif |return |logger\.|logging\.|print\(|f?[\"'`])|\braise \w{1,200}\("
+)
 
 
 @dataclass

@@ -25,28 +25,30 @@ _BREAK = re.compile(r"<br\b[^<>\n]{0,40}>|</(?:div|p|tr|pre)>", re.I)
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 # What launchers, Ray, containers, loggers and mail programs put before a line; tried again until none is left.
 _PREFIX = re.compile(
-    r"[ \t]*(?:"
+    r"[ \t]{0,400}(?:"
     r"\[(?:rank|default)[ ]?(?P<rank>\d{1,5})\]:?"
     r"|\[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:"
     r"|\((?P<actor>[A-Za-z_][\w.:@/<>+-]{0,80}(?: rank=(?P<arank>\d{1,5}))?,? pid=(?P<pid>\d{1,9})[^()\n]{0,100})\)"
     r"|(?P<srun>\d{1,4}):(?=[ \t])"
-    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ,_]+\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: "
-    r"[A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]*-(?=[ \t]))?"
-    rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]*-(?=[ \t]))?"
+    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: "
+    r"[A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
+    rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]{{0,20}}-(?=[ \t]))?"
     r"|\[ {0,6}\d{1,9}\.\d{1,9}\]"
     r"|\[[\w./-]{1,60}\.(?:py|cc|cpp|rs)(?::\d{1,6})?(?::\w{1,60})?\]:?"
     r"|[\w.-]{1,60}\.py:\d{1,6}\]"
-    r"|[\w.-]{1,40}[ \t]*\|(?=[ \t]|$)"
-    r"|[>│┃║]+(?=[ \t]|$|[^>])|\|(?=[ \t]|$)"
+    r"|[\w.-]{1,40}[ \t]{0,40}\|(?=[ \t]|$)"
+    r"|[>│┃║]{1,40}(?=[ \t]|$|[^>])|\|(?=[ \t]|$)"
     r"|[A-Z]{5,20}:(?=[ \t])"
     r"|\[?std(?:err|out)\]?[:|]?(?=[ \t])"
     r"|[#E](?=[ \t]{3})|#(?=[ \t])"
     r")"
 )
-_RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]*$")
-_BOX_END = re.compile(r"[ \t]*[│┃║]+[ \t]*$")
+_RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
+_BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
-_REPEATED = re.compile(r"[ \t]*\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]*$")
+_REPEATED = re.compile(
+    r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
+)
 _MOST_ATOMS = 8
 _LONGEST_LINE = 2_000
 

@@ -99,3 +99,34 @@ def test_an_event_is_finished_late() -> None:
 def test_what_bitsandbytes_links_beside_torch_s_own_is_there() -> None:
     core = ctypes.CDLL(os.path.join(os.environ["MEMPROF_EMULATE_HOME"], "libmemprof_emulator.so"))
     assert core.cudaMemPrefetchAsync(None, 0, 0, 0, None) == 0
+
+
+PLACE = f"""
+import json, random, torch
+from memprof.allocator.addresses import Addresses
+rng, rule, live, place, seen, due = random.Random(5), Addresses(), [], {{}}, [], []
+def segments(): return {{s["address"]: s["total_size"] for s in torch.cuda.memory_snapshot()}}
+for _ in range(120):
+    before = segments()
+    if rng.random() < 0.4 and live:
+        live.pop(rng.randrange(len(live)))
+        torch.cuda.empty_cache()
+    else:
+        size = rng.choice((1, 14, 20, 26, 40, 80, 100, 128)) * {MIB} - 9
+        live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    after = segments()
+    for address in sorted(before.keys() - after.keys()):
+        rule.give_back(place.pop(address), before[address])
+    for address in after.keys() - before.keys():
+        place[address] = rule.take(after[address])
+        seen.append(address)
+        due.append(place[address])
+print(json.dumps([[a - seen[0] for a in seen], [a - due[0] for a in due]]))
+"""
+
+
+def test_segments_lie_as_the_model_puts_them() -> None:
+    """Ranges of 32 MiB downwards, what fits behind a segment in its range; given back and taken again."""
+    seen, expected = on_card("24GiB", PLACE)
+    assert len(set(seen)) > 20  # type: ignore[arg-type]
+    assert seen == expected
