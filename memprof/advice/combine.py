@@ -85,7 +85,8 @@ class Combination:
             found = f"the run needs {before} GiB; with the changes that save most it needs {what}"
             return f"Nothing found that fits: {found}{'' if self.settings else f' ({how})'}.{more}"
         if not self.changes:
-            return f"It fits as it is: {what}{'' if self.settings else f' ({how})'}.{more}"
+            who = "It" if self.settings else "What was recorded"
+            return f"{who} fits as it is: {what}{'' if self.settings else f' ({how})'}.{more}"
         many = f"{len(self.changes)} changes make" if len(self.changes) > 1 else "One change makes"
         return f"{many} it fit: {what} instead of {before} GiB, {how}.{more}"
 
@@ -223,13 +224,15 @@ def combine(
 def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
     """Add estimated changes until the recorded run fits a card with a margin, for a run that cannot be simulated.
 
-    Gaps between blocks and what is outside torch are taken to stay as they were recorded.
+    Gaps between blocks and what is outside torch are taken to stay as they were recorded; a request that failed is
+    needed beside them.
     """
     card, run = find_gpu(gpu), run_of(report)
     outside = report["device_peak"]["non_torch_bytes"]
     outside = card.context_bytes if outside is None else int(outside)
     reserved = max(int(report[place]["reserved_bytes"] or 0) for place in ("peak", "device_peak"))
-    beyond = max(0, reserved - int(report["peak"]["active_bytes"])) + outside
+    failed = int((report.get("oom") or {}).get("requested_bytes") or 0)
+    beyond = max(0, reserved - int(report["peak"]["active_bytes"])) + outside + failed
     before, changes = run.peak.bytes + beyond, list[Candidate]()
     while not fits(run.peak.bytes + beyond, card.total_bytes, MARGIN):
         taken = {change.id for change in changes}
@@ -240,7 +243,6 @@ def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
         choice = min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
         run, changes = _lowered(run, choice), [*changes, choice]
     after = run.peak.bytes + beyond
-    ended = any(phase["phase"] == "optimizer_step" for phase in report["phases"])
     return Combination(
         gpu=card.name,
         total_bytes=card.total_bytes,
@@ -252,8 +254,18 @@ def combine_estimates(report: Mapping[str, Any], gpu: str) -> Combination:
         phase=run.peak.phase,
         changes=tuple(changes),
         settings=None,
-        unseen="" if ended else "The recording has no optimizer step, which may need more.",
+        unseen=_unseen(report),
     )
+
+
+def _unseen(report: Mapping[str, Any]) -> str:
+    """Say what a recording lacks, so that the run may need more than it shows."""
+    if report["source"]["history"] == "none":
+        return "The file shows one moment; the run's peak may be higher."
+    if report["source"]["history"] == "truncated" or report.get("oom"):
+        return "The recording does not show the whole run, which may need more."
+    ended = any(phase["phase"] == "optimizer_step" for phase in report["phases"])
+    return "" if ended else "The recording has no optimizer step, which may need more."
 
 
 def _lowered(run: Run, change: Candidate) -> Run:

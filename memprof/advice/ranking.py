@@ -2,8 +2,8 @@
 
 Enough is promised only where all that the run still makes is counted: every phase that was seen, the whole optimizer
 state beside each of them (from the second step on it is there in generation, forward and backward too), the request
-that failed, the free parts between blocks as they were, and a margin. Where the step was not seen whole, nothing is
-promised.
+that failed, the free parts between blocks as they were, and a margin. A failed optimizer step has seen all before it,
+and a later step has a whole one before it; of what fails sooner nothing is promised.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from memprof.advice.recorded_run import Effect, Peak, Run
+from memprof.config.optimizers import optimizer
 
 __all__ = ["MARGIN", "enough_together", "is_enough", "ranked", "simulated_is_enough", "with_words"]
 
@@ -43,7 +44,7 @@ def _after_failure(rows: Sequence[dict[str, Any]], oom: Mapping[str, Any]) -> di
     """Choose what suffices; None where nothing alone does. What lies idle suffices only where that was the trouble."""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if oom.get("fits_defragmented") and not short:
-        gaps = [row for row in rows if row.get("peak") == "device"]
+        gaps = [row for row in rows if row.get("peak") == "device" and row.get("enough") is not False]
         if gaps:
             return min(gaps, key=_toll)
     missing = max(short, int(oom["requested_bytes"] or 0) - int(oom["device_free_bytes"] or 0))
@@ -101,20 +102,33 @@ def simulated_is_enough(row: Mapping[str, Any], oom: Mapping[str, Any] | None) -
 def _following(run: Run, oom: Mapping[str, Any] | None) -> Run | None:
     """Return the run as it would go on: each phase beside the whole optimizer state; None where it is not known.
 
-    Only a failed optimizer step has seen generation, forward and backward whole.
+    A failed optimizer step has seen generation, forward and backward whole; what fails later, all of a step before.
     """
-    ahead = (oom or {}).get("ahead") or {}
-    if not oom or oom.get("phase") != "optimizer_step" or "optimizer_state" not in ahead.get("still", {}):
+    if not oom or (state := _whole_state(run, oom)) is None:
         return None
-    state = int((oom.get("categories") or {}).get("optimizer_state", 0)) + int(ahead["still"]["optimizer_state"])
-    request = int(oom.get("requested_bytes") or 0)
-    peaks = []
-    for peak in run.peaks:
-        more = max(0, state - peak.of("optimizer_state"))
-        categories = {**peak.categories, "optimizer_state": peak.of("optimizer_state") + more}
-        scratch = request if peak.phase == "optimizer_step" else 0
-        peaks.append(Peak(peak.phase, peak.bytes + more + scratch, categories))
-    return replace(run, peaks=tuple(peaks))
+    return replace(run, peaks=tuple(_to_come(peak, run, oom, state) for peak in run.peaks))
+
+
+def _to_come(peak: Peak, run: Run, oom: Mapping[str, Any], state: int) -> Peak:
+    """Return a phase's peak beside the whole state, with what failed there, and a foreach step's whole scratch."""
+    more = max(0, state - peak.of("optimizer_state"))
+    request = int(oom.get("requested_bytes") or 0) if peak.phase == oom.get("phase") else 0
+    scratch = 0
+    if peak.phase == "optimizer_step" and run.settings is not None and optimizer(run.settings.optim).foreach:
+        scratch = max(0, peak.of("gradients") - peak.of("temporaries"))
+    added = {"optimizer_state": more, "temporaries": scratch}
+    categories = {**peak.categories, **{name: peak.of(name) + n for name, n in added.items()}}
+    return Peak(peak.phase, peak.bytes + more + max(scratch, request), categories)
+
+
+def _whole_state(run: Run, oom: Mapping[str, Any]) -> int | None:
+    """Return the bytes of the optimizer's whole state; None where the step was not seen whole before it failed."""
+    held = int((oom.get("categories") or {}).get("optimizer_state", 0))
+    if run.whole_step:
+        return max([held, *(peak.of("optimizer_state") for peak in run.peaks)])
+    still = (oom.get("ahead") or {}).get("still", {})
+    known = run.settings is not None or "optimizer_state" in still
+    return held + int(still.get("optimizer_state", 0)) if known and oom.get("phase") == "optimizer_step" else None
 
 
 def _room(oom: Mapping[str, Any] | None) -> int | None:
@@ -138,9 +152,16 @@ def with_words(rows: Sequence[dict[str, Any]], report: Mapping[str, Any]) -> lis
     if first.get("enough"):
         words = f"That is enough alone: all the run still makes is counted, {100 * MARGIN:.0f} % kept."
     elif first.get("enough") is None:
-        words = "Whether that is enough alone is not known: the step was not seen whole."
+        words = "Whether that is enough alone is not known: the step was not seen whole. "
+        words += "`memprof advise` simulates the whole step."
     else:
-        other = next((row for row in rows[1:] if row["id"] in first.get("enough_with", ())), None)
-        then = f": also {other['action'][:1].lower()}{other['action'][1:]}" if other else ", nor with any one other"
-        words = f"Not enough alone{then}."
+        words = f"Not enough alone{_beside(first, rows[1:])}."
     return [{**first, "enough_words": words}, *rows[1:]]
+
+
+def _beside(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Say what is enough together with the first change, as far as that was looked at."""
+    if "enough_with" not in first:  # simulations try changes one by one
+        return ""
+    other = next((row for row in others if row["id"] in first["enough_with"]), None)
+    return f": also {other['action'][:1].lower()}{other['action'][1:]}" if other else ", nor with any one other"

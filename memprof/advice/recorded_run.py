@@ -52,7 +52,8 @@ class Run:
     each category the lines that made most of it, largest first; ``names`` are the settings in the words of the
     framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
-    out. ``over_batches``: a layer normalises over the batch, so that results hang on its size.
+    out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
+    so that results hang on its size.
     """
 
     peaks: tuple[Peak, ...]
@@ -68,6 +69,7 @@ class Run:
     engine: bool = False
     lasting: Mapping[str, float] = field(default_factory=dict)
     failed: bool = False
+    whole_step: bool = False
     over_batches: bool = False
 
     @property
@@ -119,6 +121,7 @@ def run_of(report: Mapping[str, Any]) -> Run:
         engine=_engine(report),
         lasting=_lasting(peak),
         failed=bool(report.get("oom")),
+        whole_step=_whole_step(report),
         over_batches=any("batchnorm.py" in f for group in _groups(peak) for f in group.get("stack") or []),
     )
     try:
@@ -144,6 +147,19 @@ def _with_what_is_ahead(peak: Peak, report: Mapping[str, Any]) -> Peak:
         return peak
     categories = {**peak.categories, **{name: peak.of(name) + n for name, n in still.items()}}
     return Peak(peak.phase, peak.bytes + sum(still.values()), categories)
+
+
+def _whole_step(report: Mapping[str, Any]) -> bool:
+    """Tell whether some step before the one that ran out of memory was seen from forward to optimizer step."""
+    failed = (report.get("oom") or {}).get("step")
+    seen: dict[int, set[str]] = {}
+    for row in report["phases"]:
+        if failed is not None and row["step"] is not None and row["step"] < failed and not row.get("within"):
+            seen.setdefault(row["step"], set()).add(row["phase"])
+    generates = any("generate" in phases for phases in seen.values()) or not any(
+        row["phase"] == "generate" for row in report["phases"]
+    )
+    return generates and any({"forward", "backward", "optimizer_step"} <= phases for phases in seen.values())
 
 
 def _made(peak: Mapping[str, Any]) -> dict[str, tuple[Made, ...]]:

@@ -28,6 +28,24 @@ _OF_A_RANK = (
     "missing_bytes",
 )  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
+_CAUSES = {
+    "full": "the device is full",
+    "fragmentation": "fragmentation",
+    "other_processes": "other processes on the device",
+    "unexplained": "memory nobody is named for",
+    "outside_torch": "memory outside torch",
+    "larger_than_device": "one tensor larger than the device",
+    "limit": "a limit set for this process",
+    "refused": "refused although there was room",
+    "driver": "the driver had nothing left",
+    "library": "a library had nothing left",
+    "cpu": "host memory",
+    "host": "host memory",
+    "killed": "killed from outside",
+    "engine": "the inference engine",
+    "unknown": "no numbers to go by",
+}
+_LOWER_NAMES = ("torch", "bitsandbytes", "vLLM")
 
 
 def explain_log(log: str) -> dict[str, Any]:
@@ -55,7 +73,7 @@ def _events(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             event = events[-1]
         if failure["rank"] is not None:
             event["ranks"].append({name: failure[name] for name in _OF_A_RANK})
-    return events
+    return [{**event, "headline": _headline(event)} for event in events]
 
 
 def _same_event(event: Mapping[str, Any], failure: Mapping[str, Any]) -> bool:
@@ -183,3 +201,65 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
     if failure.kind in ("cpu", "host", "library", "driver"):
         rows = [(failure.requested, "asked for", "in one piece")]
     return [{"name": name, "bytes": n, "meaning": meaning} for n, name, meaning in rows if n is not None]
+
+
+# -- the headline ------------------------------------------------------------------------------------------------------
+
+
+def _headline(failure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``headline`` of a failure of ``memprof.oom/1``, as of a report; a text tells no ``places``."""
+    cause = f"Cause: {_CAUSES[failure['cause']]}. {_sentence(failure['because'])}"
+    first = failure["try"][0] if failure["try"] else None
+    return {
+        "verdict": _verdict(failure),
+        "cause": f"{cause} {where}" if (where := _where(failure)) else cause,
+        "places": [],
+        "action": f"Try first: {first['action']}. {first['why']}" if first else "",
+        "assumed": [],
+    }
+
+
+def _verdict(failure: Mapping[str, Any]) -> str:
+    """Say who ran out of memory where in the log, and how much was missing."""
+    who = _who(failure)
+    if failure["kind"] != "device":
+        asked = failure["requested_bytes"]
+        size = f": {format_bytes(asked)} did not fit" if asked is not None else ""
+        program = failure["program"]
+        program = _sentence(program) if program.startswith("the ") else program
+        return f"{who}{program} (line {failure['line']}){size}"
+    where = f"{failure['backend']} {failure['device']}" if failure["device"] is not None else failure["backend"]
+    title = f"{who}{where or failure['kind']}"
+    asked = failure["requested_bytes"]
+    what = f"{format_bytes(asked)} did not fit" if asked is not None else "out of memory"
+    missing = failure["missing_bytes"]
+    short = f", {format_bytes(missing)} missing" if missing else ""
+    return f"{title} (line {failure['line']}): {what}{short}"
+
+
+def _who(failure: Mapping[str, Any]) -> str:
+    """Name the rank whose figures these are, and the others of the event."""
+    if failure["rank"] is None:
+        return ""
+    others = [str(row["rank"]) for row in failure["ranks"][1:]]
+    if not others:
+        return f"rank {failure['rank']}, "
+    more = f" and {len(others) - _MOST_RANKS_NAMED} more" if len(others) > _MOST_RANKS_NAMED else ""
+    likewise = f"rank{'s' if len(others) > 1 else ''} {', '.join(others[:_MOST_RANKS_NAMED])}{more}"
+    return f"rank {failure['rank']} (likewise {likewise}), "
+
+
+def _where(failure: Mapping[str, Any]) -> str | None:
+    """Say in which phase and from which frame memory was asked for; None where neither is known."""
+    frame = failure["frame"] or ""
+    wide = " It makes logits: a tensor as wide as the vocabulary." if failure["logits"] else ""
+    if failure["phase"] and frame:
+        return f"It was in {failure['phase']}, called from {frame}.{wide}"
+    if failure["phase"]:
+        return f"It was in {failure['phase']}.{wide}"
+    return f"It was called from {frame}.{wide}" if frame else None
+
+
+def _sentence(text: str) -> str:
+    """Begin a sentence with a capital, unless it begins with a name in lower case."""
+    return text if text.startswith(_LOWER_NAMES) else text[:1].upper() + text[1:]

@@ -16,6 +16,7 @@ from memprof.config.speeds import speed_of
 from memprof.errors import UsageError
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
+from memprof.plan.headline import headline_of_plan
 from memprof.plan.search import ROUNDS, Row, largest_of_each, row_of
 from memprof.plan.sizes import MAXIMIZE, choices, end_of_search, halved
 from memprof.plan.subprocess_runner import Runner, runner
@@ -54,7 +55,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, schema ``memprof.plan/1``."""
-        return {
+        found = {
             "schema": "memprof.plan/1",
             "model": self.model,
             "gpu": self.gpu,
@@ -67,6 +68,7 @@ class Plan:
             "expected_error": stated_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
+        return {**found, "headline": headline_of_plan(found)}
 
 
 def make_plan(

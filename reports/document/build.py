@@ -151,21 +151,15 @@ def build_document(
         recordings=recording_rows(report),
         outside=outside_facts(report.get("outside")),
         switches=switch_rows(report.get("switches")),
-        room=room_of(report),
+        room=None if report.get("fit") else room_of(report),  # a verdict says it
     )
 
 
 def _headline(report: Mapping[str, Any]) -> Headline:
     """Take the report's headline; a report that was written before reports had one gets it here."""
-    found = report.get("headline") or headline_of(report)
     fit = report.get("fit")
-    return Headline(
-        verdict=plain(found["verdict"]),
-        cause=plain(found["cause"]),
-        action=plain(found["action"]),
-        assumed=plain(f"Assumed: {'; '.join(found['assumed'])}.") if found["assumed"] else "",
-        bad=bool(report.get("oom") or (fit and not fit["fits"])),
-    )
+    bad = bool(report.get("oom") or (fit and not fit["fits"]))
+    return Headline.of(report.get("headline") or headline_of(report), bad=bad)
 
 
 def _groups(peak: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -338,8 +338,7 @@ def _unchanged(data: Mapping[str, Any]) -> str:
 
 def _headline(data: Mapping[str, Any]) -> Headline:
     """Take the comparison's headline; one that was written before comparisons had one gets it here."""
-    found = data.get("headline") or headline_of_comparison(data)
-    return Headline(verdict=plain(found["verdict"]), cause=plain(found["cause"]))
+    return Headline.of(data.get("headline") or headline_of_comparison(data))
 
 
 def _verdicts(capacity: Mapping[str, Any] | None) -> tuple[Verdict, ...]:

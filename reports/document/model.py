@@ -6,8 +6,11 @@ Frozen and plain, in bytes and microseconds. Every string is one harmless line (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from memprof.reports.document.text import plain
 
 from memprof.vocabulary import GUESSES
 
@@ -94,6 +97,13 @@ class Headline:
     action: str = ""
     assumed: str = ""
     bad: bool = False
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], *, bad: bool = False) -> Headline:
+        """Take a JSON's ``headline``."""
+        assumed = f"Assumed: {'; '.join(found['assumed'])}." if found["assumed"] else ""
+        verdict, cause, action = (plain(found[name]) for name in ("verdict", "cause", "action"))
+        return cls(verdict, cause, action, plain(assumed), bad)
 
     @property
     def sentences(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.reports.document.model import Part
+from memprof.reports.document.model import Headline, Part
 from memprof.reports.document.text import (
     STACK_ORDER,
     category_label,
@@ -88,7 +88,7 @@ class PlanDocument:
     limit_bytes: int
     scale_bytes: int
     best: str
-    best_sentence: str
+    headline: Headline
     code: str
     yaml: str
     error: str
@@ -148,7 +148,7 @@ def build_plan(data: dict[str, Any], yaml: str = "") -> PlanDocument:
         limit_bytes=limit,
         scale_bytes=max([limit, *(row.needed_bytes for row in rows)]),
         best=plain(data["best"]["method"]) if data["best"] else "",
-        best_sentence=_best_sentence(data),
+        headline=Headline.of(data["headline"], bad=not any(row.fits for row in rows)),
         code=data.get("code") or "",
         yaml=yaml,
         error_band=_error_band(data["expected_error"]),
@@ -225,25 +225,6 @@ def _row(row: Mapping[str, Any], maximized: str) -> PlanRow:
         largest_bytes=int(row["largest"]["device_peak_bytes"]) if "largest" in row else 0,
         step_us=round(row["step_s"] * 1e6) if row.get("step_s") else None,
         on_front=bool(row.get("on_front")),
-    )
-
-
-def _best_sentence(data: Mapping[str, Any]) -> str:
-    best = data["best"]
-    if not best:
-        return "Nothing tried fits. Use a smaller model, a larger card or shorter sequences."
-    config, method = best["config"], plain(best["method"])
-    how = f"Best found ({method}, most {plain(data['maximized']).replace('_', ' ')})"
-    if "=" in method:  # a value of --vary
-        how = f"Largest of these that fits ({method})"
-    elif data["maximized"] == "speed":
-        how = f"Fastest found ({method})"
-    elif not any("largest" in row for row in data["rows"]):  # nothing was searched
-        how = f"Fastest that fits ({method})" if data.get("fastest") else f"Largest of these that fits ({method})"
-    return (
-        f"{how}: {config['per_device_train_batch_size']} completions in a micro-batch of "
-        f"{config['prompt_length']} + {config['completion_length']} tokens, "
-        f"{gib(best['device_peak_bytes'])} GiB needed."
     )
 
 

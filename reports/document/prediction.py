@@ -53,15 +53,13 @@ def _length(point: Mapping[str, Any]) -> LengthRow:
 
 
 def prediction_facts(report: Mapping[str, Any]) -> tuple[Fact, ...]:
-    """List beside the peak the verdict, and how far off the figures may be."""
+    """List beside the peak what decides the verdict, and how far off the figures may be."""
     facts = []
     if fit := report.get("fit"):
-        words = "fits" if fit["fits"] else "does not fit"
-        note = f"needs {gib(fit['needed_bytes'])} of {gib(fit['total_bytes'])} GiB, {100 * fit['margin']:.0f} % kept"
-        note += f"; {phase_label(fit['phase']).lower()} decides"
+        note = f"{100 * fit['margin']:.0f} % of the card are kept free"
         if apart := _apart(fit):
             note += f"; {apart}"
-        facts.append(Fact(f"On {plain(fit['gpu'])}", words, plain(note)))
+        facts.append(Fact("Decided by", phase_label(fit["phase"]), plain(note)))
         facts += _host(fit["host"])
     if error := report.get("expected_error"):
         facts.append(Fact("Expected error", _range(error["allocated"]), plain(_rests_on(error))))

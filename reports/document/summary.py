@@ -89,10 +89,9 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
         top = max(generation)
         note = "generation sets the peak" if peak["phase"] == "generate" else "another phase sets the peak"
         facts.append(Fact("Generation's peak", f"{gib(top)} GiB", note + reserving(report), top))
-    if reserved is not None:
-        outside = peak["non_torch_bytes"]
-        note = "not measured" if outside is None else "CUDA context, NCCL, other allocators"
-        facts.append(Fact("Outside torch", "–" if outside is None else f"{gib(outside)} GiB", note, outside))
+    if reserved is not None and (outside := peak["non_torch_bytes"]) is not None:
+        note = "CUDA context, NCCL, other allocators"
+        facts.append(Fact("Outside torch", f"{gib(outside)} GiB", note, outside))
     unknown = peak["categories"].get("unattributed", 0)
     facts.append(
         Fact("Unattributed", f"{gib(unknown)} GiB", f"{percent(unknown, peak['active_bytes'])} of the peak", unknown)

@@ -21,6 +21,7 @@ from memprof.reports.html.elements import (
     swatch,
 )
 from memprof.reports.html.page import page_header, render_page
+from memprof.reports.html.summary import headline_lines
 
 __all__ = ["render_plan"]
 
@@ -43,7 +44,8 @@ def _best(plan: PlanDocument) -> Markup:
     title = "Ready to paste" if code else "Nothing fits"
     fastest = el("p", {"class": "cause", "id": "fastest"}, plan.fastest_sentence)
     more = copyable(code=plan.fastest_code) if plan.fastest_code else None
-    return section("best", title, "", el("p", {"class": "cause"}, plan.best_sentence, " ", badge), code, fastest, more)
+    lines = headline_lines(plan.headline, changes=False)
+    return section("best", title, "", *lines, el("p", {}, badge), code, fastest, more)
 
 
 def _chart(plan: PlanDocument) -> Markup:

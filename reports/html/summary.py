@@ -65,13 +65,14 @@ def summary(summary: Summary, badge: str, headline: Headline, rows: tuple[Row, .
     )
 
 
-def headline_lines(headline: Headline) -> list[Markup]:
+def headline_lines(headline: Headline, changes: bool = True) -> list[Markup]:
     """Draw the answer: verdict and cause, then what to change, then what was assumed."""
     lines = [el("p", {"class": "verdict bad" if headline.bad else "verdict"}, headline.verdict)]
     if headline.cause:
         lines.append(el("p", {"class": "cause"}, headline.cause))
     if headline.action:
-        lines.append(el("p", {"class": "first"}, headline.action, " ", el("a", {"href": "#advice"}, "All changes")))
+        more = (" ", el("a", {"href": "#advice"}, "All changes")) if changes else ()
+        lines.append(el("p", {"class": "first"}, headline.action, *more))
     return [*lines, el("p", {"class": "muted"}, headline.assumed)] if headline.assumed else lines
 
 

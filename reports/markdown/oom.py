@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.reports.document.oom import cause_words, sentence, title_of, where_of
-
 from memprof.units import format_bytes
 
 __all__ = ["render_failures"]
@@ -16,7 +14,8 @@ def render_failures(answer: Mapping[str, Any]) -> str:
     """Render every failure: its numbers as a table, its cause and what to try."""
     lines: list[str] = []
     for failure in answer["failures"]:
-        lines += [f"### {_safe(title_of(failure))}", ""]
+        headline = failure["headline"]
+        lines += [f"### {_safe(headline['verdict'])}", "", _safe(headline["cause"]), ""]
         if failure["numbers"]:
             lines += ["| | | |", "|---|---:|---|"]
             lines += [f"| {r['name']} | {format_bytes(r['bytes'])} | {r['meaning']} |" for r in failure["numbers"]]
@@ -24,9 +23,6 @@ def render_failures(answer: Mapping[str, Any]) -> str:
         if failure["sum"]:
             lines += [f"{failure['sum']}.", ""]
         lines += [f"Contradiction: {_safe(text)}.\n" for text in failure["contradictions"]]
-        lines += [f"**{sentence(cause_words(failure))}**: {_safe(failure['because'])}", ""]
-        if where := where_of(failure):
-            lines += [_safe(where), ""]
         lines += [f"{i}. `{row['action'].replace('`', '')}`: {row['why']}" for i, row in enumerate(failure["try"], 1)]
         lines.append("")
     lines += [f"> {_safe(note)}" for note in answer["notes"]]

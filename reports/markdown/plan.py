@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memprof.reports.document.plan import PlanDocument
+from memprof.reports.markdown.elements import headline
 
 __all__ = ["render_plan"]
 
@@ -11,12 +12,12 @@ _WORDS = ("Method", "Verdict", "Highest in", "Largest")
 
 
 def render_plan(plan: PlanDocument) -> str:
-    """Render the table, the best configuration in a fence, the notes and how far off the figures may be."""
+    """Render the headline, the table, the settings in a fence, the notes and how far off the figures may be."""
     head, *rows = plan.cells()
     ruler = "|" + "|".join("---" if name in _WORDS else "--:" for name in head) + "|"
-    lines = [f"| {' | '.join(head)} |", ruler, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
+    lines = [headline(plan.headline), "", f"| {' | '.join(head)} |", ruler]
+    lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     lines += ["", "\\* no other row both takes less time (estimated) and needs less memory"] if plan.timed else []
-    lines += ["", plan.best_sentence]
     lines += ["", "```python", plan.code, "```"] if plan.code else []
     lines += ["", plan.fastest_sentence]
     lines += ["", "```python", plan.fastest_code, "```"] if plan.fastest_code else []

@@ -78,7 +78,6 @@ def _prediction(document: Document) -> str:
         for n in found.lengths
     ]  # fmt: skip
     blocks = [
-        text(found.verdict),
         table(["Phase", "Held, GiB", "Needed, GiB", "Alone"], "lrrl", needs) if needs else "",
         text(found.lengths_sentence),
         table(["Longest completion", "Tokens", "Steps at most so long", "Held, GiB", "Needed, GiB", "Verdict", "Known"],

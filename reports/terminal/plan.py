@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memprof.reports.document.model import Part
 from memprof.reports.document.plan import PlanDocument
 from memprof.reports.document.text import gib, sentence_list
-from memprof.reports.terminal.elements import draw_bar, legend
+from memprof.reports.terminal.elements import draw_bar, legend, print_headline
 from memprof.reports.terminal.screen import console_of, text_of
 
 if TYPE_CHECKING:
@@ -19,12 +19,13 @@ __all__ = ["render_bars", "render_plan"]
 
 
 def render_plan(plan: PlanDocument, width: int = 100, colour: bool = False) -> str:
-    """Render the table, the bars, the best configuration, the notes and how far off the figures may be."""
+    """Render the headline, the table, the bars, the settings to paste, the notes and how far off figures may be."""
     varied = [*_wrapped(plan.varied, width), ""] if plan.varied else []
-    lines = [plan.title, "", *varied, *_table(plan, width), "", render_bars(plan, width, colour)]
+    console = console_of(width, colour)
+    print_headline(console, plan.headline)
+    lines = [text_of(console), plan.title, "", *varied, *_table(plan, width), "", render_bars(plan, width, colour)]
     lines += [*_wrapped(plan.room, width), ""] if plan.room else []
-    lines += _wrapped(plan.best_sentence, width)
-    lines += ["", plan.code] if plan.code else []
+    lines += [f"Ready to paste, {plan.best}:", plan.code] if plan.code else []
     lines += ["", *_wrapped(plan.fastest_sentence, width)]
     lines += ["", plan.fastest_code] if plan.fastest_code else []
     lines += ["", *(line for note in plan.told for line in _wrapped(f"Note: {note}", width))] if plan.told else []

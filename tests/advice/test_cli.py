@@ -105,6 +105,28 @@ def test_a_card_for_a_run_that_cannot_be_simulated_is_answered_by_estimates(
     assert bool(together["changes"]) == (gpu != "160GiB")
 
 
+def test_an_estimated_fit_says_what_was_not_seen_and_counts_the_request_that_failed(tmp_path: Path) -> None:
+    data = report({"load": {"weights": 11 * GIB}}, None, kind="cuda", reserved_bytes=11 * GIB)
+    data["device_peak"] |= {"reserved_bytes": 11 * GIB, "non_torch_bytes": 0}
+    data["source"]["history"] = "none"
+    path = tmp_path / "state.json"
+
+    def asked() -> dict[str, Any]:
+        path.write_text(json.dumps(data))
+        found: dict[str, Any] = json.loads(_invoke("advise", str(path), "--gpu", "16GiB", "--json", "-").stdout)
+        return dict(found["combination"])
+
+    alone = asked()
+    assert alone["sentence"].startswith("What was recorded fits as it is")
+    assert "shows one moment" in alone["sentence"]
+    data["oom"] = {"requested_bytes": 5 * GIB, "device_free_bytes": 0, "phase": "load", "step": None, "stack": []}
+    data["source"]["history"] = "complete"
+    failed = asked()
+    assert failed["before_bytes"] == 16 * GIB
+    assert "does not show the whole run" in failed["sentence"]
+    assert [change["id"] for change in failed["changes"]] == ["smaller_weights"]
+
+
 def test_what_fits_in_no_way_ends_with_4(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wiring only: what is found is tested where it is looked for."""
     pytest.importorskip("trl")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from memprof.advice.ranking import MARGIN, enough_together, is_enough, simulated_is_enough, with_words
-from memprof.advice.recorded_run import Peak, Run
+from memprof.advice.ranking import MARGIN, enough_together, is_enough, ranked, simulated_is_enough, with_words
+from memprof.advice.recorded_run import Peak, Run, run_of
+from memprof.config.settings import Settings
 
 GIB = 2**30
 
@@ -49,6 +51,45 @@ def test_nothing_is_promised_of_what_was_not_seen(oom: dict[str, Any] | None) ->
     assert is_enough(saving(weights=4), run(), oom) is None
 
 
+def test_a_later_step_has_seen_a_whole_one() -> None:
+    """Whatever phase of it fails: the state is there, and what each phase holds beside it was seen."""
+    oom = failed("forward", ahead=None)
+    seen = replace(run(), whole_step=True)
+    assert is_enough(saving(optimizer_state=6.1), seen, oom) is True
+    assert is_enough(saving(optimizer_state=5.9), seen, oom) is False
+
+
+def test_a_step_is_whole_that_ran_before_the_one_that_failed() -> None:
+    def phases(*of: tuple[int, str]) -> list[dict[str, Any]]:
+        return [{"step": step, "phase": phase, "peak_bytes": GIB, "categories": {}} for step, phase in of]
+
+    def whole(*of: tuple[int, str]) -> bool:
+        peak: dict[str, Any] = {"phase": "forward", "categories": {}, "details": {}}
+        peak |= dict.fromkeys(("active_bytes", "allocated_bytes", "reserved_bytes"), GIB)
+        oom = {"step": 2, "phase": "forward", "stack": []}
+        source = {"config": None}
+        report = {"peak": {**peak, "allocations": []}, "phases": phases(*of), "oom": oom, "own_peaks": {}}
+        return run_of({**report, "source": source}).whole_step
+
+    first = ((1, "generate"), (1, "forward"), (1, "backward"), (1, "optimizer_step"))
+    assert whole(*first, (2, "forward"))
+    assert not whole(*first[:3], (2, "forward"))  # its optimizer step was lost
+    assert not whole(*first[1:], (2, "generate"), (2, "forward"))  # a generation like it was not seen before
+    assert not whole(*((2, phase) for _, phase in first))
+
+
+def test_a_step_whose_state_is_there_still_makes_its_scratch() -> None:
+    """4 GiB of gradients' worth is made by foreach alone; what failed is a part of it."""
+    oom = failed(ahead=None, categories={"optimizer_state": 8 * GIB}, requested_bytes=GIB)
+    foreach, fused = (
+        replace(run(), settings=Settings(model="org/model", optim=optim))
+        for optim in ("adamw_torch", "adamw_torch_fused")
+    )
+    assert is_enough(saving(gradients=4, weights=3.1), fused, oom) is True  # 16 + 1 GiB needed
+    assert is_enough(saving(gradients=4, weights=3.1), foreach, oom) is False
+    assert is_enough(saving(gradients=4, weights=2.1, temporaries=4), foreach, oom) is True
+
+
 def test_of_two_changes_the_larger_saving_of_a_category_counts() -> None:
     once, other = saving(optimizer_state=4), saving(optimizer_state=4, gradients=2.1)
     assert enough_together(once, once, run(), failed()) is False
@@ -63,6 +104,15 @@ def test_a_limit_and_a_simulation() -> None:
     assert simulated_is_enough({**row, "device_peak_bytes": 11 * GIB}, failed()) is False
 
 
+def test_growing_segments_that_are_not_enough_do_not_come_first() -> None:
+    """The request alone would have fitted in one piece; the simulated step does not."""
+    device = {"id": "expandable", "peak": "device", "saves_bytes": GIB, "toll": 0, "exact": True, "enough": False}
+    enough = {"id": "lora", "peak": "allocated", "saves_bytes": 4 * GIB, "toll": 4, "exact": False, "enough": True}
+    report = {"oom": failed(ahead=None, fits_defragmented=True)}
+    assert ranked([device, enough], report)[0] is enough
+    assert ranked([{**device, "enough": True}, enough], report)[0]["id"] == "expandable"
+
+
 def test_the_first_row_says_what_else_to_do() -> None:
     rows = [
         {"id": "a", "action": "Keep moments in 8 bits", "enough": False, "enough_with": ["b"]},
@@ -72,5 +122,8 @@ def test_the_first_row_says_what_else_to_do() -> None:
     assert with_words(rows, report)[0]["enough_words"] == "Not enough alone: also train an adapter."
     alone = with_words([{**rows[0], "enough": True}], report)[0]["enough_words"]
     assert alone == "That is enough alone: all the run still makes is counted, 10 % kept."
+    unasked = [{**rows[0]}, rows[1]]
+    del unasked[0]["enough_with"]  # a simulation's row: nothing was tried together
+    assert with_words(unasked, report)[0]["enough_words"] == "Not enough alone."
     assert "not known" in with_words([{**rows[0], "enough": None}], report)[0]["enough_words"]
     assert with_words(rows, {"oom": None}) == rows

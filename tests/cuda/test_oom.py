@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.advice.closed_loop import CASES as DYING
+from benchmarks.advice.closed_loop import Runs, follow
 from memprof.oom import explain_log
 from memprof.units import format_bytes
 from tests.cuda.balance import Balance, report_of
@@ -132,3 +134,24 @@ def segment(size: int) -> int:
     if size <= MIB:
         return 2 * MIB
     return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+
+
+# A later step that fails where the state is there; a first optimizer step without room for it.
+PROMISED = [("full, AdamW, no checkpointing", 0.9, 2), ("full, foreach AdamW, reference", 0.7, 1)]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPROF_CUDA_PYTHON", sys.executable)
+        return Runs()
+
+
+@pytest.mark.parametrize(("name", "share", "step"), PROMISED, ids=[name for name, _, _ in PROMISED])
+def test_what_is_promised_to_be_enough_is(runs: Runs, name: str, share: float, step: int) -> None:
+    limit = int(share * runs(DYING[name])["reserved_bytes"])
+    row = follow(runs, {"run": name, "limit_bytes": limit}, simulate=False)
+    assert row is not None, "it lived without advice"
+    assert row["step"] == step
+    assert row["estimated"]["promised"]
+    assert row["estimated"]["lived"], row["estimated"]["error"]

@@ -509,7 +509,7 @@ def test_speed_is_maximised_with_smaller_micro_batches(known: list[_Known], monk
     data = {**plan.to_dict(), "code": None}
     validate(data)
     shown = build_plan(data)
-    assert shown.best_sentence.startswith("Fastest found (LoRA): ")
+    assert shown.headline.action.startswith("Fastest found (LoRA): ")
     assert shown.cells()[0][-1] == "Micro-batch that fits"
 
 

@@ -15,6 +15,7 @@ from memprof.reports.markdown.plan import render_plan as render_markdown
 from memprof.reports.terminal.plan import render_bars, render_plan
 
 from memprof.config.settings import Settings
+from memprof.plan.headline import headline_of_plan
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations
 from tests.reports.html.test_html import packed
 from tests.reports.test_terminal import same
@@ -36,7 +37,8 @@ def sample_plan(**changes: Any) -> PlanDocument:
         },
         "notes": ["full does not fit."], "code": CODE,
     }  # fmt: skip
-    return build_plan({**data, **changes})
+    told = {**data, **changes}
+    return build_plan({**told, "headline": headline_of_plan(told)})
 
 
 def _row(method: str, needed: int, held: int, *, fits: bool) -> dict[str, Any]:
@@ -153,13 +155,13 @@ def test_bars_are_on_one_scale() -> None:
 
 def test_markdown_has_a_table_and_a_fence() -> None:
     lines = render_markdown(sample_plan()).splitlines()
-    assert {line.count("|") for line in lines[:4]} == {8}
+    assert {line.count("|") for line in lines[2:6]} == {8}
     assert f"```python\n{CODE}\n```" in "\n".join(lines)
 
 
 def test_where_nothing_fits_there_is_nothing_to_paste() -> None:
-    plan = sample_plan(best=None, code=None)
-    assert "Nothing tried fits." in render_plan(plan)
+    plan = sample_plan(best=None, code=None, rows=[_row("full", 30, 27, fits=False)])
+    assert render_plan(plan).startswith("Nothing tried fits 24GB: the smallest, full, needs 30.00 of 24.00 GiB")
     assert "```" not in render_markdown(plan)
     assert "Ready to paste" not in render_page(plan)
 

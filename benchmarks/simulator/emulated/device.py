@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.tabling import ROOT
 
-__all__ = ["ask"]
+__all__ = ["Asked", "ask"]
 
 # Values of small tensors only (masks of all tokens among them: the lean trainer trims by them), and no large copies:
 # a model may be larger than this machine's memory.
@@ -63,3 +63,28 @@ def ask(
         raise RuntimeError(done.stderr[-1500:])
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+class Asked:
+    """A module that answers one line of JSON after the other, on the emulated card."""
+
+    def __init__(self, module: str, card: str) -> None:
+        self._process = subprocess.Popen(
+            [python(), "-W", "ignore", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, True),
+        )  # fmt: skip
+
+    def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Ask, and wait for the answer.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith("ANSWER "):
+                found: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+                return found
+        raise RuntimeError("the process that trains has ended")

@@ -20,7 +20,7 @@ from typing import Any
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import four_bit_arguments, grpo_arguments
 
-__all__ = ["build", "counted", "main", "train_here"]
+__all__ = ["build", "completions_of", "counted", "main", "train_here", "write_checkpoint"]
 
 COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
@@ -88,7 +88,7 @@ def build(settings: Settings, loaded: bool, folder: str) -> Any:
     config = load_config(settings.model)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = 2, 1, None
     checkpoint = Path(folder) / "model"
-    _write_checkpoint(config, settings.dtype, checkpoint)
+    write_checkpoint(config, settings.dtype, checkpoint)
     if loaded:
         model: Any = str(checkpoint)
     else:
@@ -142,18 +142,23 @@ def tokenizer() -> Any:
 @contextlib.contextmanager
 def _completions_of_full_length(settings: Settings) -> Iterator[None]:
     """Where nothing is to be generated, answer TRL with completions of full length, while open."""
-    from memprof.compat import patching
-    from memprof.compat import trl as names
-
-    rloo = settings.trainer == "rloo"
-
-    def answer(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
-        made = [[0] * settings.completion_length for _ in prompt_ids]
-        return made if rloo else (made, None)
-
     if settings.generation != "none" or settings.supervised:
         yield
         return
+    with completions_of(settings.completion_length, rloo=settings.trainer == "rloo"):
+        yield
+
+
+@contextlib.contextmanager
+def completions_of(length: int, rloo: bool = False) -> Iterator[None]:
+    """Answer TRL's trainer with completions of so many tokens, while open: nothing generates."""
+    from memprof.compat import patching
+    from memprof.compat import trl as names
+
+    def answer(self: Any, prompt_ids: list[Any], *_: Any, **__: Any) -> Any:
+        made = [[0] * length for _ in prompt_ids]
+        return made if rloo else (made, None)
+
     with patching((names.RLOO_GENERATE if rloo else names.GENERATE_SINGLE_TURN, answer)):
         yield
 
@@ -175,7 +180,7 @@ def _no_infinity() -> Iterator[None]:
         yield
 
 
-def _write_checkpoint(config: Any, dtype: str, folder: Path) -> None:
+def write_checkpoint(config: Any, dtype: str, folder: Path) -> None:
     """Write a checkpoint of zeros that takes no room on the disk: a header, and a hole where the weights are."""
     import torch
     from transformers import AutoModelForCausalLM

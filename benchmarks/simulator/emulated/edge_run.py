@@ -20,14 +20,14 @@ from typing import Any
 
 from memprof.config.settings import Settings
 
-__all__ = ["main"]
+__all__ = ["import_without_device", "main"]
 
 _MIB = 2**20
 
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
-    _import(tuple(question["capability"]))
+    import_without_device(tuple(question["capability"]))
     free = _trained(question, None)
     tried: dict[int, bool] = {}
     low, high = free["allocated_bytes"] // _MIB * _MIB, free["reserved_bytes"]
@@ -44,7 +44,7 @@ def main() -> None:
     print(json.dumps({**free, "edge_bytes": high, "tried": sorted(tried.items())}))
 
 
-def _import(capability: tuple[int, int]) -> None:
+def import_without_device(capability: tuple[int, int]) -> None:
     """Load what every run needs, and leave the device alone: a process that has touched it cannot be forked.
 
     ``capability``: the card's. Libraries ask for it while they are imported (bitsandbytes, when PEFT loads it).

@@ -102,7 +102,7 @@ def test_every_renderer_says_them() -> None:
         assert "fast" in rendered
         assert "A step" in rendered.replace("A step takes", "")
     assert "<b>Card" not in render_html(document)
-    assert '<dd class="value">does not fit</dd>' in render_html(document)
+    assert 'class="verdict bad">Does not fit' in render_html(document)
     assert "<i>fast" not in render_html(document)
     narrow = render_terminal(document, 60)
     assert max(map(len, narrow.splitlines())) <= 60
