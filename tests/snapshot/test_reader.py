@@ -269,7 +269,7 @@ def test_saving_is_all_or_nothing(raw: dict[str, Any], tmp_path: Path) -> None:
     file = save_snapshot(raw, tmp_path / "s.pickle")
     before = file.read_bytes()
     assert before[:2] == b"\x80\x04"
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         save_snapshot({"segments": [], "device_traces": [lambda: 0]}, file)
     assert file.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["s.pickle"]
