@@ -84,8 +84,8 @@ class RemotePath(_Base):
 
     # ---- what a path says --------------------------------------------------------------------------------------------
 
-    def relative_to(self, *other: Any, **kwargs: Any) -> Path:
-        """Return the rest of this path below ``other``."""
+    def relative_to(self, *other: Any, **kwargs: Any) -> Any:
+        """Return the rest of this path below ``other``, a :class:`~pathlib.Path`."""
         above = RemotePath(*other)
         if self.parts[: len(above.parts)] != above.parts:
             raise ValueError(f"{self} is not below {above}")
@@ -142,11 +142,11 @@ class RemotePath(_Base):
 
     # ---- what lies there ---------------------------------------------------------------------------------------------
 
-    def iterdir(self) -> Iterator[Path]:
+    def iterdir(self) -> Any:
         """Yield what a folder holds."""
         return (self / name for name, _ in self._entries())
 
-    def glob(self, pattern: Any, **kwargs: Any) -> Iterator[Path]:
+    def glob(self, pattern: Any, **kwargs: Any) -> Any:
         """Yield what a folder itself holds under names of this pattern; nothing where there is no folder."""
         try:
             entries = self._entries()
