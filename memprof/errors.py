@@ -10,8 +10,8 @@ MemprofError
 
 from __future__ import annotations
 
-import os
 import stat
+from pathlib import Path
 
 from memprof._version import __version__
 
@@ -65,13 +65,13 @@ class DoesNotFit(MemprofError):
     exit_code = 4
 
 
-def refuse_special(path: str | os.PathLike[str]) -> None:
+def refuse_special(path: Path) -> None:
     """Refuse a pipe, a socket or a device in place of a file: reading one may wait without end.
 
     Raises:
         InputError: it is one.
         OSError: there is nothing at ``path``.
     """
-    mode = os.stat(path).st_mode
+    mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise InputError(f"{os.fspath(path)}: not a regular file; write what it holds to one first.")
+        raise InputError(f"{path}: not a regular file; write what it holds to one first.")

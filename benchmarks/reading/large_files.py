@@ -7,26 +7,31 @@ of memprof and of PyTorch's own viewer on the same files, each in a fresh proces
 
     python -m benchmarks.reading large-files generate run.pickle --events 1000000 -o big.pickle
     python -m benchmarks.reading large-files measure big.pickle [...] --peer
-    python -m benchmarks.reading large-files all run.pickle            # 10k, 100k, 1M and 3M events
+    python -m benchmarks.reading large-files all run.pickle            # 10k, 100k, 1M and 10M events
 """
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
+import pickletools
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
+from memprof.snapshot.scan import without_frames
 from memprof.snapshot.unpickle import read_plain
-from memprof.snapshot.writer import save_snapshot
+from memprof.snapshot.writer import PROTOCOL, save_snapshot
 
-SIZES = (10_000, 100_000, 1_000_000, 3_000_000)
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 Event = dict[str, Any]
 
@@ -38,17 +43,106 @@ def replay(raw: dict[str, Any], events: int) -> dict[str, Any]:
     trace = [e for e in traces[device] if e["action"] not in ("oom", "snapshot")]
     if events < len(trace):  # the newest ones, as from a ring buffer
         return {**raw, "device_traces": [trace[-events:] if d == device else t for d, t in enumerate(traces)]}
-    back = _way_back(trace)
-    first, last = trace[0].get("time_us", 0), trace[-1].get("time_us", 0)
-    period = last - first + len(back) + 1
-    out: list[Event] = []
-    offset = 0
-    while len(out) + len(trace) < events:
-        out.extend(_shifted(trace, offset))
-        out.extend({**e, "time_us": last + offset + i} for i, e in enumerate(back, 1))
-        offset += period
-    out.extend(_shifted(trace, offset))
+    rounds = range(_rounds(trace, events))
+    out = [e for number in rounds for e in _round(trace, number)]
+    out.extend(_shifted(trace, len(rounds) * _period(trace)))
     return {**raw, "device_traces": [out if d == device else t for d, t in enumerate(traces)]}
+
+
+def write_replay(raw: dict[str, Any], events: int, out: Path) -> None:
+    """Write what :func:`replay` returns in the memory of a few rounds, however many events it has.
+
+    From the third on, a round's bytes are those of the second with other times and references to what is its own.
+    """
+    traces = raw["device_traces"]
+    device = max(range(len(traces)), key=lambda d: len(traces[d]))
+    trace = [e for e in traces[device] if e["action"] not in ("oom", "snapshot")]
+    rounds, period = _rounds(trace, events), _period(trace)
+    if rounds < 2 or any(traces[device + 1 :]) or not all(e.get("time_us", 0) >> 40 for e in trace):
+        save_snapshot(replay(raw, events), out)
+        return
+    parts = _Parts()
+    with out.open("wb") as file:
+        file.write(b"\x80\x04}(")
+        for key in [key for key in raw if key != "device_traces"]:
+            file.write(parts.of(key) + parts.of(raw[key]))
+        file.write(parts.of("device_traces") + b"](" + b"".join(map(parts.of, traces[:device])) + b"]")
+        file.write(parts.batch(_round(trace, 0)))
+        known, second = parts.count, _round(trace, 1)
+        forth = parts.batch(second[: len(trace)])
+        body = forth + parts.batch(second[len(trace) :])
+        own, (references, times) = parts.count - known, parts.moving(body, known)
+        for number in range(rounds):  # the second and all after it
+            moved = np.frombuffer(body, np.uint8).copy()
+            _add(moved, references, 4, number * own)
+            _add(moved, times, 7, number * period)
+            file.write(moved[: len(forth) if number == rounds - 1 else None].tobytes())
+        file.write(b"".join(map(parts.of, traces[device + 1 :])) + b"eu.")
+
+
+class _Parts:
+    """Pickle objects one by one, all with the same memo."""
+
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
+        self._pickler = pickle.Pickler(self._buffer, PROTOCOL)
+
+    @property
+    def count(self) -> int:
+        """Return how many objects the memo has."""
+        return len(self._memo())
+
+    def of(self, given: Any) -> bytes:
+        """Return an object's bytes, without what a file begins and ends with."""
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        self._pickler.dump(given)
+        return without_frames(self._buffer.getvalue(), "a part")[2:-1]
+
+    def batch(self, events: Iterable[Event]) -> bytes:
+        """Return the bytes that append events to a list."""
+        return b"(" + b"".join(map(self.of, events)) + b"e"
+
+    def moving(self, body: bytes, known: int) -> tuple[Any, Any]:
+        """Find where ``body`` has references beyond ``known``, of 4 bytes, and times, of 7."""
+        names = {place for place, given in self._memo().values() if isinstance(given, str) and given == "time_us"}
+        references, times, is_time = [], [], False
+        for opcode, value, at in pickletools.genops(body + b"."):
+            if is_time:
+                assert (opcode.name, body[at + 1]) == ("LONG1", 7), "a time of another width"
+                times.append(at + 2)
+            elif opcode.name == "LONG_BINGET" and value is not None and value >= known:
+                references.append(at + 1)
+            is_time = opcode.name in ("BINGET", "LONG_BINGET") and value in names
+        return np.array(references, np.int64), np.array(times, np.int64)
+
+    def _memo(self) -> dict[int, tuple[int, Any]]:
+        memo: Any = self._pickler.memo  # of the C pickler; unknown to its types
+        found: dict[int, tuple[int, Any]] = memo.copy()
+        return found
+
+
+def _add(body: Any, places: Any, width: int, number: int) -> None:
+    """Add a number to the little-endian ones of ``width`` bytes at these places."""
+    columns, shifts = places[:, None] + np.arange(width), np.arange(width, dtype=np.int64) * 8
+    values = (body[columns].astype(np.int64) << shifts).sum(axis=1) + number
+    body[columns] = (values[:, None] >> shifts & 0xFF).astype(np.uint8)
+
+
+def _rounds(trace: list[Event], events: int) -> int:
+    """Return how many rounds come before the last, which is not undone."""
+    return -(-max(events - len(trace), 0) // (len(trace) + len(_way_back(trace))))
+
+
+def _period(trace: list[Event]) -> int:
+    return int(trace[-1].get("time_us", 0) - trace[0].get("time_us", 0) + len(_way_back(trace)) + 1)
+
+
+def _round(trace: list[Event], number: int) -> list[Event]:
+    """Return a round and what undoes it."""
+    offset, last = number * _period(trace), trace[-1].get("time_us", 0)
+    back = ({**e, "time_us": last + offset + i} for i, e in enumerate(_way_back(trace), 1))
+    return [*_shifted(trace, offset), *back]
 
 
 def _shifted(trace: list[Event], offset: int) -> Iterator[Event]:
@@ -165,7 +259,7 @@ def main() -> None:
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True)
 def generate(source: Path, events: int, out: Path) -> None:
     """Write one large snapshot."""
-    save_snapshot(replay(read_plain(source), events), out)
+    write_replay(read_plain(source), events, out)
 
 
 @main.command("measure")
@@ -181,9 +275,10 @@ def measure_files(files: tuple[Path, ...], peer: bool) -> None:
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("build/large"), show_default=True)
 @PEER
 def measure_all(source: Path, folder: Path, peer: bool) -> None:
-    """Generate files of 10k to 3M events and measure each."""
+    """Generate files of 10k to 10M events and measure each."""
     files = [folder / f"events-{n}.pickle" for n in SIZES]
     for count, file in zip(SIZES, files, strict=True):
         if not file.exists():
-            save_snapshot(replay(read_plain(source), count), file)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_replay(read_plain(source), count, file)
     report(files, peer)

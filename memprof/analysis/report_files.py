@@ -69,9 +69,7 @@ def _text(path: Path) -> bytes | None:
     """Return the whole file where it may be JSON; ``None`` where its first character shows that it is not."""
     try:
         refuse_special(path)
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-        with gzip.open(path) if packed else path.open("rb") as file:
+        with path.open("rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
             start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
             if start[:9].lower() in (b"<!doctype", b"<html"):
                 raise InputError(f"{path}: an HTML page; give the snapshot or the JSON it was made from.")

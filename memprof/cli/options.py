@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from memprof.errors import InputError
 
-__all__ = ["check_folder", "device_option", "executor_option", "redact_option", "rules_option", "seconds_option"]
+__all__ = [
+    "RECORDING",
+    "check_folder",
+    "device_option",
+    "executor_option",
+    "redact_option",
+    "rules_option",
+    "seconds_option",
+]
+
+
+class _Recording(click.Path):
+    """The path of what is read, or a URL that fsspec opens (s3://, gs://, hf://, https://, ...)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path; a URL becomes one of :mod:`memprof.snapshot.remote`, which is loaded for it only."""
+        if isinstance(value, str) and "://" in value:
+            from memprof.snapshot.remote import place_of
+
+            return place_of(value)
+        return super().convert(value, param, ctx)
+
+
+RECORDING = _Recording(path_type=Path, allow_dash=True)
 
 device_option = click.option(
     "--device",

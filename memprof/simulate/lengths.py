@@ -19,6 +19,7 @@ from typing import Any
 
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
+from memprof.snapshot.remote import place_of
 
 __all__ = ["LengthReport", "Lengths", "Point", "lengths_of_steps", "read_lengths", "study"]
 
@@ -49,13 +50,13 @@ def read_lengths(text: str, longest: int) -> Lengths:
     """Read lengths as ``--completion-lengths`` gives them, cut at ``longest`` tokens.
 
     ``mean:deviation`` (a normal distribution's quantiles), ``120,300,512``, or a file: a JSON list, numbers one a line,
-    or a recorded snapshot, whose steps' own tokens are taken.
+    or a recorded snapshot (each at a path or a URL), whose steps' own tokens are taken.
 
     Raises:
         UsageError: the text is neither a file nor lengths.
         InputError: the file cannot be used.
     """
-    path = Path(text)
+    path = place_of(text)
     if path.is_file():
         return _lengths(path.name, _from_file(path), longest)
     if match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\d+(?:\.\d+)?)\s*", text):

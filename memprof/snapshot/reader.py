@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError
 from memprof.snapshot.columns import Interner, read_segments, read_trace
 from memprof.snapshot.extra import check_extra, clean, clean_text
 from memprof.snapshot.model import Blocks, Segments, Snapshot, Trace
+from memprof.snapshot.remote import place_of
 from memprof.snapshot.rows import Rows, scan_file
 from memprof.snapshot.unpickle import collector_paused, read_shared
 from memprof.vocabulary import Kind
@@ -24,7 +24,7 @@ __all__ = ["load_snapshot", "snapshot_from_raw"]
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """Read a torch memory snapshot: a pickle or JSON, packed with gzip, xz or zstd or not.
+    """Read a torch memory snapshot, at a path or a URL: a pickle or JSON, packed with gzip, xz or zstd or not.
 
     Nothing in the file is executed: a pickle that names a global is refused. What the native scanner does not take, and
     whatever is wrong, is left to the Python reader.
@@ -32,8 +32,9 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     Raises:
         UnsafePickle: the pickle tries to load code.
         InputError: the file cannot be used; the message tells what is wrong and what to do.
+        UsageError: the URL is none, or the package that opens it is missing.
     """
-    file = Path(path)
+    file = place_of(path)
     with collector_paused():  # one collection over all the dicts would cost more than reading them
         scanned = scan_file(file)
         if scanned is not None:

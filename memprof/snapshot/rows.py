@@ -5,7 +5,6 @@ The result equals that of :mod:`memprof.snapshot.columns`, which reads the same 
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ _KEYS = {"time_us": _HAS_TIME, "user_metadata": _HAS_METADATA, "compile_context"
 def scan_file(path: Path) -> tuple[dict[str, Any], Rows] | None:
     """Return a file's snapshot without its events, and these as rows; None where the Python reader has to read it."""
     try:
-        status = os.stat(path)
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             return None
         with path.open("rb") as file:

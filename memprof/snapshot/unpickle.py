@@ -148,12 +148,12 @@ def _parse(data: bytes, name: str) -> Any:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
             raise InputError(f"{path}: a folder, not a snapshot file; name the files in it.")
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: not a regular file; write the snapshot to one first.")
-        size, total = os.path.getsize(path), physical_memory()
+        size, total = status.st_size, physical_memory()
         if size > total // _BYTES_PER_BYTE:
             raise InputError(
                 f"{path}: {format_bytes(size)} are too much to read with {format_bytes(total)} of memory; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from memprof.analysis.ranks.dump_names import DumpName, dump_name
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError, UsageError
+from memprof.snapshot.remote import walk
 
 __all__ = ["Recording", "choose", "find_recordings", "not_read", "recording_of", "report_beside"]
 
@@ -101,10 +101,10 @@ def _files_below(place: Path) -> Iterator[Path]:
 
 
 def _entries_below(place: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(place):
-        deep = len(Path(folder).relative_to(place).parts)
+    for folder, folders, names in walk(place):
+        deep = len(folder.relative_to(place).parts)
         folders[:] = sorted(f for f in folders if not f.startswith(".") and deep < _DEEPEST)
-        yield from (Path(folder, name) for name in sorted(names))
+        yield from (folder / name for name in sorted(names))
 
 
 def _ours(files: Iterable[Path], place: Path) -> list[Recording]:

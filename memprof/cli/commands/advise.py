@@ -11,14 +11,14 @@ from memprof.cli.advising import check_card, estimated, fits_asked_card, simulat
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import read_run
-from memprof.cli.options import device_option, redact_option, seconds_option
+from memprof.cli.options import RECORDING, device_option, redact_option, seconds_option
 from memprof.errors import UsageError
 
 __all__ = ["command"]
 
 
 @click.command(name="advise")
-@click.argument("source", type=click.Path(path_type=Path), metavar="SNAPSHOT|DIR|REPORT.json")
+@click.argument("source", type=RECORDING, metavar="SNAPSHOT|DIR|REPORT.json")
 @click.option("--gpu", metavar="NAME|SIZE", help="Find the changes that make the run fit this card, such as 24GB.")
 @seconds_option
 @click.option("--estimate", "only_estimate", is_flag=True, help="Simulate nothing: estimate from recorded sizes.")

@@ -11,7 +11,7 @@ import click
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed, file_of_run, read_report
-from memprof.cli.options import device_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Column:
 
 
 @click.command(name="compare")
-@click.argument("inputs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="A B...")
+@click.argument("inputs", type=RECORDING, nargs=-1, required=True, metavar="A B...")
 @output_options("compare", page="Write the HTML page to FILE.html.")
 @click.option("--label", "labels", multiple=True, metavar="TEXT", help="Name a run; give it once for each, in order.")
 @click.option("--capacity", metavar="NAME|SIZE", help="Say which runs fit a card, such as 4090 or 24GB.")

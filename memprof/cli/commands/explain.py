@@ -11,7 +11,7 @@ import click
 from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import analysed
-from memprof.cli.options import device_option, redact_option, rules_option
+from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import UsageError
 from memprof.reports.renderers import Answer
 from memprof.vocabulary import Kind
@@ -22,7 +22,7 @@ _DEFAULT_TOP = 20
 
 
 @click.command(name="explain")
-@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.argument("snapshot", type=RECORDING)
 @click.option(
     "--at", default="peak", metavar="peak|device-peak|phase:NAME|TIME_US",
     help="Choose the instant: the allocated peak (default), the device peak, a phase's peak, or a time in the "

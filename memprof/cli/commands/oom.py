@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from memprof.cli.emit import Output, emit, output_options
+from memprof.cli.options import RECORDING
 from memprof.errors import InputError, refuse_special
 from memprof.reports.renderers import Answer
 
@@ -18,7 +19,7 @@ _MOST_BYTES = 256 * 2**20
 
 
 @click.command(name="oom")
-@click.argument("log", type=click.Path(path_type=Path, allow_dash=True), metavar="LOG|-")
+@click.argument("log", type=RECORDING, metavar="LOG|-")
 @output_options("oom")
 def command(log: Path, output: Output) -> None:
     """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
@@ -47,9 +48,9 @@ def _read(log: Path) -> str:
             data = sys.stdin.buffer.read()
         else:
             refuse_special(log)
-            with open(log, "rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - _MOST_BYTES))
+            with log.open("rb") as file:
+                if (size := log.stat().st_size) > _MOST_BYTES:
+                    file.seek(size - _MOST_BYTES)
                 data = file.read(_MOST_BYTES)
     except OSError as error:
         raise InputError(f"{log}: cannot be read ({error.strerror or error}).") from None

@@ -13,7 +13,7 @@ from memprof.cli.advising import check_card, estimated, fits_asked_card, simulat
 from memprof.cli.answers import redacted, report_answer
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.inputs import GivenRun, analysed, known_report
-from memprof.cli.options import device_option, executor_option, redact_option, rules_option, seconds_option
+from memprof.cli.options import RECORDING, device_option, executor_option, redact_option, rules_option, seconds_option
 from memprof.cli.progress import working
 from memprof.config.gpus import capacity_bytes
 from memprof.errors import UsageError
@@ -24,7 +24,7 @@ _LISTED = 50
 
 
 @click.command(name="report")
-@click.argument("snapshots", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="SNAPSHOT...")
+@click.argument("snapshots", type=RECORDING, nargs=-1, required=True, metavar="SNAPSHOT...")
 @output_options("report", page="Write the HTML page to FILE.html.")
 @device_option
 @click.option(
@@ -159,6 +159,8 @@ def _read_ranks(
     from memprof.reports.json import write_json
 
     as_usual = how.device is None and how.rules is None
+    if how.keep_json and any("://" in str(place) for place in places):
+        raise UsageError("--keep-json writes beside the snapshots, and what a URL names is only read.")
     if how.keep_json and not as_usual:
         raise UsageError("--keep-json keeps reports as they are made without --device and --rules; drop those.")
     reader = RanksReader(ReportOf(how.device, how.rules), as_usual, write_json if how.keep_json else None)

@@ -12,7 +12,7 @@ from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
 from memprof.cli.help import grouped
-from memprof.cli.options import executor_option
+from memprof.cli.options import RECORDING, executor_option
 from memprof.cli.progress import working
 from memprof.cli.simulating import ScriptRun, SettingsRun, emit_simulated, need_torch
 from memprof.cli.simulation_options import GROUPS, budget_option, given_settings, run_options, settings_of
@@ -46,7 +46,8 @@ __all__ = ["command"]
     "snapshot, or a distribution.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Simulate lengths in N processes; default: one a core."
+    "--workers", type=click.IntRange(min=1), metavar="N",
+    help="Simulate lengths, or what --memory-budget tries, in N processes; default: one a core.",
 )
 @click.option("--no-shortcuts", is_flag=True, help="Execute everything, also what repeats: slow, and the same bytes.")
 @executor_option
@@ -58,7 +59,7 @@ __all__ = ["command"]
 )
 @click.option(
     "--like",
-    type=click.Path(path_type=Path),
+    type=RECORDING,
     metavar="RUN",
     help="Start from a recorded run's configuration: a snapshot, the callback's folder or a report's JSON.",
 )
@@ -93,10 +94,12 @@ def command(
         click.get_current_context().with_resource(without(*SHORTCUTS))
     if assignments and like is None:
         raise UsageError("--set changes a recorded run: say which one with --like.")
-    if executor != "local" and completion_lengths is None and memory_budget is None:
-        raise UsageError(
-            f"--executor {executor} shares out several simulations: add --completion-lengths or --memory-budget."
-        )
+    shared = f"--workers {workers}" if workers is not None else None
+    shared = f"--executor {executor}" if executor != "local" else shared
+    if shared is not None and completion_lengths is None and memory_budget is None:
+        raise UsageError(f"{shared} shares out several simulations: add --completion-lengths or --memory-budget.")
+    if shared is not None and script is not None:
+        raise UsageError(f"{shared} does nothing with --script: a script runs in this process; drop it.")
     if memory_budget is not None and (like is not None or script is not None):
         raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
     gpu = gpu or given_settings(config_file, given).get("gpu")

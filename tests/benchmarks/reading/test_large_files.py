@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 import resource
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reading.large_files import measure, replay
-from memprof.snapshot import snapshot_from_raw
+from benchmarks.reading.large_files import measure, replay, write_replay
+from memprof._native import scanner
+from memprof.snapshot import save_snapshot, snapshot_from_raw
+from memprof.snapshot.rows import scan_file
+from memprof.snapshot.unpickle import read_plain
 from memprof.timeline.timeline import build_timeline
 from tests.snapshot.programs import Program, programs
 
@@ -51,6 +57,27 @@ def _reserved(raw: dict[str, Any]) -> list[int]:
     found = build_timeline(snapshot_from_raw(raw), 0).reserved
     assert found is not None
     return found.tolist()[1:]
+
+
+@settings(max_examples=25, deadline=None)
+@given(programs(), st.integers(3, 9), st.booleans())
+def test_what_is_written_a_round_at_a_time_is_the_replay(program: Program, rounds: int, annotated: bool) -> None:
+    raw = program.raw(0)
+    trace = raw["device_traces"][0]
+    assume(len(trace) >= 2)
+    for number, event in enumerate(trace):  # as torch's: microseconds since 1970, metadata of its own
+        event["time_us"] = 1_760_000_000_000_000 + 3 * number
+        if annotated:
+            event["user_metadata"] = f"step {number}"
+    many = rounds * 2 * len(trace)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "many.pickle")
+        with patch("benchmarks.reading.large_files.save_snapshot", wraps=save_snapshot) as plainly:
+            write_replay(raw, many, out)
+        assert not plainly.called
+        assert read_plain(out) == replay(raw, many)
+        if scanner() is not None:
+            assert scan_file(out) is not None
 
 
 def test_measuring() -> None:

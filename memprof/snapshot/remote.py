@@ -1,0 +1,287 @@
+"""Read files that lie elsewhere: ``s3://``, ``gs://``, ``hf://``, ``https://`` and whatever else fsspec opens.
+
+A :class:`RemotePath` stands where a :class:`~pathlib.Path` does in all that reads recordings. It says what a path says
+and reads a file piece by piece, without a copy on this disk. Each process opens it with its own credentials. A login or
+a signature in the URL opens the file and is printed nowhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import io
+import os
+import re
+import stat
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from memprof.errors import UsageError, how_to_install
+
+__all__ = ["RemotePath", "place_of", "walk"]
+
+if TYPE_CHECKING:
+    _Base = Path
+else:
+    _Base = PurePosixPath
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(?:([^/@]*)@)?([^/?#]*)([^?]*)(\?.*)?", re.DOTALL)
+_PIECE = 1 << 20
+#: What the URLs given here had that is not printed: logins by scheme and host, queries by URL.
+_LOGINS: dict[tuple[str, str], str] = {}
+_QUERIES: dict[str, str] = {}
+#: Where stores write a file's time; none has the same name.
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+def place_of(given: str | os.PathLike[str]) -> Path:
+    """Return the path that a text names: a :class:`RemotePath` for a URL.
+
+    Raises:
+        UsageError: a URL without host or bucket, or one that chains several.
+    """
+    if isinstance(given, RemotePath):
+        return given
+    found = _URL.fullmatch(os.fspath(given))
+    if found is None:
+        return Path(given)
+    scheme, login, host, path, query = found.groups()
+    scheme = scheme.lower()
+    if scheme == "file" and not host:
+        return Path(path)
+    if "::" in os.fspath(given) or (not host and scheme != "memory"):
+        raise UsageError(f"{scheme}://{host}{path}: no URL of one file or folder; write it like s3://bucket/run/file.")
+    place = RemotePath(f"{scheme}:", host, path.lstrip("/"))
+    if login is not None:
+        _LOGINS[scheme, host] = login
+    if query is not None:
+        _QUERIES[str(place)] = query
+    return place
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Do what :func:`os.walk` does, anywhere."""
+    if isinstance(folder, RemotePath):
+        return folder.walked()
+    return ((Path(at), folders, files) for at, folders, files in os.walk(folder))
+
+
+class RemotePath(_Base):
+    """A path on another machine or in a store, made by :func:`place_of`; read-only.
+
+    What cannot be reached or read raises :class:`OSError`, without credentials in its text; a missing package raises
+    :class:`~memprof.errors.UsageError`.
+    """
+
+    def __str__(self) -> str:
+        scheme, *rest = self.parts
+        return f"{scheme}//{'/'.join(rest)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return place_of, (self._url(),)
+
+    # ---- what a path says --------------------------------------------------------------------------------------------
+
+    def relative_to(self, *other: Any, **kwargs: Any) -> Any:
+        """Return the rest of this path below ``other``, a :class:`~pathlib.Path`."""
+        above = RemotePath(*other)
+        if self.parts[: len(above.parts)] != above.parts:
+            raise ValueError(f"{self} is not below {above}")
+        return Path(*self.parts[len(above.parts) :])
+
+    def resolve(self, strict: bool = False) -> RemotePath:
+        """Return the path itself: a store has no links."""
+        return self
+
+    def is_symlink(self) -> bool:
+        """Tell that a store has no links."""
+        return False
+
+    def exists(self, **kwargs: Any) -> bool:
+        """Tell whether there is a file or a folder."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self, **kwargs: Any) -> bool:
+        """Tell whether there is a file."""
+        try:
+            return stat.S_ISREG(self.stat().st_mode)
+        except OSError:
+            return False
+
+    def is_dir(self, **kwargs: Any) -> bool:
+        """Tell whether there is a folder."""
+        if self._is_a_pages_file():
+            return False
+        try:
+            system, path = self._opened()
+            return bool(system.isdir(path))
+        except Exception as error:
+            if isinstance(error, UsageError):
+                raise
+            return False
+
+    def _is_a_pages_file(self) -> bool:
+        """Tell of a name on a web server: to ask whether it is a folder, fsspec would fetch all of it."""
+        return self.parts[0] in ("http:", "https:") and bool(self.suffix)
+
+    def stat(self, **kwargs: Any) -> os.stat_result:
+        """Return kind, size and, where the store tells it, the time of the last change; 0 where it does not."""
+        try:
+            system, path = self._opened()
+            info = system.info(path)
+        except Exception as error:
+            self._fail(error)
+        folder = info.get("type") == "directory"
+        if info.get("size") is None and not folder:
+            raise OSError(errno.EIO, "the server does not say how large it is")
+        time = next((_seconds(info[key]) for key in _TIMES if info.get(key) is not None), 0.0)
+        values = ((stat.S_IFDIR if folder else stat.S_IFREG) | 0o444, 0, 0, 1, 0, 0, info.get("size") or 0, *[time] * 3)
+        return os.stat_result(values, {"st_mtime_ns": int(time * 1e9), "st_mtime": time})
+
+    # ---- what lies there ---------------------------------------------------------------------------------------------
+
+    def iterdir(self) -> Any:
+        """Yield what a folder holds."""
+        return (self / name for name, _ in self._entries())
+
+    def glob(self, pattern: Any, **kwargs: Any) -> Any:
+        """Yield what a folder itself holds under names of this pattern; nothing where there is no folder."""
+        try:
+            entries = self._entries()
+        except OSError:
+            return iter(())
+        return (self / name for name, _ in entries if fnmatchcase(name, str(pattern)))
+
+    def walked(self) -> Iterator[tuple[Path, list[str], list[str]]]:
+        """Do what :func:`os.walk` does from here."""
+        try:
+            entries = self._entries()
+        except OSError:
+            return
+        folders = [name for name, folder in entries if folder]
+        yield self, folders, [name for name, folder in entries if not folder]
+        for name in folders:
+            at = self / name
+            assert isinstance(at, RemotePath)
+            yield from at.walked()
+
+    def _entries(self) -> list[tuple[str, bool]]:
+        """List the names in a folder, and whether each is a folder."""
+        try:
+            system, path = self._opened()
+            listed = system.ls(path, detail=True)
+        except Exception as error:
+            self._fail(error)
+        above = str(path).rstrip("/")
+        found: dict[str, bool] = {}
+        for entry in listed:
+            folder, _, name = str(entry["name"]).rstrip("/").rpartition("/")
+            # A web server's page links to other places too.
+            if name and "?" not in name and folder.strip("/") == above.strip("/"):
+                found[name] = entry.get("type") == "directory"
+        return sorted(found.items())
+
+    # ---- what is in it -----------------------------------------------------------------------------------------------
+
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """Open the file to read bytes."""
+        if mode != "rb":
+            raise OSError(errno.EROFS, "memprof only reads what lies elsewhere")
+        try:
+            system, path = self._opened()
+            return io.BufferedReader(_Stream(self, system.open(path, "rb")), _PIECE)
+        except Exception as error:
+            self._fail(error)
+
+    def read_bytes(self) -> bytes:
+        """Return all bytes."""
+        with self.open("rb") as file:
+            data: bytes = file.read()
+        return data
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, newline: str | None = None) -> str:
+        """Return all text."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    # ---- fsspec ------------------------------------------------------------------------------------------------------
+
+    def _url(self) -> str:
+        scheme, host, *_ = (*self.parts, "")
+        clean = str(self)
+        login = _LOGINS.get((scheme.rstrip(":"), host))
+        opened = clean if login is None else clean.replace("://", f"://{login}@", 1)
+        return opened + _QUERIES.get(clean, "")
+
+    def _opened(self) -> tuple[Any, str]:
+        """Return fsspec's file system, and the path in it."""
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise UsageError(f"{self}: to read there memprof needs fsspec: {how_to_install('remote')}.") from None
+        try:
+            found: tuple[Any, str] = url_to_fs(self._url())
+        except (ImportError, ValueError) as error:  # the scheme's own package is missing, or nobody knows it
+            raise UsageError(f"{self}: fsspec cannot open {self.parts[0]}// ({self._clean(error)}).") from None
+        return found
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Raise what any store's own error means, as the error of a file."""
+        if isinstance(error, UsageError):
+            raise error
+        # Of every failure of a web server fsspec says that there is no file; the cause says what it was.
+        while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(errno.ENOENT, "no such file") from None
+        raise OSError(errno.EIO, self._clean(error)) from None
+
+    def _clean(self, error: Exception) -> str:
+        """Return an error's text without logins and queries of URLs, in one line."""
+        text = re.sub(r"(://)[^/@\s]*@", r"\1", f"{type(error).__name__}: {error}")
+        return " ".join(re.sub(r"\?[^\s'\")>]*", "", text).split())[:200].rstrip(".")
+
+
+class _Stream(io.RawIOBase):
+    """Read an open file of fsspec; whatever its store raises becomes an :class:`OSError`."""
+
+    def __init__(self, place: RemotePath, file: Any) -> None:
+        self._place, self._file = place, file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except Exception as error:
+            self._place._fail(error)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return int(self._file.seek(offset, whence))
+        except Exception as error:
+            self._place._fail(error)
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _seconds(time: Any) -> float:
+    """Return a store's time in seconds since the epoch; 0 for a form that is not known."""
+    try:
+        if isinstance(time, str):
+            time = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
+        return float(time.timestamp() if isinstance(time, datetime.datetime) else time)
+    except (TypeError, ValueError):
+        return 0.0
