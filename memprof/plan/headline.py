@@ -20,11 +20,12 @@ def headline_of_plan(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``headline`` of ``memprof.plan/1``, as of a report; a plan names no ``places``."""
     smallest = min(data["rows"], key=lambda row: row["device_peak_bytes"])
     category, held = smallest["largest_category"], smallest["categories"]
-    share = percent(held[category], sum(held.values()))
+    # A runner that keeps old results may not know how much.
+    how_much = f": {amount(held[category])} ({percent(held[category], sum(held.values()))})" if held else ""
     return {
         "verdict": _verdict(data, smallest),
         "cause": f"The largest part of its peak, in {phase_words(smallest['phase']).lower()}, is "
-        f"{_LABELS[category]}: {amount(held[category])} ({share}).",
+        f"{_LABELS[category]}{how_much}.",
         "places": [],
         "action": _action(data),
         "assumed": _assumed(data),
