@@ -31,7 +31,7 @@ _SMALL = 65536
 
 
 @functools.cache
-def _environment(card: str, values: bool, most: int, devices: int) -> dict[str, str]:
+def _environment(card: str, *, values: bool, most: int, devices: int) -> dict[str, str]:
     asked = [python(), "-c", _ENVIRONMENT, card, str(int(values)), str(most), str(devices)]
     done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
@@ -58,7 +58,7 @@ def ask(
     Raises:
         RuntimeError: the process failed; the message is the end of what it said.
     """
-    found = _environment(card, values, most or 0, devices)
+    found = _environment(card, values=values, most=most or 0, devices=devices)
     if alloc_conf:
         found = {**found, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
     done = subprocess.run(
@@ -77,7 +77,7 @@ class Asked:
     def __init__(self, module: str, card: str) -> None:
         self._process = subprocess.Popen(
             [python(), "-W", "ignore", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, True),
+            stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=_environment(card, values=True, most=0, devices=1),
         )  # fmt: skip
 
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
