@@ -25,12 +25,10 @@ from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
+_FILLED = "accuracy advice emulate faq grpo-memory lean-techniques lean-trainer measurements oom"
 PAGES = (
     ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom", "emulate", "accuracy", "measurements")
-    ),
+    *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
     ROOT / "examples" / "README.md",
 )
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

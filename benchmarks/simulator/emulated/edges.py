@@ -1,7 +1,6 @@
 """Find the smallest card that each run survives on the real allocator, and hold the simulator's verdicts to it.
 
     python -m benchmarks.simulator emulated-edges [--only NAME]... [--again]
-    python -m benchmarks.simulator emulated-edges --table
 
 Each run trains in a child process on an emulated card, under limits of the allocator's memory that bisect the edge. The
 verdict is the smallest card that is said to be enough, of known make and of known size alone. Both are tried, too,
@@ -156,9 +155,8 @@ def real(case: Case, cards: list[int]) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, help="A case's name; may be given more than once.")
 @click.option("--again", is_flag=True, help="Measure again what has been measured.")
-@click.option("--table", "show", is_flag=True, help="Print the table of docs/measurements.md from what is kept, and stop.")
-def main(only: tuple[str, ...], again: bool, show: bool) -> None:
-    for case in () if show else CASES:
+def main(only: tuple[str, ...], again: bool) -> None:
+    for case in CASES:
         if only and case.name not in only:
             continue
         row = read().get(case.name, {})
@@ -171,8 +169,6 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
             continue
         keep_row("edges", CASES, case.name, row, {"origin": "python -m benchmarks.simulator emulated-edges"})
         print(line(case.name, row), flush=True)
-    if show:
-        print(table(read()))
 
 
 def read() -> dict[str, Any]:
