@@ -30,7 +30,7 @@ NORMAL_SECONDS = 60.0
 FAILED_SECONDS = 8.0
 _STORE_SECONDS = 5.0
 _POLL = 0.05
-# The newest recordings of a rank that are told; and what one rank's word may unpack to.
+# How many of a rank's newest recordings are sent, and the bytes that one rank's message may unpack to.
 _MOST_TOLD = 32
 _MAX_BYTES = 16 << 20
 
@@ -60,7 +60,7 @@ class Gathering:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 
     def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
-        """Leave this rank's summaries for rank 0 (none is said too, so that nobody waits); whether that worked."""
+        """Leave this rank's summaries, or an empty list, for rank 0, which waits for them; tell whether it worked."""
         if self._store is None or self._sent or self.rank == 0:
             return False
         self._sent = True

@@ -1,6 +1,6 @@
 """Run memprof's own commands for an assistant: in a process of their own, on files below the folders that were named.
 
-A command only reads: none of those here is told to write a file. It ends with its time limit, and its answer is cut to
+A command only reads: none here is asked to write a file. It ends with its time limit, and its answer is cut to
 what an assistant can take in.
 """
 

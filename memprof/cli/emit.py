@@ -46,7 +46,7 @@ class Output:
 
     @property
     def wants_json(self) -> bool:
-        """Whether the JSON is printed or written."""
+        """Tell whether the JSON is printed or written."""
         return self.style == "json" or self.json_file is not None
 
 

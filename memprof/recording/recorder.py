@@ -13,7 +13,7 @@ __all__ = ["DeviceInfo", "Recorded", "Recorder", "Tags", "WindowPeaks"]
 
 @dataclass(frozen=True)
 class Tags:
-    """What holds for every allocation from now on."""
+    """Hold the tags of every allocation from now on."""
 
     phase: str = "other"
     step: int | None = None
@@ -81,13 +81,13 @@ class Recorder(Protocol):
     def close_window(self) -> WindowPeaks: ...
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        """The snapshot dict without the ``"memprof"`` key, and how complete it is."""
+        """Return the snapshot dict without the ``"memprof"`` key, and how complete it is."""
         ...
 
     def device(self) -> DeviceInfo: ...
 
     def watches(self, device_type: str) -> bool:
-        """Tell whether storages on devices of this type are what the trace is about."""
+        """Tell whether the trace records storages on devices of this type."""
         ...
 
     def oom(self) -> dict[str, Any] | None:

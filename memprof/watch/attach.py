@@ -304,7 +304,7 @@ class Attachment:
         return True
 
     def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Enter a method that trains: what it does is told apart until it ends."""
+        """Enter a method that trains: tell its phases apart until it ends."""
         from memprof.watch.training_method import TrainingPhases
 
         if self._session is None:

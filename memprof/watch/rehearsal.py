@@ -43,7 +43,7 @@ def rehearse(
         call: makes the update.
         model, optimizer: what is put back.
         enter, leave: open and close a phase.
-        failed: is told what the update raises, before anything is put back.
+        failed: called with what the update raises, before anything is put back.
 
     Raises:
         UsageError: there is no model or optimizer of torch's kind that could be put back.

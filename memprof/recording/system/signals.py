@@ -1,4 +1,4 @@
-"""How a process is told to end, and how what was recorded is written before it does.
+"""Handle the signals that end a process: write what was recorded first.
 
 An exception unwinds and is met on its way. A SIGTERM does not: by default the process is gone at once. While a run is
 watched, and only where the program has no handler of its own, the signal writes what there is and then does what it

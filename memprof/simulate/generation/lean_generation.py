@@ -112,7 +112,7 @@ def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], se
 
 
 def _tell(session: FakeSession, words: str) -> None:
-    """Note how is generated. The last generation's is told: in the first there is no optimizer state yet."""
+    """Replace the note on how sequences are generated: the first generation has no optimizer state yet."""
     session.notes[:] = [*(note for note in session.notes if not note.startswith((_BATCH, _ROLLING))), words]
 
 
