@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text, short_path
 from tests.reports.sample import sample
 

@@ -216,13 +216,14 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
     split = at.reserved_split
-    requested, free = int(trace.size[event]), int(trace.address[event])
+    requested, told = int(trace.size[event]), int(trace.address[event])
+    free = max(told, 0)  # below 0: the event does not say how much was free
     limit = (recorded or {}).get("limit_bytes")
     unlimited = limit is None and "limit_bytes" in (recorded or {})
     room, limited = (free, False) if unlimited else _room(analysis, at, requested, free, limit)
     return {
         "requested_bytes": requested,
-        "device_free_bytes": free,
+        "device_free_bytes": None if told < 0 else free,
         "limit_bytes": limit,
         "limited": limited,
         "reserved_bytes": at.reserved_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
@@ -38,6 +38,20 @@ _OLDER = {
     "num_key_value_heads": ("num_kv_heads",),
     "max_position_embeddings": ("n_positions",),
 }
+# What stands under names that are not those of numbers.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model_type": (str,),
+    "layer_types": (list, tuple),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "per_layer_config"), (Mapping,)),
+    **dict.fromkeys(
+        ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "multi_query", "alibi",
+         "new_decoder_architecture", "attention_k_eq_v"),
+        (bool, int),
+    ),
+}  # fmt: skip
+# No model has more; a config that says so would take the memory of this machine to list them.
+_MOST_LAYERS = 100_000
+_MOST = 1 << 40
 # Scalings of positions whose config says how far positions reach with them, and from where.
 _FROM_ORIGINAL = ("yarn", "longrope", "llama3")
 
@@ -278,9 +292,30 @@ def _reader(config: Any) -> Callable[[str], Any]:
 def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
     def read(name: str) -> Any:
         known = (values.get(each) for each in (name, *_OLDER.get(name, ())))
-        return next((value for value in known if value is not None), None)
+        found = next((value for value in known if value is not None), None)
+        return None if found is None else _sound(name, found)
 
     return read
+
+
+def _sound(name: str, value: Any) -> Any:
+    """Return a value of a ``config.json``: what reads it need not ask what it is.
+
+    Raises:
+        InputError: it is of another kind than its name stands for.
+    """
+    if name in _KINDS:
+        good = isinstance(value, _KINDS[name])
+    else:
+        numbers = value if name == "intermediate_size" and isinstance(value, (list, tuple)) and value else (value,)
+        good = all(_is_number(n) for n in numbers)
+    if not good:
+        raise InputError(f"the model's config has {value!r:.40} as its {name}, which that cannot be")
+    return value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and -_MOST <= value <= _MOST
 
 
 def _kv_heads(read: Callable[[str], Any], heads: int) -> int:
@@ -292,7 +327,7 @@ def _kv_heads(read: Callable[[str], Any], heads: int) -> int:
 
 def _count(read: Callable[[str], Any], name: str) -> int:
     value = read(name)
-    if isinstance(value, (int, float)) and value > 0:
+    if isinstance(value, (int, float)) and 0 < value <= (_MOST_LAYERS if name == "num_hidden_layers" else _MOST):
         return int(value)
     raise InputError(f"the model's config does not say its {name}")
 
@@ -322,10 +357,10 @@ def _ropes(read: Callable[[str], Any]) -> Iterator[dict[str, Any]]:
 
 def _scaled(limit: int, rope: dict[str, Any]) -> int:
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
-    if not isinstance(factor, (int, float)):
+    original = rope.get("original_max_position_embeddings") or limit
+    if not (_is_number(factor) and _is_number(original)):
         return limit
     if kind in ("linear", "dynamic"):
         return int(limit * factor)
     # These say from where they stretch; max_position_embeddings may hold that length or the stretched one.
-    original = rope.get("original_max_position_embeddings") or limit
     return int(original * factor) if kind in _FROM_ORIGINAL else limit

@@ -128,7 +128,7 @@ _FIELDS: dict[str, dict[str, _Kinds]] = {
 }
 _LIMITS: dict[str, _Kinds] = {
     "non_torch_bytes": (_BYTES,),
-    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 31),)),
+    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 17),)),
 }
 # What every entry of a list, or value of a dict, must be.
 _INNER: dict[str, _Kinds] = {

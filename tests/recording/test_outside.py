@@ -12,10 +12,10 @@ import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.outside_torch import outside_report
+from memprof.analysis.report_files import validate
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler

@@ -10,7 +10,7 @@ import click
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import analysed, file_of_run, read_report
+from memprof.cli.inputs import analysed, file_of_run
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
@@ -124,7 +124,7 @@ def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Colu
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
-    data = redacted(read_report(path, data), redact)
+    data = redacted(data, redact)
     return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
 
 
@@ -135,7 +135,7 @@ def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]
         _report(path, run["label"], run["report"], redact)
         if run["report"] is not None
         else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
-        for run in read_report(path, data)["runs"]
+        for run in data["runs"]
     ]
 
 
