@@ -27,7 +27,7 @@ __all__ = ["MemProfCallback"]
 
 
 class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Profiles a TRL ``GRPOTrainer`` or any ``transformers.Trainer``.
+    """Profile a TRL ``GRPOTrainer`` or any ``transformers.Trainer``.
 
     ::
 

@@ -38,7 +38,7 @@ _trainings = 0
 
 
 class Gathering:
-    """One ``train()`` of one rank.
+    """Exchange one rank's summaries of one ``train()`` with rank 0.
 
     Args:
         rank, world_size: this process's place.
@@ -142,7 +142,7 @@ def _lives(said: str) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A process that ended and that its parent has not looked after."""
+    """Tell whether a process has ended and its parent has not collected it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]

@@ -410,7 +410,7 @@ class GrowthReplay:
     # -- parked pools ------------------------------------------------------------------------------------------
 
     def _look_for_rest(self, changed: set[int] | None) -> None:
-        """Park every pool that a step like this one leaves as it was, or as some steps before had left it."""
+        """Park every pool that a step like this one leaves as it was, or as an earlier step left it."""
         pools = {id(home): home for home in self._homes}
         for pool, home in pools.items():
             if pool in self._parked or not self._is_exact(home):

@@ -28,7 +28,7 @@ _ANSWERED = (0, 1, 4)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command may take.
+    """State what a command may read, take and answer.
 
     Attributes:
         bytes: the size of a file that is read; a folder's files together.

@@ -25,7 +25,7 @@ _DOES_NOT_FIT = 4
 
 @dataclass(frozen=True)
 class Output:
-    """Where an answer goes: ``style`` is the format that is printed, the files are None where none is named."""
+    """Hold where an answer goes: ``style`` is the printed format, files are None where none is named."""
 
     style: str = "text"
     json_file: Path | None = None

@@ -231,7 +231,7 @@ def way_in(method: _F) -> _F:
 
 
 class Seams:
-    """Methods that are wrapped now.
+    """Hold the methods that are wrapped now.
 
     A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
     is what it raised, or None), both behind the door. ``on_error`` hears of an exception that leaves the outermost

@@ -57,7 +57,7 @@ _WHOLE = 1.25
 
 
 class OwnerBook:
-    """Collects owner rows ``[address, time_us, category, detail, name]``.
+    """Collect owner rows ``[address, time_us, category, detail, name]``.
 
     Args:
         now_us: the recording's clock.

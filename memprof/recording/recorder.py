@@ -32,7 +32,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class WindowPeaks:
-    """Highest bytes between two instants; None where the recorder cannot know."""
+    """Hold the highest bytes between two instants; None where the recorder cannot know."""
 
     allocated_peak: int | None
     reserved_peak: int | None
@@ -44,7 +44,7 @@ class WindowPeaks:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How much of the history a dump holds."""
+    """State how much of the history a dump holds."""
 
     start_us: int
     stop_us: int
@@ -55,7 +55,7 @@ class Recorded:
 
 
 class Recorder(Protocol):
-    """Sees allocations and frees on one device and can write them down in torch's snapshot format.
+    """Record allocations and frees on one device; dump them in torch's snapshot format.
 
     ``start`` and ``stop`` bracket the recording, ``dump`` may be called at any time between, or after ``stop``.
     Windows nest like the phases they belong to.

@@ -44,7 +44,7 @@ _WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
 
 
 class Session:
-    """Runs a recorder and gathers beside it what only memprof knows.
+    """Run a recorder, and collect what only memprof knows.
 
     Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording.
 
@@ -352,7 +352,7 @@ class Session:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def to_raw(self) -> dict[str, Any]:
-        """The snapshot in torch's format with the ``"memprof"`` key."""
+        """Return the snapshot in torch's format with the ``"memprof"`` key."""
         if self._started:
             self._guarded(self._renew)
         raw, recorded = self.recorder.dump()

@@ -15,7 +15,7 @@ __all__ = ["Rehearsed", "rehearse"]
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a rehearsal found: the highest allocated bytes of the step, and the snapshot that was written (or None)."""
+    """Hold a rehearsal's result: the step's highest allocated bytes, and the written snapshot (or None)."""
 
     peak_bytes: int
     snapshot: Path | None

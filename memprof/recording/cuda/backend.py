@@ -69,7 +69,7 @@ _observers: set[Callable[[int, int, int, int], None]] = set()
 
 
 class TorchCuda:
-    """The functions of the installed torch, looked up once."""
+    """Call the installed torch, whose functions are looked up once."""
 
     def __init__(self) -> None:
         import torch
