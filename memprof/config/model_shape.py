@@ -194,7 +194,7 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What is special about this type of model; Llama's where the type is not known."""
+        """Return what is special about this type of model; Llama's where the type is not known."""
         return FAMILIES.get(self.model_type, _LLAMA)
 
     @property
@@ -234,7 +234,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters: the number that was counted, else the closed form."""
+        """Return the elements of all parameters: the number that was counted, else the closed form."""
         return self.counted or self.embeddings + self.matrices + self.norms_and_biases
 
     def adapter_parameters(self, rank: int, targets: Iterable[str] = ("all-linear",)) -> int:
@@ -259,8 +259,9 @@ class ModelShape:
         return max(1, sum(layer.token > 0 for layer in self.caches))
 
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
-        attention what both are made from.
+        """Return the bytes of one sequence's keys and values.
+
+        A window holds at most its size, linear attention nothing, latent attention what both are made from.
 
         Args:
             tokens: of the sequence.

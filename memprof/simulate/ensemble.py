@@ -100,7 +100,7 @@ def _room_of(variant: Variant, analysis: Analysis, gpu: Gpu) -> int:
 
 
 def margin_kept(analysis: Analysis) -> float:
-    """Return what a verdict demands above this run's prediction: more where parts of it were never compared."""
+    """Return the safety margin of this run's verdict: larger where parts of the run were never compared."""
     told = analysis.snapshot.extra.get("expected_error") or {}
     return float(told.get("margin", MARGIN))
 

@@ -127,7 +127,7 @@ def attached(role: str | None = None) -> Attachment | None:
 
 
 class Attachment:
-    """A watched worker; made by :func:`attach`. Nothing here raises into the worker.
+    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker.
 
     Attributes:
         role: as given.
@@ -304,7 +304,7 @@ class Attachment:
         return True
 
     def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Enter a method that trains: what it does is told apart until it ends."""
+        """Enter a method that trains: tell its phases apart until it ends."""
         from memprof.watch.training_method import TrainingPhases
 
         if self._session is None:
@@ -361,7 +361,7 @@ def _write_report(path: Path) -> dict[str, Any]:
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """``(rank, world size)``: as given, of the process group, or of the environment."""
+    """Return ``(rank, world size)``: as given, of the process group, or of the environment."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -373,7 +373,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 class _CallableModule(ModuleType):
-    """Importing this module makes ``memprof.attach`` the module: so it can be called as the function it holds."""
+    """Make the module callable as its function: importing it makes ``memprof.attach`` the module."""
 
     __call__ = staticmethod(attach)
 

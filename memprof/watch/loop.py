@@ -75,7 +75,7 @@ class PlainLoop:
     # -- life --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Hook in; torch is there."""
+        """Hook into torch, which has been imported."""
         import torch
 
         require("run")
@@ -92,7 +92,7 @@ class PlainLoop:
         self._loading.begin()
 
     def loaded(self) -> None:
-        """A model runs: loading is over, and memory that ran out meanwhile did not end the script."""
+        """Note that a model runs: loading is over, and memory that ran out meanwhile did not end the script."""
         self._loading.end()
         if self._load_snapshot is not None:
             self._load_snapshot.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class PlainLoop:
             self._load_snapshot = None
 
     def watch_generation(self, mixin: Any) -> None:
-        """transformers' ``generate`` is a phase; it may be imported later than torch."""
+        """Mark transformers' ``generate`` as a phase; it may be imported later than torch."""
         if not self._over:
             self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
@@ -120,7 +120,7 @@ class PlainLoop:
 
     @property
     def recorded(self) -> bool:
-        """Whether anything was recorded: a model's forward in a step that was wanted, or memory that ran out before."""
+        """Tell whether anything was recorded: a forward in a chosen step, or memory that ran out before."""
         return self._first > 0 or self._load_snapshot is not None
 
     def _finish(self) -> None:
