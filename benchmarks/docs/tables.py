@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from benchmarks.lean import tables as lean_tables
+from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
 from benchmarks.simulator import classes, comparisons, decisions, programs, rivals
 from benchmarks.simulator.emulated import edges, matrix
@@ -224,6 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "published-methods": lambda: published_tables.methods_table(read("published_methods")),
     "published-components": lambda: published_tables.components_table(read("published_components")),
     "published-sft": lambda: published_tables.sft_table(read("published_sft")),
+    "survival": lambda: survival.table() + "\n",
     **lean_tables.TABLES,
     **forms_table.TABLES,
 }

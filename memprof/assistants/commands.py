@@ -1,6 +1,6 @@
 """Run memprof's own commands for an assistant: in a process of their own, on files below the folders that were named.
 
-A command only reads: none of those here is told to write a file. It ends with its time limit, and its answer is cut to
+A command only reads: none here is asked to write a file. It ends with its time limit, and its answer is cut to
 what an assistant can take in.
 """
 
@@ -29,7 +29,7 @@ _REDACTED = ("report", "explain", "compare", "oom", "advise")  # a simulation kn
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command may take.
+    """State what a command may read, take and answer.
 
     Attributes:
         bytes: the size of a file that is read; a folder's files together.

@@ -150,7 +150,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 async def _told(answer: Awaitable[str]) -> str:
-    """Return the answer, or tell the assistant memprof's own sentence about what is wrong."""
+    """Return the answer, or raise memprof's own sentence about what is wrong."""
     try:
         return await answer
     except MemprofError as error:

@@ -194,7 +194,7 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What is special about this type of model; Llama's where the type is not known."""
+        """Return what is special about this type of model; Llama's where the type is not known."""
         return FAMILIES.get(self.model_type, _LLAMA)
 
     @property
@@ -211,7 +211,7 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Elements of the embedding, and of the output head where it has its own."""
+        """Count the elements of the embedding, and of the output head where it has its own."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -222,7 +222,7 @@ class ModelShape:
 
     @property
     def norms_and_biases(self) -> int:
-        """Elements of all else: norms, biases and the routers of experts."""
+        """Count the elements of all else: norms, biases and the routers of experts."""
         family, q, k = self.family, self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(family.head_norms, 0)
         biases = 0
@@ -234,7 +234,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters: the number that was counted, else the closed form."""
+        """Return the elements of all parameters: the number that was counted, else the closed form."""
         return self.counted or self.embeddings + self.matrices + self.norms_and_biases
 
     def adapter_parameters(self, rank: int, targets: Iterable[str] = ("all-linear",)) -> int:
@@ -259,8 +259,9 @@ class ModelShape:
         return max(1, sum(layer.token > 0 for layer in self.caches))
 
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
-        attention what both are made from.
+        """Return the bytes of one sequence's keys and values.
+
+        A window holds at most its size, linear attention nothing, latent attention what both are made from.
 
         Args:
             tokens: of the sequence.
@@ -273,7 +274,7 @@ class ModelShape:
         return max((layer.key_value_bytes(tokens, itemsize) for layer in self.caches), default=0)
 
     def state_bytes(self, itemsize: int) -> int:
-        """Bytes of one sequence's states in layers of linear attention, which do not grow with it."""
+        """Return the bytes of one sequence's states in layers of linear attention, which do not grow with it."""
         return sum(layer.state_bytes(itemsize) for layer in self.caches)
 
 

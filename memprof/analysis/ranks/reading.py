@@ -333,7 +333,7 @@ def _leave_out_older_runs(
 def _told_by_rank_0(
     folder: Path | None, present: set[int], step: int | None, claims: list[Any]
 ) -> list[dict[str, Any]]:
-    """Find ranks whose files are elsewhere in what they told rank 0 when the run ended."""
+    """Find ranks whose files are elsewhere, by the summaries rank 0 received when the run ended."""
     for place in places_of_run(folder) if folder is not None and step is not None else ():
         path = place / f"step-{step:06d}.ranks.json"
         data = _readable(path) if path.is_file() else None

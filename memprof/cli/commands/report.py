@@ -115,7 +115,7 @@ def _how_many(allocations: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How files are read, as the options ask; ``listed`` is how many allocations, None for all."""
+    """Hold how the options ask to read files; ``listed``: how many allocations to list, None for all."""
 
     device: int | None
     rules: Path | None
