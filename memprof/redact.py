@@ -63,6 +63,7 @@ _HOME = re.compile(
     r"(?:/home|/Users|[A-Za-z]:[\\/]{1,2}Users)[\\/]{1,2}"
     r"([^\s/\\:*?\"<>|][^/\\:*?\"<>|\n]{0,60}?)(?=[/\\\s\"':]|$)"
 )
+_NUMBERED = re.compile(r"(?:node-)?\d+")
 _NAMING_KEY = re.compile(r"(?i)(?:^|[_.-])(?:node|host(?:name)?|user(?:_?name)?|login)$")
 
 # A path has two parts or more. Below a root, a part may hold spaces but not begin or end with one. Lengths are bounded
@@ -94,20 +95,24 @@ def redact(data: Any, beside: Any = None) -> Any:
     if isinstance(source, dict) and isinstance(source.get("files"), list):
         source["files"] = [re.split(r"[/\\]", str(name))[-1] for name in source["files"]]
     if isinstance(source, dict):
-        _number_nodes(cleaned, source)
+        _number_nodes(cleaned, data)
     return cleaned
 
 
-def _number_nodes(report: dict[str, Any], source: dict[str, Any]) -> None:
-    """Replace the machines' names by numbers, in place: names tell who owns them."""
+def _places(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a report that name a machine; the ranks first."""
     across = report.get("across_ranks")
-    ranks = [r for r in report.get("ranks") or [] if isinstance(r, dict)]
-    places = [*ranks, source, *(across.get("nodes") or [] if isinstance(across, dict) else [])]
+    nodes = across.get("nodes") or [] if isinstance(across, dict) else []
+    return [part for part in (*(report.get("ranks") or []), report["source"], *nodes) if isinstance(part, dict)]
+
+
+def _number_nodes(cleaned: dict[str, Any], report: dict[str, Any]) -> None:
+    """Put numbers in the place of the machines' names, which tell who owns them, in ``cleaned``."""
     known: dict[str, str] = {}
-    for place in places:
-        if isinstance(place.get("node"), str):
-            place["node"] = known.setdefault(place["node"], f"node-{len(known)}")
-    for rank in ranks:
+    for place, named in zip(_places(cleaned), _places(report), strict=True):
+        if isinstance(named.get("node"), str):
+            place["node"] = known.setdefault(named["node"], f"node-{len(known)}")
+    for rank in _places(cleaned):
         if isinstance(rank.get("file"), str):
             rank["file"] = re.split(r"[/\\]", rank["file"])[-1]
 
@@ -257,5 +262,6 @@ def _own_names() -> set[str]:
 
 def _worth_hiding(names: Iterable[str]) -> list[str]:
     """Return the names, longest first, without short and generic ones."""
-    kept = (n for n in names if len(n) > 2 and n.lower() not in _GENERIC and HIDDEN not in n and not n.isdecimal())
+    generic = (n for n in names if n.lower() in _GENERIC or HIDDEN in n or _NUMBERED.fullmatch(n))
+    kept = (n for n in {*names}.difference(generic) if len(n) > 2)
     return sorted(kept, key=len, reverse=True)[:1000]

@@ -471,13 +471,16 @@ def _child(mutants: Mutants, batch: list[tuple[str, int, bool]], place: Path) ->
         raise Hang
 
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
-    signal.signal(signal.SIGALRM, late)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, late)
     found = []
     for number, (kind, seed, command) in enumerate(batch):
         (mutants.folder / "number").write_text(str(number))
-        signal.alarm(_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # of this process, however busy the machine is
+        signal.alarm(10 * _SECONDS)
         if wrong := mutants.run(kind, seed, command):
             found.append((kind, seed, wrong))
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
     place.write_text(json.dumps(found))
     os._exit(0)

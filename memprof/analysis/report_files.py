@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator
@@ -141,9 +142,16 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
+class _Fraction(float):
+    """A number that was written with a point or an exponent: no integer, though JSON Schema takes 1.0 for one."""
+
+    def is_integer(self) -> bool:
+        return False
+
+
 def _finite(digits: str) -> float:
-    number = float(digits)
-    if not abs(number) < 2**64:  # nor is it one that a machine counts to: the schema takes 1e300 for an integer
+    number = _Fraction(digits)
+    if not math.isfinite(number):
         raise ValueError("a number without end")
     return number
 

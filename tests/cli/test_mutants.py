@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,6 @@ FOUND = {
 # The same of those that go through functions: a world of 2**62 ranks, a config.json of words, YAML's own errors, ...
 FOUND_BEHIND: dict[str, tuple[int, ...]] = {
     "snapshot": (10010031,),
-    "compare": (30039258,),
     "bytes": (10016313,),
     "ranks": (*range(500000, 500100), 601009),
     "settings": (600000, 600104, 600106, 600145, 600294, 600540, 600937, 601010, 601273, 602365),
@@ -53,6 +53,18 @@ def test_ranks_that_no_run_has_are_refused_and_not_counted_to() -> None:
             validate({**report, "source": {**report["source"], name: 1 << 40}})
     with pytest.raises(InputError, match="which no run has"):
         world_size_of([8], [0, 1 << 40])
+
+
+@pytest.mark.parametrize("number", ["1.0", "1e300", "2.5"])
+def test_a_count_with_a_point_is_none(number: str, tmp_path: Path) -> None:
+    from memprof.analysis.report_files import read_memprof_json
+    from memprof.errors import InputError
+    from tests.reports.sample import sample
+
+    text = json.dumps({**sample()[0], "max_requested_bytes": 7}).replace('"max_requested_bytes": 7', "HERE")
+    (path := tmp_path / "r.json").write_text(text.replace("HERE", f'"max_requested_bytes": {number}'))
+    with pytest.raises(InputError, match=r"must be integer.*max_requested_bytes"):
+        read_memprof_json(path)
 
 
 def test_sentences_stay_one_printable_line() -> None:
