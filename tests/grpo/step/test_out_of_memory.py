@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.errors import UsageError
 from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
@@ -169,6 +170,26 @@ def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeyp
     assert techniques.checkpointing == "offloaded"
     assert techniques.lighten() == "tiled_mlp=4096"
     assert (techniques.checkpointing, techniques.tile) == ("offloaded", 4096)
+
+
+def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = build("lean", tiny_llama(), tmp_path)
+    assert ours._adaptation is None  # a CPU raises no such error
+    monkeypatch.setattr(type(ours.accelerator), "device", torch.device("cuda"))
+    assert ours._adapting(ours.args) is not None
+    ours.args.on_oom = "raise"
+    assert ours._adapting(ours.args) is None
+    ours.args.on_oom = "auto"
+    monkeypatch.setenv("MEMPROF_EMULATE_VALUES", "0")  # a simulation asks whether there is room as it is
+    assert ours._adapting(ours.args) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(type(ours.accelerator), "device", torch.device("cuda"))
+    ours.args.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    assert ours._adapting(ours.args) is None
+    assert any("memory that runs out ends the run: on_oom='adapt' needs" in said for said in ours._once_log.said)
+    ours.args.on_oom = "adapt"
+    with pytest.raises(UsageError, match="on_oom='adapt' needs checkpointing with use_reentrant=False"):
+        ours._adapting(ours.args)
 
 
 def test_memory_that_runs_out_elsewhere_is_told_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
