@@ -275,7 +275,7 @@ class LeanTrainer(_Trainer):
         compute_aux_loss: bool = False,
         **more: Any,
     ) -> Any:
-        if (handed := self._handover.take()) is not None:
+        if (handed := self._handover.take(model, input_ids, attention_mask)) is not None:
             return handed
         cut = input_ids.shape[1] - logits_to_keep
         inputs = {
@@ -339,7 +339,8 @@ class LeanTrainer(_Trainer):
         """Return TRL's, whose step lives through memory that runs out where that is wanted."""
         made = super().create_optimizer(*args, **options)
         if self._adaptation is not None and not isinstance(made.step, SurvivingStep):
-            made.step = SurvivingStep(made, self._adaptation)
+            made.step = surviving = SurvivingStep(made, self._adaptation)
+            self._adaptation.park = surviving.park
         return made
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:

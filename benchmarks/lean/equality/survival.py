@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full, two accumulated": {"settings": {"gradient_accumulation_steps": 2}},
     "full, two ranks": {"ranks": 2},
     "full, most memory in the optimizer's step": {
-        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 65536},
+        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 16384},
         "settings": {"max_tokens_per_piece": 64, "gradient_checkpointing": True, "generation_batch": 4,
                      "steps_per_generation": 2, "max_completion_length": 12},
     },

@@ -160,9 +160,9 @@ def _apart(found: list[torch.Tensor], meant: list[torch.Tensor]) -> float:
 
 
 def _tolerance(step: StepContext, states: torch.Tensor) -> float:
-    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(step.accelerator.mixed_precision)
-    parameters = step.policy.parameters()
-    kinds = {mixed or states.dtype, states.dtype, *(p.dtype for p in parameters if p.is_floating_point())}
+    kind = states.device.type  # the caller may have an autocast of its own
+    mixed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    kinds = {mixed, states.dtype, *(p.dtype for p in step.policy.parameters() if p.is_floating_point())}
     allowed = max(_ROUNDING.get(kind, 0.1) for kind in kinds)
     tf32 = states.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return max(allowed, _TF32) if tf32 else allowed

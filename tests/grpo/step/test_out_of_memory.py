@@ -162,6 +162,24 @@ def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
         assert kind in caplog.text
 
 
+def test_what_cannot_be_smaller_gets_the_room_of_the_optimizers_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, inputs, times = trained("full", tmp_path)
+    _, meant = gradients_of(ours, inputs, times)
+    short = RunsOut(*range(20, 100000))
+
+    def park() -> bool:
+        there_was, short.at = bool(short.at), set()
+        return there_was
+
+    ours._adaptation.lighten, ours._adaptation.park = lambda: None, park
+    with running_out(monkeypatch, short):
+        _, found = gradients_of(ours, inputs, times)
+    assert worst(found, meant) <= 3e-6  # halves add up in another order
+    assert any("optimizer's state stays in host memory" in line for line in ours._once_log.said)
+
+
 def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, long completions are offloaded by ``auto``; smaller tiles ended that."""
     monkeypatch.setattr(apply, "checkpointing_of", lambda *_: "offloaded")
