@@ -1,7 +1,6 @@
-"""Time one micro-batch of SmolLM2-135M on GSM8K, or of a small Llama, with the lean trainer and with TRL's.
+"""Time one micro-batch of SmolLM2-135M on GSM8K with the lean trainer and with TRL's.
 
-    python -m benchmarks.lean speed [--pairs 7] [--only CASE]... [--json FILE]
-    python -m benchmarks.lean speed --emulated --json FILE
+    python -m benchmarks.lean speed [--pairs 7] [--json FILE]
 
 Forward and backward of one micro-batch (no generation, no optimizer) are timed in interleaved rounds of every kind:
 
@@ -11,16 +10,14 @@ Forward and backward of one micro-batch (no generation, no optimizer) are timed 
 - ``trl, micro-batch 1``: that, one row at a time, which is the least TRL can hold;
 - ``lean``: the lean trainer's defaults, or what the case says.
 
-memprof's tensor trace records the peak of live tensors of each; ``--emulated`` adds, to the cases of the small Llama,
-what torch's allocator had allocated at its highest on the emulated device. All have the same rows. Cases that the file
-has and that are not asked for stay.
+memprof's tensor trace records the peak of live tensors of each. All have the same rows. Cases that the file has and
+that are not asked for stay.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,7 +29,6 @@ import click
 
 from benchmarks.lean.real_model import JSON, OUT, TINY, build, prepared
 from benchmarks.measure import interleaved, ratio, write_result
-from benchmarks.simulator.emulated.device import ask
 
 SPEED_CASES: dict[str, dict[str, Any]] = {
     "full, answers of unequal length": {"lora": False, "even": False},
@@ -42,24 +38,12 @@ SPEED_CASES: dict[str, dict[str, Any]] = {
     "full, prompt four times the answers, shared": {
         "lora": False, "even": True, "prompt": 256, "lean": {"prefix_sharing": True},
     },
-    **{
-        f"small Llama, {kind}, {tokens} tokens": {"lora": kind == "lora", "even": True, "small": True, "prompt": 64,
-                                                 "completion": tokens}
-        for kind in ("full", "lora") for tokens in (64, 256, 1024)
-    },
 }  # fmt: skip
-#: 13 million random parameters, a third of them the head's: long completions take seconds of a CPU.
-_SMALL = {"vocab_size": 16384, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}  # fmt: skip
 
 
 #: By kind, whose trainer it is.
 KINDS = {"trl": "trl", "trl, head as on CUDA": "trl", "trl, micro-batch 1": "trl", "lean": "lean"}
 FAIR, LEAST = "trl, head as on CUDA", "trl, micro-batch 1"
-#: The same on a device, where TRL's head is as it is; the last has ``on_oom`` off.
-_ON_DEVICE: dict[str, tuple[str, dict[str, Any]]] = {
-    "trl": ("trl", {}), LEAST: ("trl", {}), "lean": ("lean", {}), "lean, raise": ("lean", {"on_oom": "raise"}),
-}  # fmt: skip
 
 
 def micro_batch(
@@ -125,9 +109,17 @@ def step(kind: str, trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
 
 def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Measure seconds and peaks of one micro-batch's forward and backward."""
-    ready = partial(_ready, model, questions, folder, settings)
+    lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
+
+    def ready(kind: str) -> Any:
+        trainer = build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
+        trainer.ref_model = None
+        if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return trainer
+
     built = {kind: ready(kind) for kind in ("trl", "lean")}
-    inputs = _inputs(built["trl"], questions, settings)
+    inputs = micro_batch(built["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
     for kind, trainer in built.items():
         step(kind, trainer, inputs)
     del trainer
@@ -141,64 +133,12 @@ def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[s
         peaks[kind] = _peak_of(kind, ready(whose), inputs, folder)
     return {
         "settings": settings,
-        "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]),
-                   "completion": int(inputs["completion_ids"].shape[1])},
+        "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": 64},
         "wall_ratio": {base: ratio(timed, "lean", base, "wall") for base in KINDS if base != "lean"},
         "cpu_ratio": {base: ratio(timed, "lean", base, "cpu") for base in KINDS if base != "lean"},
         "seconds": timed,
         "peak_bytes": peaks,
-    }  # fmt: skip
-
-
-def _ready(model: str, questions: Any, folder: Path, settings: dict[str, Any], kind: str, **more: Any) -> Any:
-    """Build the trainer of ``kind``, ready for a micro-batch."""
-    if tokens := settings.get("completion"):
-        more["max_completion_length"] = tokens
-    lean = settings.get("lean", {}) if kind == "lean" else {}
-    trainer = build(kind, model, questions, folder, settings["lora"], **lean, **more)
-    trainer.ref_model = None
-    if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
-        trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
-    return trainer
-
-
-def _inputs(trainer: Any, questions: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    tokenizer, width = trainer.processing_class, settings.get("completion", 64)
-    return micro_batch(tokenizer, questions, 4, settings["even"], settings.get("prompt", 0), width)
-
-
-def small_model(tiny: str) -> str:
-    """Save the small Llama beside the ``tiny`` one, with its tokenizer; return its folder."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    path = Path(tiny).parent / "small-random-llama"
-    if not path.exists():
-        torch.manual_seed(0)
-        tokenizer = AutoTokenizer.from_pretrained(tiny)
-        ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
-        LlamaForCausalLM(LlamaConfig(**_SMALL, **ids)).save_pretrained(path)
-        tokenizer.save_pretrained(path)
-    return str(path)
-
-
-def peaks_here(model: str, questions: Any, folder: Path, settings: dict[str, Any]) -> dict[str, int]:
-    """Return bytes allocated at the highest of one micro-batch's forward and backward, on the device that is here."""
-    import torch
-
-    found = {}
-    for name, (kind, more) in _ON_DEVICE.items():
-        trainer = _ready(model, questions, folder, settings, kind, use_cpu=False, **more)
-        inputs = {key: value.to("cuda") for key, value in _inputs(trainer, questions, settings).items()}
-        for _ in range(2):  # the first asks the model and loads kernels
-            gc.collect()
-            torch.cuda.reset_peak_memory_stats()
-            step(name, trainer, inputs)
-        found[name] = torch.cuda.max_memory_allocated()
-        del trainer, inputs
-        gc.collect()
-        torch.cuda.empty_cache()
-    return found
+    }
 
 
 def _peak_of(kind: str, trainer: Any, inputs: dict[str, Any], folder: Path) -> dict[str, int]:
@@ -219,41 +159,18 @@ def peak(step: Any, trainer: Any, folder: Path) -> dict[str, int]:
 @click.command(help=__doc__)
 @click.option("--pairs", default=7)
 @click.option("--only", "names", multiple=True, type=click.Choice(list(SPEED_CASES)), metavar="CASE")
-@click.option("--emulated", is_flag=True, help="Count peaks on the emulated device, of cases that the file has.")
 @OUT
 @JSON
 @TINY
-def main(pairs: int, names: tuple[str, ...], emulated: bool, out: Path, json_path: Path | None, tiny: bool) -> None:
+def main(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, tiny: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    model, questions, note = prepared(out, tiny)
     kept = json_path is not None and json_path.is_file()
-    old = json.loads(json_path.read_text(encoding="utf-8")) if json_path is not None and kept else {}
-    note, found = old.get("model", ""), old.get("cases", {})
+    found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}
     for name in names or SPEED_CASES:
-        settings = SPEED_CASES[name]
-        model, questions, made = prepared(out, tiny or bool(settings.get("small")))
-        if settings.get("small"):
-            model = small_model(model)
-        else:
-            note = made
-        if not emulated:
-            found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, settings)}
-        elif settings.get("small") and name in found:
-            found[name]["emulated_bytes"] = ask("benchmarks.lean.speed", {"out": str(out), "case": name}, "24GiB",
-                                                most=None)  # fmt: skip
+        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, SPEED_CASES[name])}
         gc.collect()
         ordered = {case: found[case] for case in SPEED_CASES if case in found}
         write_result({"model": note, "cases": ordered}, json_path)
-
-
-def _answer() -> None:
-    """Answer as a child process on the emulated device."""
-    asked = json.loads(sys.stdin.read())
-    model, questions, _ = prepared(Path(asked["out"]), True)
-    folder = Path(asked["out"]) / "_work" / "device"
-    print(json.dumps(peaks_here(small_model(model), questions, folder, SPEED_CASES[asked["case"]])))
-
-
-if __name__ == "__main__":
-    _answer()

@@ -5,7 +5,7 @@
 
 A small Llama trains. The allocator's limit is lowered in the first step and from eight random operators of random
 steps on, each time for up to a step, to 2, 5, 10 and 20 % below what the run that had room allocated at its highest.
-What the trainer makes of it by default: lived or ended in a sentence, losses and parameters beside those of the run
+What ``on_oom="auto"`` makes of it: lived or ended in a sentence, losses and parameters beside those of the run
 that had room, and CPU time over its. Both train on the same completions, since rounding alone would make later samples
 others; that a generation which ran out sampled the same tokens is looked at in the first. Rows are kept in
 ``benchmarks/results/emulated-cuda/survival.json``.
@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full, two accumulated": {"settings": {"gradient_accumulation_steps": 2}},
     "full, two ranks": {"ranks": 2},
     "full, most memory in the optimizer's step": {
-        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 16384},
+        "shape": {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 65536},
         "settings": {"max_tokens_per_piece": 64, "gradient_checkpointing": True, "generation_batch": 4,
                      "steps_per_generation": 2, "max_completion_length": 12},
     },

@@ -34,7 +34,7 @@ _ROW = {
     "per_device_train_batch_size": 16, "num_generations": 8, "max_completion_length": COMPLETION, "beta": 0.0,
     "learning_rate": 1e-3, "gradient_checkpointing": False, "bf16": False, "seed": 7, "logging_steps": 1,
     "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "max_tokens_per_piece": 1024,
-    "generation": "paged", "optim": "adamw_torch_fused",
+    "generation": "paged", "on_oom": "auto", "optim": "adamw_torch_fused",
 }  # fmt: skip
 
 

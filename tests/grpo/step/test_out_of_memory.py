@@ -191,7 +191,7 @@ def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeyp
 
 
 def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = build("lean", tiny_llama(), tmp_path)
+    ours = build("lean", tiny_llama(), tmp_path, on_oom="auto")
     assert ours._adaptation is None  # a CPU raises no such error
     monkeypatch.setattr(type(ours.accelerator), "device", torch.device("cuda"))
     assert ours._adapting(ours.args) is not None
