@@ -40,7 +40,7 @@ class LayerCache:
     recurrent: int = 0
 
     def key_value_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of the keys and values of ``tokens`` tokens, ``itemsize`` an element."""
+        """Return the bytes of the keys and values of ``tokens`` tokens, ``itemsize`` an element."""
         return self.token * (tokens if self.window is None else min(tokens, self.window)) * itemsize
 
     def state_bytes(self, itemsize: int) -> int:

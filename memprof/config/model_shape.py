@@ -211,7 +211,7 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Elements of the embedding, and of the output head where it has its own."""
+        """Count the elements of the embedding, and of the output head where it has its own."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -222,7 +222,7 @@ class ModelShape:
 
     @property
     def norms_and_biases(self) -> int:
-        """Elements of all else: norms, biases and the routers of experts."""
+        """Count the elements of all else: norms, biases and the routers of experts."""
         family, q, k = self.family, self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(family.head_norms, 0)
         biases = 0
@@ -274,7 +274,7 @@ class ModelShape:
         return max((layer.key_value_bytes(tokens, itemsize) for layer in self.caches), default=0)
 
     def state_bytes(self, itemsize: int) -> int:
-        """Bytes of one sequence's states in layers of linear attention, which do not grow with it."""
+        """Return the bytes of one sequence's states in layers of linear attention, which do not grow with it."""
         return sum(layer.state_bytes(itemsize) for layer in self.caches)
 
 

@@ -64,7 +64,7 @@ class Optimizer:
         return not self.executed
 
     def state_bytes(self, parameters: int, itemsize: int, exact: int = 0) -> int:
-        """Reckon the bytes of its state, paged or not.
+        """Return the bytes of its state, paged or not.
 
         Args:
             parameters: elements that are trained.

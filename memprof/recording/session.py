@@ -267,7 +267,7 @@ class Session:
         self._between_us = now
 
     def _go_on(self) -> None:
-        """Note that the run goes on: what ran out of memory before was caught, and is no longer why anything ends."""
+        """Note that the run goes on: an earlier out-of-memory error was caught, and no longer explains an end."""
         failed = self._oom()
         if failed is not None:
             failed.pop("stack", None)
@@ -292,7 +292,7 @@ class Session:
             self._ask_holders()
 
     def _ask_holders(self) -> None:
-        """Ask who holds the largest tensors that nobody owns."""
+        """Find what refers to the largest tensors without an owner."""
         now = self.recorder.now_us()
         tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
         self._holders = []
@@ -333,7 +333,7 @@ class Session:
         return state.get("reserved")
 
     def _watch_device(self) -> None:
-        """Ask the driver on CUDA too, and between phases."""
+        """Read the driver's figures on CUDA, between phases too."""
         if self.recorder.kind is Kind.CUDA and self._outside is None:
             self._outside = Outside(self.recorder.device().index)
             self._sampler = Sampler(self._look, self._samples.append)

@@ -153,7 +153,7 @@ class Attachment:
 
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Mark what the code inside does; out of memory in it is written down, and passes on."""
+        """Mark what the code inside does; record out of memory in it, and let the error pass on."""
         from memprof.recording.phases import phase_id
 
         mark = self.door(self._enter, phase_id(name), step)
@@ -221,7 +221,7 @@ class Attachment:
         return Rehearsed(peak, self.dump("a step was rehearsed"))
 
     def dump(self, reason: str = "asked for") -> Path | None:
-        """Write what the ring holds now: the snapshot's path, or None where that could not be done."""
+        """Write what the ring holds now; return the snapshot's path, or None where that failed."""
         session = self._session
         if session is None:
             return None
@@ -248,7 +248,7 @@ class Attachment:
 
     @way_in
     def detach(self, dump: bool = True) -> Path | None:
-        """End; what the ring holds is written unless ``dump`` is false. The snapshot's path, where one was written."""
+        """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
         session = self._session
         if session is None:
             return None

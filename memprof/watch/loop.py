@@ -241,7 +241,7 @@ class PlainLoop:
         self._terminations.start()
 
     def _introduce(self, module: Any) -> str:
-        """Know the module by the role it plays: what learns is the policy, what is frozen judges or is a reference."""
+        """Claim the module by its role: what learns is the policy, what is frozen a reference or a reward model."""
         assert self._session is not None
         known = {id(model): role for model, role in self._session.owners.models}
         if id(module) in known:
@@ -330,7 +330,7 @@ class PlainLoop:
         return self._over or threading.get_ident() != self._thread
 
     def _give_up(self) -> None:
-        """Take everything back after a mistake of memprof's."""
+        """Undo everything after a failure of memprof's own."""
         self._over = True
         session, self._session = self._session, None
         ends = [] if session is None else [session.stop]

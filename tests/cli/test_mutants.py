@@ -28,6 +28,7 @@ FOUND = {
 # The same of those that go through functions: a world of 2**62 ranks, a config.json of words, YAML's own errors, ...
 FOUND_BEHIND: dict[str, tuple[int, ...]] = {
     "snapshot": (10010031,),
+    "compare": (30039258,),
     "bytes": (10016313,),
     "ranks": (*range(500000, 500100), 601009),
     "settings": (600000, 600104, 600106, 600145, 600294, 600540, 600937, 601010, 601273, 602365),

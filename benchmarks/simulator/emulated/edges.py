@@ -179,7 +179,7 @@ def read() -> dict[str, Any]:
 def table(rows: dict[str, Any]) -> str:
     """Write the table of docs/measurements.md."""
     head = [
-        "| run | compute capability of | survives from | said, the make known | | said, by size alone | |",
+        "| run | compute capability of | survives from | fits from, make known | above | fits from, by size | above |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     return "\n".join([*head, *(line(name, row) for name, row in rows.items())])

@@ -115,7 +115,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = redacted(analysis.to_dict(), redact)
+    report = redacted(analysis.to_dict(), redact, analysis)
     document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
@@ -164,6 +164,7 @@ def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> 
         from memprof.redact import redact_text
 
         paths = [redact_text(path) for path in paths]
+        columns = [replace(c, label=redact_text(c.label)) for c in columns]
     given = iter(labels)
     heads = [
         next(given) if labels and c.run.published is None else c.label or path
