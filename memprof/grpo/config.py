@@ -171,6 +171,13 @@ class LeanSettings:
             "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
         },
     )
+    memory_budget_executor: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where memory_budget simulates: 'local' or None (processes of this machine), 'dask:ADDRESS', "
+            "'ray', 'ray:ADDRESS'."
+        },
+    )
     park_weights: bool = field(
         default=False,
         metadata={

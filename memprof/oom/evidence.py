@@ -35,7 +35,7 @@ _TRAINING_PHASES = ("backward", "optimizer_step", "old_logprobs", "reference_log
 _ENGINES = re.compile(r"/(?:vllm|sglang|text_generation_server|lmdeploy|tensorrt_llm|vllm_ascend)/")
 _LOADING = re.compile(
     r":(?:from_pretrained|load_state_dict|load_checkpoint|_?load_model|load_weights|_load_state_dict_into_\w{1,40}"
-    r"|load_shard_checkpoint|load_pretrained_model|create_weights|convert|cuda|to)$"
+    r"|load_shard_checkpoint|load_pretrained_model|create_weights|patch_weight_to_device|convert|cast_to_device|cuda|to)$"
 )
 _STARTING = re.compile(r"profile_run|_dummy_run|determine_|capture_|warm_?up")
 _GENERATING = re.compile(r"generation/utils|:generate$|model\.generate\(")

@@ -45,6 +45,8 @@ _PREFIX = re.compile(
 )
 _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
 _BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
+# The file and line that rich's log handler prints at the right edge.
+_RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
 _REPEATED = re.compile(
     r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
@@ -166,6 +168,8 @@ def _line(raw: str, number: int) -> Line:
         text = _BOX_END.sub("", text)
     if text[:1] in "╭╮╰╯─━═┌┐└┘├┤╔╗╚╝+-=" and _RULE.match(text):
         text = ""
+    if ".py:" in text[-80:]:
+        text = _RIGHT_EDGE.sub("", text)
     if "x across cluster]" in text:
         text = _REPEATED.sub("", text)
     return Line(number, who, rank, text.rstrip(), actor)
