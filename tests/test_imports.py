@@ -216,3 +216,9 @@ def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: st
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith(f"memprof.{name} needs {missing}: pip install '.[{extra}]' in a checkout of memprof")
     assert "pip install 'grpo-memprof" not in done.stdout  # no registry has it
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    from tests.conftest import SLOWEST
+
+    assert [name for name in SLOWEST if not (Path(__file__).parent / name).is_file()] == []

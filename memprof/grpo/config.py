@@ -21,7 +21,7 @@ _CHOICES = {
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
     "gradient_sums": ("auto", "fp32", "never"),
-    "on_oom": ("adapt", "raise"),
+    "on_oom": ("auto", "adapt", "raise"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
@@ -161,7 +161,8 @@ class LeanSettings:
         default="raise",
         metadata={
             "help": "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
-            "smaller, with the gradient and tokens there would have been), 'raise'. Not under FSDP and DeepSpeed."
+            "smaller, with the gradient and tokens there would have been), 'raise'. 'auto': adapt on CUDA, but not "
+            "under FSDP, DeepSpeed and re-entrant checkpointing."
         },
     )
     memory_budget: str | None = field(

@@ -49,7 +49,8 @@ _SLEEPING = re.compile(
 )
 _TORCH = re.compile(r"\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)", re.I)
 _ONE = re.compile(
-    r"(?:micro_?batch|per_device_train_batch_size|train_micro_batch_size_per_gpu)\w{0,20}[\"']?\s{0,3}(?:->|=|:|\bto\b)"
+    r"(?:micro_?batch|per_device_train_batch_size|train_micro_batch_size_per_gpu|(?<![A-Za-z_])train_batch_size)\w{0,20}"
+    r"[\"']?\s{0,3}(?:->|=|:|\bto\b)"
     r"\s{0,3}[\"']?1(?![\d.])",
     re.I,
 )

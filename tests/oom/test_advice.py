@@ -215,7 +215,9 @@ def test_a_size_above_any_device_is_no_lack_of_memory() -> None:
     assert failure["try"][0]["action"].startswith("check that the library's version")
 
 
-@pytest.mark.parametrize("word", ["micro_batch_size_per_gpu: 1", "per_device_train_batch_size=1", "micro_batch -> 1"])
+@pytest.mark.parametrize(
+    "word", ["micro_batch_size_per_gpu: 1", "per_device_train_batch_size=1", "micro_batch -> 1", "--train_batch_size=1"]
+)
 def test_a_micro_batch_of_one_is_not_halved(word: str) -> None:
     found = actions(f"{word}\n{FULL_CARD}")
     assert not any("halve" in action for action in found)
@@ -319,6 +321,18 @@ def test_the_names_that_a_program_gives_itself_tell_whose_run_it_was(before: str
 def test_a_driver_beside_an_engine_is_answered_in_the_engines_words() -> None:
     assert "max_num_batched_tokens" in first_of("INFO vllm worker\nRuntimeError: CUDA error: out of memory")[1]
     assert "nvidia-smi" in first_of("RuntimeError: CUDA error: out of memory")[1]
+
+
+def test_a_flag_without_a_value_is_set() -> None:
+    text = f"accelerate launch train_dreambooth.py --gradient_checkpointing{{}} --resolution=512\n{FULL_CARD}"
+    assert "checkpoint activations" not in tried(text.format(""))
+    assert "checkpoint activations" in tried(text.format(" false"))
+
+
+def test_digits_of_the_next_lines_prefix_are_no_part_of_a_number() -> None:
+    line = "2024-Jul-30 14:22:30.244701 65191:65191 ERROR  TDRV:dmem_alloc_internal  Failed to alloc DEVICE memory: 104"
+    (failure,) = explain_log(f"{line}\n{line.replace('104', 'x')}")["failures"]
+    assert failure["requested_bytes"] == 104
 
 
 def test_so_few_bytes_are_not_the_communicators_own() -> None:
