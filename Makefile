@@ -20,8 +20,10 @@ CUDA_READY := $(CUDA)/.ready
 # torch's threads spin while they wait for each other; on a machine that is shared, that starves the one waited for.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-# A process for each core, whole files each (a process takes about 1.5 GB); one thread of torch in each.
-PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
+# A process for each core, whole files each (a process takes about 1.5 GB), the slowest files first (tests/conftest.py);
+# one thread of torch in each. Bytecode is kept, since some hundred of the tests' processes load memprof anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest \
+	--numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	--ignore tests/cuda --durations 25 --durations-min 5
 
 .PHONY: setup demo test test-all cuda test-cuda docs lint types browser clean

@@ -34,9 +34,17 @@ def how_to_install(extra: str) -> str:
 
 
 class MemprofError(Exception):
-    """Tell the user in one clear sentence what is wrong; ``exit_code`` is the exit code of the process."""
+    """Tell the user in one clear sentence what is wrong; ``exit_code`` is the exit code of the process.
+
+    The sentence may hold somebody's file name or words of another program: it stays one line, and control characters
+    are shown instead of obeyed.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        words = " ".join(super().__str__().splitlines())
+        return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
 
 
 class AboveLimit(MemprofError):

@@ -1,7 +1,9 @@
 """Remove paths, hosts, names, command lines and tokens, so that a report can be shared.
 
 Plain data (a report, an explanation) is copied and the copy cleaned. A snapshot is cleaned in place before it is
-written. Figures, categories, module names, functions and line numbers stay, because a report is about them.
+written. A file made elsewhere names its machine and user in some places (``node``, home directories, the values of
+private settings): these names then go everywhere. Figures, categories, module names, functions and line numbers stay,
+because a report is about them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from memprof.frame_paths import own_folders
+from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 
 __all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
 
@@ -24,9 +27,10 @@ HIDDEN = "<redacted>"
 # Settings whose value is hidden whatever it looks like: secrets, people and places.
 _PRIVATE_KEY = re.compile(
     r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
-    r"|host(?:name)?|user(?:name)?|login|e?mail|entity|organi[sz]ation|argv|cmd(?:line)?|command(?:_?line)?|cwd|env(?:iron)?"
+    r"|host(?:name)?|user(?:_?name)?|login|e?mail|entity|organi[sz]ation|argv|cmd(?:line)?|command(?:_?line)?|cwd|env(?:iron(?:ment)?)?"
     r"|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
+_ENVIRONMENT = re.compile(r"(?i)env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?")
 # Settings named after tokens of text, which are no secrets.
 _INNOCENT_KEY = re.compile(
     r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|image|num|max|min|completion|prompt|truncated|mask_truncated)_tokens?(?:_id|_ids)?"
@@ -41,9 +45,25 @@ _SECRETS = re.compile(
     r"|\b(?:wandb_v1_)?[0-9a-f]{40}\b"
     r"|(?i:\bbearer\s+)[A-Za-z0-9._~+/-]{8,}=*"
 )
-_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}\.[A-Za-z]{2,24}\b")
+# Addresses of mail, and of logins: a name at a machine.
+_EMAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z][A-Za-z0-9.-]{1,255}\b")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s'\"]+", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?")
+_ADDRESS = re.compile(
+    r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"
+    r"|(?<![\w:])(?=[0-9a-fA-F:]{0,39}(?:[0-9a-fA-F]::[0-9a-fA-F]*\d|(?::[0-9a-fA-F]{1,4}){4}))[0-9a-fA-F:]{4,39}(?![\w:])"
+)
+# A name and its value, as in a command line or an environment: NAME=value, --name value, "name": "value".
+_VALUE = r"([^\s,;\"'{\[(-][^\s,;\"']{0,400})"
+_SETTING = re.compile(
+    rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,60}})([ =][\"']?){_VALUE}"
+    rf"|(?<![\w.-])([A-Za-z_][\w.]{{0,60}})([\"']?\s?(?:=\s?|:\s?(?=[\"']))[\"']?){_VALUE}"
+)
+# The name of a user's folder.
+_HOME = re.compile(
+    r"(?:/home|/Users|[A-Za-z]:[\\/]{1,2}Users)[\\/]{1,2}"
+    r"([^\s/\\:*?\"<>|][^/\\:*?\"<>|\n]{0,60}?)(?=[/\\\s\"':]|$)"
+)
+_NAMING_KEY = re.compile(r"(?i)(?:^|[_.-])(?:node|host(?:name)?|user(?:_?name)?|login)$")
 
 # A path has two parts or more. Below a root, a part may hold spaces but not begin or end with one. Lengths are bounded
 # so that matching takes linear time on any text.
@@ -56,13 +76,19 @@ _PATH = re.compile(
 # User and host names that identify nobody and occur in ordinary text.
 _GENERIC = {
     "root", "user", "ubuntu", "admin", "localhost", "home", "runner", "jovyan", "main", "train", "python", "model",
-    "trl", "torch", "demo",
+    "trl", "torch", "demo", "memprof", "report", "cuda", "none", "null", "true", "false", "auto", "default",
+    *(str(word) for words in (Category, Evidence, Group, History, Kind, Phase) for word in words),
 }  # fmt: skip
 
 
-def redact(data: Any) -> Any:
-    """Return a copy of plain data with every string cleaned and every private setting hidden."""
-    clean = _cleaner()
+def redact(data: Any, beside: Any = None) -> Any:
+    """Return a copy of plain data with every string cleaned and every private setting hidden.
+
+    Args:
+        data: a report, or a part of one.
+        beside: what else is known of the run; the names that it gives away go too.
+    """
+    clean = _cleaner({*_names_in(data), *_names_in(beside)})
     cleaned = _walk(data, clean)
     source = cleaned.get("source") if isinstance(cleaned, dict) else None
     if isinstance(source, dict) and isinstance(source.get("files"), list):
@@ -91,19 +117,25 @@ def redact_text(text: str) -> str:
     return _cleaner()(text)
 
 
-# Parts of memprof's own key that may name people and places. The rest is figures and names of phases and modules.
-_WORDS = ("config", "notes", "oom")
+# Parts of memprof's own key that are figures and names of phases.
+_FIGURES = {"schema", "kind", "steps", "samples", "counters", "phases", "buckets", "recorded"}
 
 
 def redact_snapshot(raw: dict[str, Any]) -> None:
-    """Clean a raw snapshot in place: the file names of all frames, and the text under the ``"memprof"`` key."""
+    """Clean a raw snapshot in place: the file names of all frames, what other tools wrote beside its events, and the
+    text under the ``"memprof"`` key.
+    """
     extra = raw.get("memprof", {})
     own = [*(extra.pop("own_folders", None) or []), *own_folders()]
     seen: set[int] = set()
-    lists = [s.get("frames") for s in raw.get("segments", [])]
-    lists += [b.get("frames") for s in raw.get("segments", []) for b in s.get("blocks", [])]
-    lists += [event.get("frames") for trace in raw.get("device_traces", []) for event in trace]
-    for frames in lists:
+    names = {*_names_in(extra), *_names_in(raw.get("external_annotations"))}
+    clean = _cleaner(names)
+    holders = [*raw.get("segments", []), *(b for s in raw.get("segments", []) for b in s.get("blocks", []))]
+    holders += [event for trace in raw.get("device_traces", []) for event in trace]
+    for holder in holders:
+        frames, told = holder.get("frames"), holder.get("user_metadata")
+        if isinstance(told, str) and not told.startswith("memprof:"):
+            holder["user_metadata"] = clean(told)
         if not isinstance(frames, list) or id(frames) in seen:  # most lists are shared between events
             continue
         seen.add(id(frames))
@@ -111,31 +143,70 @@ def redact_snapshot(raw: dict[str, Any]) -> None:
             if id(frame) not in seen:
                 seen.add(id(frame))
                 frame["filename"] = _own_path(frame.get("filename", ""), own) or short_path(frame.get("filename", ""))
-    extra.update({name: redact(extra[name]) for name in _WORDS if extra.get(name)})
+    if extra:
+        extra["redacted"] = True
+    extra.update({name: _walk(value, clean) for name, value in extra.items() if value and name not in _FIGURES})
+    if raw.get("external_annotations"):
+        raw["external_annotations"] = _walk(raw["external_annotations"], clean)
+
+
+def _names_in(data: Any) -> set[str]:
+    """Return the names of machines and users, and the secrets, that plain data gives away by where they stand."""
+    found: set[str] = set()
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+            for key, inner in value.items():
+                if isinstance(inner, str) and _NAMING_KEY.search(str(key)):
+                    found |= {inner, inner.split(".")[0]}
+                elif _private(str(key), inner):
+                    told = inner.values() if isinstance(inner, dict) else [inner]
+                    found.update(text for text in told if isinstance(text, str) and len(text) > 5)
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif isinstance(value, str):
+            found.update(_HOME.findall(value))
+    return found
 
 
 def _walk(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        return {clean(str(k)): HIDDEN if _private(str(k), v) else _walk(v, clean) for k, v in value.items()}
+        return {_key(str(k), clean): HIDDEN if _private(str(k), v) else _walk(v, clean) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_walk(item, clean) for item in value]
     return value
 
 
+def _key(key: str, clean: Callable[[str], str]) -> str:
+    """Clean a key; a field keeps its name, whatever a machine is called."""
+    return key if key.isidentifier() and key.islower() and len(key) < 32 else clean(key)
+
+
 def _private(key: str, value: Any) -> bool:
-    """Tell whether a setting holds text under the name of a secret; figures and whole sections do not count."""
-    return isinstance(value, (str, list, tuple)) and bool(_PRIVATE_KEY.search(key)) and not _INNOCENT_KEY.search(key)
+    """Tell whether a setting holds text under the name of a secret, or an environment; figures do not count."""
+    kinds = (str, list, tuple, dict) if _ENVIRONMENT.fullmatch(key) else (str, list, tuple)
+    return isinstance(value, kinds) and bool(_PRIVATE_KEY.search(key)) and not _INNOCENT_KEY.search(key)
 
 
-def _cleaner() -> Callable[[str], str]:
-    names = _own_names()
+def _setting_in_text(match: re.Match[str]) -> str:
+    name, between, value = filter(None, match.groups())
+    hidden = _private(name.replace("-", "_"), value) and not value.isdecimal()
+    return f"{name}{between}{HIDDEN}" if hidden else match.group()
+
+
+def _cleaner(told: Iterable[str] = ()) -> Callable[[str], str]:
+    """Return what cleans a text; ``told`` are names to hide beside those of this machine and user."""
+    names = _worth_hiding({*_own_names(), *told})
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(n)}(?!\w)" for n in names)) if names else None
 
     @lru_cache(maxsize=65536)  # stacks repeat their frames
     def clean(text: str) -> str:
         text = _SECRETS.sub(HIDDEN, text)
+        text = _SETTING.sub(_setting_in_text, text)
         text = _EMAIL.sub(HIDDEN, text)
         text = _URL.sub(rf"\1://{HIDDEN}", text)
         text = _ADDRESS.sub(HIDDEN, text)
@@ -177,9 +248,14 @@ def _path_in_text(match: re.Match[str]) -> str:
     return _in_library(path) or (f"…/{short_path(path)}" if absolute else path)
 
 
-def _own_names() -> list[str]:
-    """Return this machine's and this user's names, longest first, without short and generic ones."""
+def _own_names() -> set[str]:
     found = {socket.gethostname(), socket.gethostname().split(".")[0], os.path.basename(os.path.expanduser("~"))}
     with contextlib.suppress(KeyError, OSError):
         found.add(getpass.getuser())
-    return sorted((name for name in found if len(name) > 2 and name.lower() not in _GENERIC), key=len, reverse=True)
+    return found
+
+
+def _worth_hiding(names: Iterable[str]) -> list[str]:
+    """Return the names, longest first, without short and generic ones."""
+    kept = (n for n in names if len(n) > 2 and n.lower() not in _GENERIC and HIDDEN not in n and not n.isdecimal())
+    return sorted(kept, key=len, reverse=True)[:1000]

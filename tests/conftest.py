@@ -22,6 +22,46 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files of half a minute or more, the longest first: begun last, one of them would leave the other cores idle.
+SLOWEST = (
+    "test_docs.py",
+    "simulate/shortcuts/test_repeated_layers.py",
+    "benchmarks/gpu/test_checks.py",
+    "simulate/trainer/test_lean.py",
+    "reports/html/test_browser_compare.py",
+    "watch/test_faults.py",
+    "simulate/trainer/test_generation.py",
+    "integrations/test_ranks.py",
+    "recording/guard/test_ways_in.py",
+    "simulate/test_real_cpu.py",
+    "integrations/test_callback.py",
+    "examples/test_small_scale.py",
+    "plan/test_subprocess_runner.py",
+    "benchmarks/lean/test_flops.py",
+    "simulate/sharding/test_fsdp2.py",
+    "benchmarks/same_answers/test_same_answers.py",
+    "simulate/families/test_families.py",
+    "demo/test_run.py",
+    "simulate/trainer/test_lean_generation.py",
+    "simulate/test_foreign_names.py",
+    "integrations/test_tracking.py",
+    "integrations/test_versions.py",
+    "reports/html/test_browser_ranks.py",
+    "tensorboard/test_tab.py",
+    "watch/test_script.py",
+    "watch/test_attach.py",
+    "plan/test_short_steps.py",
+    "simulate/world/test_failed_simulation.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slowest files first, and the others as they are."""
+    tests = Path(__file__).parent
+    place = {tests / name: index for index, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 @pytest.fixture(scope="module")
 def only_new_tensors() -> Iterator[None]:
     """For tests that compare a recording to the byte: tensors that other modules' tests hold are not in it."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Loaded only when something is recorded, trained or drawn.
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "pandas")
 # Beside those, not even `memprof --help` may load these.
-NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "jsonschema")
+NOT_FOR_HELP = (*HEAVY, "numpy", "plotly", "rich", "fastjsonschema")
 
 # Rooms that work without torch; a torch import at their top level would break `memprof report`.
 TORCH_FREE = (
@@ -216,3 +216,9 @@ def test_a_missing_extra_is_one_sentence_with_the_command(missing: str, name: st
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith(f"memprof.{name} needs {missing}: pip install '.[{extra}]' in a checkout of memprof")
     assert "pip install 'grpo-memprof" not in done.stdout  # no registry has it
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    from tests.conftest import SLOWEST
+
+    assert [name for name in SLOWEST if not (Path(__file__).parent / name).is_file()] == []

@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import getpass
 import json
+import pickle
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from memprof.redact import HIDDEN, redact, redact_snapshot, redact_text, short_path
 from tests.reports.sample import sample
 
@@ -82,6 +86,7 @@ def test_a_snapshot_is_cleaned_where_it_holds_paths_and_words() -> None:
         "notes": ["failed at …/hook.py"],
         "oom": {"requested_bytes": 8, "stack": ["…/train.py:3 main"]},
         "owners": [["model.layers.0", 4096]],
+        "redacted": True,
     }
     before = copy.deepcopy(raw)
     redact_snapshot(raw)
@@ -179,3 +184,135 @@ def test_no_text_takes_long(text: str) -> None:
 def test_any_plain_data_passes_and_twice_is_once(data: object) -> None:
     once = redact(data)
     assert redact(once) == once
+
+
+# ---- planted secrets -------------------------------------------------------------------------------------------------
+
+# What must not be left, and a text that carries it: a machine and a user that are not those of this process.
+PLANTED = {
+    "gpunode1742": "rank 0 ran on gpunode1742",
+    "cluster.internal": "connected to gpunode1742.cluster.internal",
+    "adalovelace": "started by adalovelace",
+    "/home/adalovelace": "/home/adalovelace/private/train.py:7 main",
+    "/data/secretlab": "read /data/secretlab/ckpt/model.safetensors",
+    "\\\\fileserver": r"copied \\fileserver\share\run.pickle",
+    "AdaPC": r"at C:\Users\AdaPC\work\train.py:3",
+    "hf_abcdefghij0123456789": "logged in with hf_abcdefghij0123456789",
+    "sk-proj-abcdefghijklmnop": "key sk-proj-abcdefghijklmnop",
+    "ghp_ABCDEFGHIJ0123456789abcd": "cloned with ghp_ABCDEFGHIJ0123456789abcd",
+    "AKIAABCDEFGHIJKLMNOP": "aws AKIAABCDEFGHIJKLMNOP",
+    "AIzaSyA1234567890abcdefghijklmnopqrstuv": "AIzaSyA1234567890abcdefghijklmnopqrstuv",
+    "xoxb-123456789012-abcdef": "slack xoxb-123456789012-abcdef",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIi": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3.SflKxwRJSMeKKF2QT4",
+    "0123456789abcdef0123456789abcdef01234567": "wandb 0123456789abcdef0123456789abcdef01234567",
+    "bearerwords42": "Authorization: Bearer bearerwords42",
+    "hunter2hunter2": "run as DB_PASSWORD=hunter2hunter2 python train.py",
+    "openSesame99": "python train.py --api-key openSesame99 --lr 1e-5",
+    "quotedSecret77": "{'env': {'HF_TOKEN': 'quotedSecret77'}}",
+    "ada@example.org": "mail ada@example.org",
+    "ada@loginhost": "scp ada@loginhost:run.pickle",
+    "10.11.12.13": "at 10.11.12.13:29500",
+    "fe80::1ff:fe23": "on fe80::1ff:fe23:4567:890a",
+    "bucket-of-ada": "wrote s3://bucket-of-ada/run",
+    "plainWord55": "the word is plainWord55",
+    "environWord66": "got environWord66",
+}  # fmt: skip
+
+
+def planted() -> dict[str, Any]:
+    """A snapshot that carries every text in each of its fields of words, and names some by the fields' own names."""
+    from benchmarks.faults.inputs import snapshot
+
+    raw, words = snapshot(), " | ".join(PLANTED.values())
+    own = raw["memprof"]
+    for holder in (*raw["device_traces"][0], *raw["segments"], *(b for s in raw["segments"] for b in s["blocks"])):
+        holder["frames"] = [{"filename": "/home/adalovelace/private/train.py", "line": 7, "name": "main"}]
+        holder["user_metadata"] = holder.get("user_metadata") or words
+    raw["external_annotations"] = [{"name": words, "device": 0, "stage": "START", "time_us": 1}]
+    own["node"] = "gpunode1742.cluster.internal"
+    own["config"] |= {f"note_{n}": text for n, text in enumerate(PLANTED.values())}
+    own["config"] |= {
+        "username": "adalovelace", "hub_token": "plainWord55", "run_name": words, "command_line": words,
+        "model_name_or_path": "/home/adalovelace/models/Qwen", "environment": {"SOME_VARIABLE": "environWord66"},
+    }  # fmt: skip
+    own["config"]["note_environment"] = "environment=environWord66"
+    own["setup"]["model_config"]["_name_or_path"] = "/data/secretlab/models/Qwen"
+    own["setup"]["note"] = words
+    own["notes"] = [words, *PLANTED.values()]
+    own["oom"]["stack"] = ["/home/adalovelace/private/train.py:7 main", words]
+    own["survived"][0]["note"] = words
+    own["versions"]["local"] = words
+    for row in own["owners"]:
+        row[4] = words
+    for row in own["holders"]:
+        row[2] = words
+    return raw
+
+
+def left_in(text: str) -> list[str]:
+    return [secret for secret in PLANTED if secret in text or json.dumps(secret)[1:-1] in text]
+
+
+COMMANDS = [
+    ["report", "{run}"], ["report", "{run}", "--format", "markdown"], ["report", "{run}", "--json", "-"],
+    ["report", "{run}", "-o", "{out}/page.html"], ["report", "{run}", "--allocations", "all", "--json", "-"],
+    ["report", "{json}"], ["report", "{json}", "--format", "markdown"], ["report", "{json}", "--json", "-"],
+    ["report", "{json}", "-o", "{out}/page.html"], ["report", "{run}", "{second}", "-o", "{out}/page.html"],
+    ["explain", "{run}", "--full-stacks"], ["explain", "{run}", "--format", "markdown"],
+    ["explain", "{run}", "--all", "--json", "-"], ["compare", "{run}", "{json}"],
+    ["compare", "{run}", "{json}", "--format", "markdown"], ["compare", "{run}", "{json}", "--json", "-"],
+    ["compare", "{run}", "{json}", "-o", "{out}/page.html"], ["compare", "{pair}", "--json", "-"],
+    ["advise", "{run}", "--estimate", "--json", "-"], ["advise", "{json}", "--estimate"],
+    ["oom", "{log}"], ["oom", "{log}", "--format", "markdown"], ["oom", "{log}", "--json", "-"],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def carriers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that carry the secrets: a snapshot, its report, a comparison, another rank and a log."""
+    from tests.cli.test_cli import call
+    from tests.oom.wordings import WORDINGS
+
+    folder = tmp_path_factory.mktemp("planted")
+    names = {"run": "run.pickle", "second": "second.pickle", "json": "r.json", "pair": "pair.json", "log": "train.log"}
+    files = {name: folder / file for name, file in names.items()} | {"out": folder}
+    raw = planted()
+    files["run"].write_bytes(pickle.dumps(raw, protocol=4))
+    raw["memprof"]["rank"] = 1
+    files["second"].write_bytes(pickle.dumps(raw, protocol=4))
+    assert call("report", str(files["run"]), "--json", str(files["json"])).exit_code == 0
+    assert call("compare", str(files["run"]), str(files["json"]), "--json", str(files["pair"])).exit_code == 0
+    words = "\n".join(PLANTED.values())
+    files["log"].write_text(f"{words}\n{WORDINGS['2.4, private pools'].text}\n{words}\n", encoding="utf-8")
+    return files
+
+
+def _told(words: list[str], carriers: dict[str, Path]) -> Iterator[str]:
+    from tests.cli.test_cli import call
+
+    page = carriers["out"] / "page.html"
+    page.unlink(missing_ok=True)
+    result = call(*(word.format(**carriers) for word in words))
+    assert result.exit_code == 0, result.output
+    yield result.output
+    if page.exists():
+        yield page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_planted_secret_is_left_in_any_format(words: list[str], carriers: dict[str, Path]) -> None:
+    for told in _told([words[0], "--redact", *words[1:]], carriers):
+        assert len(told) > 200
+        assert not left_in(told.replace(str(carriers["out"]), ""))
+
+
+def test_without_redaction_they_are_there(carriers: dict[str, Path]) -> None:
+    """The test before this one can fail: the formats do carry what was planted."""
+    told = "".join(t for words in COMMANDS[:5] for t in _told(words, carriers))
+    assert len(left_in(told)) > 15
+
+
+def test_a_redacted_snapshot_holds_none() -> None:
+    raw = planted()
+    redact_snapshot(raw)
+    assert not left_in(json.dumps(raw))

@@ -16,18 +16,20 @@ from typing import Any
 import click
 
 from benchmarks.lean import tables as lean_tables
+from benchmarks.lean.equality import survival
 from benchmarks.oom import forms_table
+from benchmarks.simulator import classes, comparisons, decisions, programs, rivals
+from benchmarks.simulator.emulated import edges, matrix
 from benchmarks.tabling import ROOT, read, table
 from benchmarks.versions import cuda as cuda_versions
+from examples import published_tables
 from memprof.units import GIB
 from memprof.vocabulary import CATEGORY_LABELS, GROUP_LABELS, Category, Group
 
+_FILLED = "accuracy advice emulate faq grpo-memory lean-techniques lean-trainer measurements oom"
 PAGES = (
     ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("grpo-memory", "faq", "advice", "lean-trainer", "lean-techniques", "oom", "emulate")
-    ),
+    *(ROOT / "docs" / f"{name}.md" for name in _FILLED.split()),
     ROOT / "examples" / "README.md",
 )
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -213,6 +215,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "advice-real": lambda: advice("real"),
     "advice-simulated": lambda: advice("simulated"),
     "cuda-versions": lambda: cuda_versions.table_of(cuda_versions.read()),
+    "captures-and-runs": lambda: comparisons.table(read("simulator")["comparisons"]),
+    "programs": lambda: programs.table(programs.read()) + "\n",
+    "classes": lambda: classes.class_table(classes.gathered()),
+    "decisions": lambda: decisions.table(read("decisions")),
+    "rivals": lambda: rivals.table(read("rivals")),
+    "emulated-matrix": lambda: matrix.table(matrix.read()) + "\n",
+    "emulated-edges": lambda: edges.table(edges.read()) + "\n",
+    "published-methods": lambda: published_tables.methods_table(read("published_methods")),
+    "published-components": lambda: published_tables.components_table(read("published_components")),
+    "published-sft": lambda: published_tables.sft_table(read("published_sft")),
+    "survival": lambda: survival.table() + "\n",
     **lean_tables.TABLES,
     **forms_table.TABLES,
 }

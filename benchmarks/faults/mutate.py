@@ -1,36 +1,56 @@
-"""Feed mutated snapshots, reports, comparisons and counters to the commands that read them.
+"""Feed mutated inputs of every kind to what reads them.
 
-    python -m benchmarks.faults mutate [--inputs 2000] [--seed 0] [--only snapshot]
+    python -m benchmarks.faults mutate [--inputs 2000] [--seed 0] [--only snapshot] [--commands 1]
 
-One to three values of a small valid input are dropped, exchanged or replaced by what nobody writes. Each mutant goes
-through one command in this process: it must be answered, or refused in one sentence, and JSON that is answered must
-be what its schema says. Every finding is printed once by its kind, with the seed of the input that shows it.
+Values of small valid inputs are dropped, exchanged or replaced by what nobody writes, or their bytes are. Each mutant
+must be answered, or refused in one sentence; JSON that is answered must be what its schema says, and no control
+character may come through. ``--commands N`` puts one in N of the snapshots, reports, comparisons and counters through
+a whole command; the others, and all other kinds, through the functions behind it, which is many times faster. Every
+finding is printed once by its kind, with the seed of the input that shows it. Inputs run in forked processes, so that
+one which ends or outlasts its process is a finding too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
 import io
 import json
+import os
 import pickle
 import random
+import resource
+import shutil
+import signal
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+
+from benchmarks.faults import inputs as valid
 
 JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**64, 10**19, 0.5, -1.5, 1e300, "", "x",
     "\x1b[31m", "\ud800", "weights", "peak", "../..", [], [[]], {}, {"": None}, {"x": {"y": [1]}}, [None], [1, "x"],
     [[1, 2, 3, 4, 5, 6, 7]], ["x"] * 3,
 )  # fmt: skip
+#: Mutants of plain data, which whole commands read.
 SEEDS = ("snapshot", "report", "compare", "counters")
+#: All kinds; those after :data:`SEEDS` go through functions only.
+KINDS = (*SEEDS, "bytes", "ranks", "settings", "text")
+# An input of a million takes 2 ms; one that takes this long hangs.
+_SECONDS = 20
+_MOST_MEMORY = 3 << 30
+_BATCH = 500
+# What may not reach a terminal: escapes, and what turns the reading direction round.
+_CONTROL = ("\x1b", "\x07", "\r", "\u202e", "\x00", "\x9b")
 _COMMANDS = {
     "snapshot": (
         "report {0} --json -", "report {0}", "report {0} -o {page}", "report {0} --format markdown --redact",
@@ -47,111 +67,71 @@ _COMMANDS = {
 }  # fmt: skip
 
 
-def snapshot() -> dict[str, Any]:
-    """Make a snapshot with a step, an allocation that failed, and every part of memprof's own key."""
-    from tests.synthetic import SnapshotBuilder
 
-    made = SnapshotBuilder()
-    made.ghost(4096)
-    weight = made.alloc(1 << 20, "load", metadata="memprof:phase=load;category=weights")
-    for step in (1, 2):
-        hidden = made.alloc(3 << 20, "forward", metadata=f"memprof:phase=forward;step={step};region=forward")
-        made.alloc(1 << 19, "backward", metadata=f"memprof:phase=backward;step={step};region=backward")
-        made.free(hidden)
-    failed = {"action": "oom", "addr": 1 << 20, "device_free": 1 << 20, "size": 1 << 30, "stream": 0, "frames": []}
-    made.events.append({**failed, "time_us": made.time_us + 10, "user_metadata": ""})
-    return made.raw(_own_key(weight, made.time_us))
+class Invalid(Exception):
+    """An answer is not what its schema says."""
 
 
-def _own_key(weight: int, end: int) -> dict[str, Any]:
-    start, half = 1_000_000, (1_000_000 + end) // 2
-    spans = [("load", start, half, None), ("forward", half, end - 40, 1), ("backward", end - 40, None, 1)]
-    names = ("phase", "start_us", "end_us", "step")
-    phases = [{**dict(zip(names, span, strict=True)), "within": None, "detail": None} for span in spans]
-    peaks = dict.fromkeys(("allocated_peak", "reserved_peak", "allocated_end", "reserved_end", "active_peak"), 9 << 20)
-    counted = {"phase": "forward", "step": 1, "start_us": half, "end_us": end, "requested_peak": 9 << 20, **peaks}
-    failed = {"requested_bytes": 1 << 30, "device_free_bytes": 1 << 20, "phase": "forward", "step": 1, "time_us": end}
-    return {
-        "schema": "memprof.snapshot/1",
-        "kind": "cuda",
-        "versions": {"memprof": "0.1", "python": "3.11", "torch": "2.13.0", "trl": "1.16"},
-        "device": {"index": 0, "type": "cuda", "name": "a card", "total_bytes": 1 << 34},
-        "devices": [{"index": 0, "type": "cuda", "name": "a card", "total_bytes": 1 << 34}],
-        "rank": 0,
-        "world_size": 2,
-        "node": "here",
-        "created": "2026-01-01T00:00:00",
-        "config": {"learning_rate": 1e-5, "optim": "adamw_torch_fused", "max_completion_length": 16, "bf16": True},
-        "setup": {
-            "model_config": {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 64,
-                             "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16},
-            "dtypes": {"float32": 4096}, "load_in_4bit": False, "batches": [[1, 2, 8, 8]], "lengths": [[1, 8, 8]],
-            "adapter": {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]},
-        },
-        "recorded": {"start_us": start, "stop_us": end, "history": "complete", "dropped_events": 0,
-                     "max_entries": 100_000, "thinned": [[half, half + 5]]},
-        "phases": phases,
-        "steps": [[1, start, half, 128], [2, half, end, 256]],
-        "owners": [[weight, end, "weights", None, "model.embed"]],
-        "holders": [[weight, end, "Model.embed"]],
-        "buckets": [1 << 19],
-        "counters": [counted],
-        "samples": [[start, 1 << 30, 1 << 30, 1 << 20, 1 << 31, 0, 1 << 24], [end, 1, *[None] * 5]],
-        "switches": [[half, "sleep", 1, 1 << 20, 1 << 21, 0, 1 << 30]],
-        "outside": {"reason": None, "mig": False, "capacity_bytes": 1 << 34, "used_bytes": 1 << 32,
-                    "own_bytes": 1 << 31, "others_bytes": 1 << 20, "first_own_bytes": 1 << 28,
-                    "first_reserved_bytes": 0,
-                    "processes": [[1, 1 << 31], [2, None]], "this_process": 1, "process_groups": 1,
-                    "allocators": ["cublas"]},
-        "host": {"pinned_bytes": 1 << 20, "pinned_requested_bytes": 1 << 20, "managed_bytes": None,
-                 "rss_bytes": 1 << 30, "offloaded": {"optimizer_state": 1 << 20}},
-        "oom": {**failed, "stack": ["a.py:1 f"], "device": 0, "limit_bytes": 1 << 33},
-        "survived": [{**failed, "device": 0, "went_on_us": half}],
-        "non_torch_bytes": 1 << 28,
-        "overhead": {"seconds_in_memprof": 0.5, "bytes_of_history": 4096},
-        "notes": ["a note"],
-        "own_folders": [["/x", "memprof"]],
-    }  # fmt: skip
-
-
-def _counters() -> list[dict[str, Any]]:
-    about = {"schema": "memprof.counters/1", "rank": 0, "started": 1.0, "world_size": 1, "node": None, "pid": 1,
-             "device": {"index": 0, "type": "cuda", "name": "a card", "total_bytes": 1 << 34}, "steps": 2, "model": "m",
-             "config": {"model": "m"}, "device_name": "a card", "device_total_bytes": 1 << 34, "max_steps": 2}
-    names = ("peak_allocated", "peak_reserved", "allocated", "reserved", "inactive_split", "cached", "non_torch",
-             "host_rss", "host_rss_peak", "host_pinned", "host_anon", "host_files", "host_shared", "host_children",
-             "host_arenas")
-    step = {"time": 2.0, "recorded": True, **dict.fromkeys(names, 1 << 20), "phases": {"forward": 1 << 20}}
-    most = {"categories": {"weights": 1 << 20}, "groups": {"training": 1 << 20, "total": 1 << 20}, "step": 1}
-    ended = {"ended": 3.0, "steps": 2, "peak_allocated": 1 << 20, "peak_reserved": 1 << 20, "error": None}
-    return [about, {"step": 1, **step}, most, {"step": 2, **step}, ended]
+class Hang(BaseException):
+    """An input took longer than :data:`_SECONDS`."""
 
 
 class Mutants:
-    """Make mutants of the valid inputs, and run each through a command, all by the number of the input."""
+    """Make mutants of the valid inputs, and run each, all by the kind and number of the input."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = {"snapshot": "good.pickle", "report": "good.json", "compare": "pair.json"}
         self.good = {kind: folder / name for kind, name in names.items()}
-        self.seeds: dict[str, Any] = {"snapshot": snapshot()}
-        self.good["snapshot"].write_bytes(pickle.dumps(self.seeds["snapshot"], protocol=4))
+        seeds: dict[str, Any] = {"snapshot": valid.snapshot()}
+        self.good["snapshot"].write_bytes(pickle.dumps(seeds["snapshot"], protocol=4))
         for kind, words in (("report", "report {snapshot}"), ("compare", "compare {snapshot} {report}")):
             _call([*words.format(**self.good).split(), "--json", str(self.good[kind])])
-            self.seeds[kind] = json.loads(self.good[kind].read_text(encoding="utf-8"))
-        self.seeds["counters"] = _counters()
+            seeds[kind] = json.loads(self.good[kind].read_text(encoding="utf-8"))
+        seeds["counters"] = valid.counters()
+        seeds["settings"], seeds["model"] = valid.settings(), valid.model_config()
+        self._plain = {kind: pickle.dumps(seed) for kind, seed in seeds.items()}
+        self._texts = valid.texts()
+        self._files = self._as_bytes(seeds)
 
-    def run(self, kind: str, seed: int) -> str:
-        """Return what went wrong with one mutant; empty where nothing did."""
+    @staticmethod
+    def _as_bytes(seeds: dict[str, Any]) -> list[tuple[str, bytes]]:
+        """Return the names and bytes of files that commands take, in every form."""
+        report = json.dumps(seeds["report"]).encode()
+        return [
+            ("run.pickle", pickle.dumps(seeds["snapshot"], protocol=4)),
+            ("run.pickle", pickle.dumps(seeds["snapshot"], protocol=2)),
+            ("run.json", json.dumps(seeds["snapshot"]).encode()),
+            ("report.json", report),
+            ("pair.json", json.dumps(seeds["compare"]).encode()),
+        ]
+
+    def run(self, kind: str, seed: int, command: bool = True) -> str:
+        """Return what went wrong with one mutant; empty where nothing did.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            seed: the mutant's number.
+            command: whether a kind of :data:`SEEDS` goes through a whole command.
+        """
         draw = random.Random(f"{kind} {seed}")
-        mutant = copy.deepcopy(self.seeds[kind])
-        for _ in range(draw.choice((1, 1, 2, 3))):
-            _mutate(mutant, draw, kind)
+        if kind not in SEEDS:
+            return _ending(lambda: _OTHERS[kind](self, draw))
+        mutant = self.mutant(kind, draw)
         words = draw.choice(_COMMANDS[kind]).split()
         path = self._write(kind, mutant)
+        if not command:
+            return _ending(lambda: _READERS[kind](path, draw))
         good = self.good.get("report" if kind == "compare" else kind, path)
         named = {"good": good, "page": self.folder / "page.html", "folder": path.parent}
-        return _ending([word.format(path, **named) for word in words])
+        return _ending(lambda: _answer([word.format(path, **named) for word in words]))
+
+    def mutant(self, kind: str, draw: random.Random) -> Any:
+        """Return a valid input of ``kind`` with one to three of its values mutated."""
+        mutant = pickle.loads(self._plain[kind])
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            mutate(mutant, draw, kind)
+        return mutant
 
     def _write(self, kind: str, mutant: Any) -> Path:
         place = self.folder / kind
@@ -165,8 +145,181 @@ class Mutants:
             (path := place / "step-000001.json").write_text(json.dumps(mutant), encoding="utf-8")
         return path
 
+    def bytes(self, draw: random.Random) -> Iterator[str]:
+        """Read a file with some of its bytes changed, before or after it is packed."""
+        name, whole = draw.choice(self._files)
+        packed = draw.random() < 0.2
+        changed = _changed(whole, draw) if not packed or draw.random() < 0.5 else whole
+        if packed:
+            changed = gzip.compress(changed, 1)
+            changed = _changed(changed, draw) if draw.random() < 0.5 else changed
+        place = self.folder / "bytes"
+        place.mkdir(exist_ok=True)
+        (path := place / name).write_bytes(changed)
+        yield from _read_any(path, draw)
 
-def _mutate(mutant: Any, draw: random.Random, kind: str) -> None:
+    def ranks(self, draw: random.Random) -> Iterator[str]:
+        """Read a folder of three ranks: snapshots, reports or both, of which one is a mutant."""
+        from memprof.advice.advised import ReportOf
+        from memprof.analysis.ranks.reading import RanksReader, read_ranks
+
+        place = self.folder / "ranks"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for rank in range(3):
+            report = pickle.loads(self._plain["report"])
+            report["source"] |= {"rank": rank, "world_size": 3}
+            if rank == 1 or draw.random() < 0.2:
+                mutate(report, draw, "report")
+            name = draw.choice(_RANK_NAMES).format(rank=rank)
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(json.dumps(report), encoding="utf-8")
+        if draw.random() < 0.2:
+            told = pickle.loads(self._plain["report"])
+            mutate(told, draw, "report")
+            (place / "step-000001.ranks.json").write_text(json.dumps(told), encoding="utf-8")
+        if draw.random() < 0.05:
+            (place / "step-000001.rank-0.pickle").write_bytes(self.good["snapshot"].read_bytes())
+        report = read_ranks([place], RanksReader(ReportOf())).report
+        yield from _shown(report, draw)
+
+    def settings(self, draw: random.Random) -> Iterator[str]:
+        """Read a configuration, a model's config.json, rules or lengths."""
+        place = self.folder / "settings"
+        place.mkdir(exist_ok=True)
+        what = draw.choice(("yaml", "yaml", "json", "bytes", "model", "rules", "lengths"))
+        if what in ("rules", "lengths"):
+            text = _changed((valid.rules() if what == "rules" else valid.lengths()).encode(), draw)
+            (path := place / what).write_bytes(text)
+            _READ_SETTINGS[what](path)
+            return
+        data = self.mutant("model" if what == "model" else "settings", draw)
+        (path := place / "config.json").write_text(json.dumps(data), encoding="utf-8")
+        if what in ("yaml", "bytes"):
+            import yaml  # type: ignore[import-untyped]
+
+            written = yaml.safe_dump(data).encode("utf-8", "surrogatepass")
+            path = place / "config.yaml"
+            path.write_bytes(_changed(written, draw) if what == "bytes" else written)
+        _READ_SETTINGS["model" if what == "model" else "settings"](path)
+        yield ""
+
+    def text(self, draw: random.Random) -> Iterator[str]:
+        """Explain a log made of out-of-memory texts, with lines, numbers and characters changed."""
+        from memprof.reports.renderers import Answer, render
+
+        from memprof.oom import explain_log
+
+        log = "\n".join(draw.choice(self._texts) for _ in range(draw.choice((1, 1, 2, 4))))
+        for _ in range(draw.choice((0, 1, 2, 4))):
+            log = _bent(log, draw)
+        answer = explain_log(log)
+        if answer["failures"] and draw.random() < 0.3:
+            yield render(Answer("oom", answer, lambda: answer), draw.choice(("text", "json", "markdown")))
+
+
+_OTHERS: dict[str, Callable[[Mutants, random.Random], Iterator[str]]] = {
+    "bytes": Mutants.bytes, "ranks": Mutants.ranks, "settings": Mutants.settings, "text": Mutants.text,
+}  # fmt: skip
+_RANK_NAMES = (
+    *("step-000001.rank-{rank}.json",) * 6,
+    "step-000002.rank-{rank}.json", "rank{rank}.json", "actor/rank_{rank}.json", "ref/rank{rank}/x.json",
+)  # fmt: skip
+
+
+# ---- what a mutant must come to --------------------------------------------------------------------------------------
+
+
+def _read_snapshot(path: Path, draw: random.Random) -> Iterator[str]:
+    from memprof.advice.advised import ReportOf, analyze
+
+    yield from _shown(ReportOf().of(analyze(path), path), draw)
+
+
+def _read_report(path: Path, draw: random.Random) -> Iterator[str]:
+    from memprof.cli.inputs import known_report
+
+    report = known_report(path)
+    if report is not None:
+        yield from _shown(report, draw)
+
+
+def _read_comparison(path: Path, draw: random.Random) -> Iterator[str]:
+    yield from _answer(["compare", str(path), "--format", draw.choice(("text", "json", "markdown"))])
+
+
+def _read_counters(path: Path, draw: random.Random) -> Iterator[str]:
+    from memprof.reports.terminal.watch import render_counters
+
+    from memprof.analysis.counters import find_counters, read_counters
+
+    yield render_counters([read_counters(p) for p in find_counters(path.parent)])
+
+
+def _read_any(path: Path, draw: random.Random) -> Iterator[str]:
+    """Read a file as ``report`` does: a report's JSON, else a snapshot."""
+    from memprof.cli.inputs import known_report
+
+    report = known_report(path)
+    yield from _shown(report, draw) if report is not None else _read_snapshot(path, draw)
+
+
+_READERS: dict[str, Callable[[Path, random.Random], Iterator[str]]] = {
+    "snapshot": _read_snapshot, "report": _read_report, "compare": _read_comparison, "counters": _read_counters,
+}  # fmt: skip
+
+
+def _shown(report: dict[str, Any], draw: random.Random) -> Iterator[str]:
+    """Hold a report against the schema, and render one in eight."""
+    from memprof.reports.renderers import render
+
+    from memprof.analysis.report_files import validate
+    from memprof.cli.answers import report_answer
+    from memprof.errors import InputError
+
+    try:
+        validate(report)
+    except InputError as error:
+        raise Invalid(str(error)) from None
+    if draw.random() < 0.125:
+        answer = report_answer("report", report, None)
+        yield render(answer, draw.choice(("text", "markdown", "json")))
+
+
+def _settings_of(path: Path) -> None:
+    from memprof.cli.simulation_options import settings_of
+
+    settings_of(path, {})
+
+
+def _model_of(path: Path) -> None:
+    from memprof.config.catalogue import find_config
+    from memprof.config.model_shape import ModelShape, positions_of
+
+    config = find_config(str(path))
+    ModelShape.of(config).kv_cache_bytes(8, 2)
+    positions_of(config)
+
+
+def _rules_of(path: Path) -> None:
+    from memprof.attribution.rules import load_rules
+
+    load_rules(path)
+
+
+def _lengths_of(path: Path) -> None:
+    from memprof.simulate.lengths import read_lengths
+
+    read_lengths(str(path), 512)
+
+
+_READ_SETTINGS = {"settings": _settings_of, "model": _model_of, "rules": _rules_of, "lengths": _lengths_of}
+
+
+# ---- changing inputs -------------------------------------------------------------------------------------------------
+
+
+def mutate(mutant: Any, draw: random.Random, kind: str) -> None:
     top: Any = mutant["memprof"] if kind == "snapshot" and "memprof" in mutant and draw.random() < 0.7 else mutant
     places = list(_places(top))
     if not places:
@@ -193,59 +346,177 @@ def _places(value: Any) -> Any:
         yield from _places(inner)
 
 
+
+
+def _changed(data: bytes, draw: random.Random) -> bytes:
+    """Change a few bytes: other values, spans left out, doubled, moved or cut off."""
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4, 8))):
+        if not changed:
+            break
+        at = draw.randrange(len(changed))
+        span = draw.choice((1, 1, 2, 8, 64))
+        way = draw.randrange(7)
+        if way < 2:
+            changed[at] = draw.choice((0, 1, 0x2E, 0x30, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        elif way == 2:
+            del changed[at : at + span]
+        elif way == 3:
+            changed[at:at] = changed[at : at + span]
+        elif way == 4:
+            changed[at:at] = draw.choice(_BYTES)
+        elif way == 5:
+            other = draw.randrange(len(changed))
+            changed[at : at + span] = changed[other : other + span]
+        elif draw.random() < 0.3:
+            del changed[at:]
+    return bytes(changed)
+
+
+_BYTES = (b"\x1b[31m", b"9" * 30, b"[[[[", b"null", b'"', b"\xe2\x80\xae", b"\r\n", b"NaN")
+_PIECES = (
+    "\x1b[31m", "\x1b]52;c;AAAA\x07", "\r", "\u202e", "\x00", "GiB", "MiB", "0", "-1", "9" * 25, "nan", "1e400", ".",
+    "(", "%", "{", "\ufffd", "│ ", "(WorkerDict pid=1) ", "[rank1]: ", "GPU 0 has a total capacity of ", " is free",
+    "…",
+)  # fmt: skip
+
+
+def _bent(text: str, draw: random.Random) -> str:
+    """Change a text: a number, a line, a span, a piece from elsewhere."""
+    at = draw.randrange(len(text) + 1)
+    way = draw.randrange(5)
+    if way == 0:
+        return text[:at] + draw.choice(_PIECES) + text[at:]
+    if way == 1:
+        return text[:at] + text[at + draw.choice((1, 3, 20, 200)) :]
+    if way == 2:
+        lines = text.splitlines(keepends=True)
+        lines[draw.randrange(len(lines) or 1) : 0] = [draw.choice(lines)] if lines else []
+        return "".join(lines)
+    digits = [i for i, c in enumerate(text) if c.isdecimal()]
+    if way == 3 and digits:
+        at = draw.choice(digits)
+        return text[:at] + draw.choice(_PIECES) + text[at + 1 :]
+    return draw.choice((f"{text[at:]}{text[:at]}", text.lower(), text.replace("\n", " "), text.replace(" ", "\u00a0")))
+
+
+# ---- running one -----------------------------------------------------------------------------------------------------
+
+
 def _call(words: list[str]) -> str:
     from memprof.cli import main
 
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         main(words, standalone_mode=False)
     return out.getvalue()
 
 
-def _ending(words: list[str]) -> str:
-    """Run one command; say what is wrong with how it ended."""
-    from memprof.reports.json import validate
-
+def _answer(words: list[str]) -> Iterator[str]:
+    """Run one command; hold the JSON that it prints against the schema."""
+    from memprof.analysis.report_files import validate
     from memprof.errors import MemprofError
 
-    printed = ""
-    try:
-        printed = _call(words)
-    except (MemprofError, click.ClickException) as error:
-        return "a sentence of several lines" if "\n" in str(error) else ""
-    except Exception as error:
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        at = next(f for f in frames if "/site-packages/" not in f.filename)
-        return f"{type(error).__name__} in {'/'.join(Path(at.filename).parts[-2:])}:{at.lineno} {at.name}"
-    if "\x1b[31m" in printed:
-        return f"a control character came through {words[0]}"
+    printed = _call(words)
+    yield printed
     if "--json" in words and printed:
         try:
             validate(json.loads(printed))
         except MemprofError as error:
-            where = str(error).rpartition("(at ")[2]
-            return f"JSON that its schema refuses, at {''.join(c for c in where if not c.isdigit())} of {words[0]}"
+            raise Invalid(f"{error} of {words[0]}") from None
+
+
+def _ending(answers: Callable[[], Iterable[str]]) -> str:
+    """Run one input; say what is wrong with how it ended."""
+    from memprof.errors import MemprofError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if any(mark in printed for printed in answers() for mark in _CONTROL):
+                return "a control character came through"
+    except (MemprofError, click.ClickException) as error:
+        told = str(error)
+        return "a sentence of several lines" if "\n" in told else "a sentence with a control character" if any(
+            mark in told for mark in _CONTROL
+        ) else ""  # fmt: skip
+    except Invalid as error:
+        where = str(error).rpartition("(at ")[2]
+        return f"JSON that its schema refuses, at {''.join(c for c in where if not c.isdigit())}"
+    except (Exception, Hang) as error:
+        frames = list(reversed(traceback.extract_tb(error.__traceback__)))
+        at = next((f for f in frames if "/memprof/" in f.filename or "/reports/" in f.filename), frames[0])
+        return f"{type(error).__name__} in {'/'.join(Path(at.filename).parts[-2:])}:{at.lineno} {at.name}"
     return ""
+
+
+def _outcomes(mutants: Mutants, batch: list[tuple[str, int, bool]]) -> list[tuple[str, int, str]]:
+    """Run a batch in a fork; return the findings."""
+    place = mutants.folder / "findings"
+    place.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        _child(mutants, batch, place)
+    status = os.waitpid(child, 0)[1]
+    found: list[tuple[str, int, str]] = json.loads(place.read_text()) if place.exists() else []
+    if status:
+        number = int((mutants.folder / "number").read_text() or 0)
+        kind, seed, _ = batch[number]
+        found.append((kind, seed, f"the process ended with status {status}"))
+    return found
+
+
+def _child(mutants: Mutants, batch: list[tuple[str, int, bool]], place: Path) -> None:
+    def late(*_: Any) -> None:
+        raise Hang
+
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
+    signal.signal(signal.SIGALRM, late)
+    found = []
+    for number, (kind, seed, command) in enumerate(batch):
+        (mutants.folder / "number").write_text(str(number))
+        signal.alarm(_SECONDS)
+        if wrong := mutants.run(kind, seed, command):
+            found.append((kind, seed, wrong))
+    signal.alarm(0)
+    place.write_text(json.dumps(found))
+    os._exit(0)
+
+
+def _batches(kinds: Sequence[str], seeds: range, commands: int) -> Iterator[list[tuple[str, int, bool]]]:
+    batch = []
+    for seed in seeds:
+        batch.append((kinds[seed % len(kinds)], seed, random.Random(seed).randrange(commands) == 0))
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 @click.command(help=__doc__)
 @click.option("--inputs", default=2000, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="The first input's number.")
-@click.option("--only", type=click.Choice(SEEDS))
-def main(inputs: int, seed: int, only: str | None) -> None:
+@click.option("--only", "only", multiple=True, type=click.Choice(KINDS), help="Take this kind; may be given again.")
+@click.option("--commands", default=1, show_default=True, help="Put one in so many through a whole command.")
+@click.option("--log", type=click.Path(path_type=Path), help="Write the counts there as it goes.")
+def main(inputs: int, seed: int, only: tuple[str, ...], commands: int, log: Path | None) -> None:
     sys.setrecursionlimit(2000)
     found: Counter[str] = Counter()
     shown: dict[str, str] = {}
     tried: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="memprof-mutate-") as folder:
         mutants = Mutants(Path(folder))
-        for number in range(seed, seed + inputs):
-            kind = only or SEEDS[number % len(SEEDS)]
-            tried[kind] += 1
-            if wrong := mutants.run(kind, number):
+        for batch in _batches(only or KINDS, range(seed, seed + inputs), commands):
+            tried.update(kind if command or kind not in SEEDS else f"{kind} (functions)" for kind, _, command in batch)
+            for kind, number, wrong in _outcomes(mutants, batch):
                 found[wrong] += 1
-                shown.setdefault(wrong, f"--only {kind} --seed {number} --inputs 1")
+                again = f"--only {kind} --seed {number} --inputs 1 --commands {commands}"
+                if shown.setdefault(wrong, again) is again and log is not None:
+                    log.open("a").write(f"{wrong}    {again}\n")
+            if log is not None:
+                counts = {"tried": tried, "found": found, "sum": tried.total()}
+                log.with_suffix(".counts").write_text(json.dumps(counts))
     for wrong, times in found.most_common():
         click.echo(f"{times:6} {wrong}    {shown[wrong]}")
     click.echo(f"{inputs} inputs ({', '.join(f'{n} {kind}' for kind, n in tried.items())}): {found.total()} findings")

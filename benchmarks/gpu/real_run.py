@@ -83,7 +83,7 @@ def build_model(settings: Any, folder: Path, shrink: bool) -> Any:
     config = load_config(settings.model)
     if shrink:
         text = config.get_text_config()
-        text.num_hidden_layers = 2
+        text.num_hidden_layers, text.vocab_size = 2, min(text.vocab_size, 1024)
     config.eos_token_id = config.pad_token_id = config.bos_token_id = None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
@@ -216,7 +216,7 @@ def execute(
 
     Args:
         settings: as ``Settings.to_dict`` writes them.
-        shrink: two layers instead of the model's own.
+        shrink: two layers and 1,024 words at the most instead of the model's own.
         steps: of the optimizer.
         lean: with memprof's trainer instead of TRL's.
         watch: as :func:`watcher`'s.

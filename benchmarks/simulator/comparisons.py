@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator gpu --snapshots FOLDER      # other people's captures, simulated
     python -m benchmarks.simulator cpu [--only NAME]           # small TRL runs here, recorded and simulated
-    python -m benchmarks.simulator table                       # what docs/accuracy.md and every screen say
+    python -m benchmarks.simulator table                       # what docs/measurements.md and every screen say
 
 Each case is kept in ``benchmarks/results/cpu/simulator.json`` as soon as it is done, so that a run can be cut short.
 ``table`` also writes ``memprof/config/comparisons.json``, from which predictions state their expected error.
@@ -204,7 +204,7 @@ def cpu(only: tuple[str, ...]) -> None:
 
 @click.command("table")
 def print_table() -> None:
-    """Print the tables of docs/accuracy.md and write the comparisons that predictions state their error from."""
+    """Print tables of docs/measurements.md and write the comparisons that predictions state their error from."""
     from benchmarks.simulator.classes import class_table, gathered, outside
 
     found = gathered()

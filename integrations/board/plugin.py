@@ -25,7 +25,7 @@ def _app(answer: Any) -> Any:
 
 
 class MemoryTab(TBPlugin):  # type: ignore[misc, unused-ignore]
-    """Implement TensorBoard's plugin ``memprof``, which reads only memprof's own files below the log directory."""
+    """Serve TensorBoard's tab ``memprof``, from memprof's own files below the log directory only."""
 
     plugin_name = "memprof"
 

@@ -49,7 +49,7 @@ class Background:
         self._thread.start()
 
     def look(self) -> None:
-        """Hand the result back if the work is done.
+        """Return the result if the work is done.
 
         Raises:
             BaseException: what it raised.

@@ -27,7 +27,7 @@ __all__ = ["MemProfCallback"]
 
 
 class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Profiles a TRL ``GRPOTrainer`` or any ``transformers.Trainer``.
+    """Profile a TRL ``GRPOTrainer`` or any ``transformers.Trainer``.
 
     ::
 
@@ -43,7 +43,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         steps: numbers of the optimizer steps to record, from 1. By default one whole generation cycle after the
             first optimizer step; on CUDA, where recording never stops, also later steps whose peak is a new
             record: by more than 2%, then 4%, 8% ..., eight at most, in a twentieth of the time at most. Where
-            ``steps`` or ``every`` choose, new records are told and not written.
+            ``steps`` or ``every`` choose, new records are reported and not written.
         every: record a cycle at every such step instead.
         max_entries: how many of the newest trace entries to keep (default: all; on CUDA one million).
         stacks: ``"python"``, ``"all"`` (C++ frames too; slow to write) or None.

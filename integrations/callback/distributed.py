@@ -30,7 +30,7 @@ NORMAL_SECONDS = 60.0
 FAILED_SECONDS = 8.0
 _STORE_SECONDS = 5.0
 _POLL = 0.05
-# The newest recordings of a rank that are told; and what one rank's word may unpack to.
+# How many of a rank's newest recordings are sent, and the bytes that one rank's message may unpack to.
 _MOST_TOLD = 32
 _MAX_BYTES = 16 << 20
 
@@ -38,7 +38,7 @@ _trainings = 0
 
 
 class Gathering:
-    """One ``train()`` of one rank.
+    """Exchange one rank's summaries of one ``train()`` with rank 0.
 
     Args:
         rank, world_size: this process's place.
@@ -60,7 +60,7 @@ class Gathering:
             self._bounded(lambda: self._store.set(self._key("here", rank), f"{os.getpid()} {platform.node()}"))
 
     def tell(self, summaries: Iterable[dict[str, Any]]) -> bool:
-        """Leave this rank's summaries for rank 0 (none is said too, so that nobody waits); whether that worked."""
+        """Leave this rank's summaries, or an empty list, for rank 0, which waits for them; tell whether it worked."""
         if self._store is None or self._sent or self.rank == 0:
             return False
         self._sent = True
@@ -142,7 +142,7 @@ def _lives(said: str) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A process that ended and that its parent has not looked after."""
+    """Tell whether a process has ended and its parent has not collected it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]

@@ -10,7 +10,7 @@ __all__ = ["find_trainer"]
 
 
 def find_trainer(callback: Any, state: Any = None) -> Any:
-    """The trainer whose callback handler holds ``callback``, among the frames that are calling (None if none is).
+    """Find, in the calling frames, the trainer whose callback handler holds ``callback``; None if there is none.
 
     Args:
         callback: the callback that was just called.

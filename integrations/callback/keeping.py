@@ -24,7 +24,7 @@ _ABSENT = object()
 
 
 class Kept:
-    """Takes everything aside when made; :meth:`restore` puts it back, and may be called once.
+    """Copy everything when made; :meth:`restore` puts it back, and may be called once.
 
     Args:
         model: whose trainable parameters, buffers, gradients and modes are kept.
@@ -95,7 +95,7 @@ def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _RandomState:
-    """The generators a training run draws from."""
+    """Keep the random generators a training run draws from."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -113,7 +113,7 @@ class _RandomState:
 
 
 class _Taken:
-    """A container and what was in it, or a tensor and its bytes."""
+    """Hold a container and its content, or a tensor and its bytes."""
 
     def __init__(self, thing: Any, content: Any) -> None:
         self.thing = thing

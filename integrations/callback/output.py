@@ -25,7 +25,7 @@ LATER: list[str] | None = None
 
 @dataclass
 class Result:
-    """What a run left behind: snapshots in the order they were taken, their reports, and the page."""
+    """List what a run wrote: snapshots in the order they were taken, their reports, and the page."""
 
     snapshots: list[Path] = field(default_factory=list)
     reports: dict[Path, dict[str, Any]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def summaries_of(result: Result, rank: int) -> list[dict[str, Any]]:
 
 
 def put_ranks_together(result: Result, folder: Path, gathering: Gathering, failed: bool) -> None:
-    """On rank 0: wait for the others, write the merged JSON, page and table. Elsewhere: tell rank 0.
+    """Wait on rank 0 for the others and write the merged JSON, page and table; elsewhere send summaries to it.
 
     Never raises; a warning says what could not be done.
     """

@@ -26,7 +26,7 @@ class NewRecords:
     no more than a twentieth of the time.
 
     Args:
-        wanted: False where the steps to record are chosen: none but those is written, and higher peaks are told.
+        wanted: False where the steps to record are chosen: only those are written; higher peaks are reported.
         clock: seconds that pass.
     """
 
@@ -58,7 +58,7 @@ class NewRecords:
         return True
 
     def took(self, seconds: float) -> None:
-        """Note how long writing one took, its report included."""
+        """Record how long writing one took, its report included."""
         self._not_before = self._clock() + max(_SECONDS, seconds * (1 / _SHARE - 1))
 
     def _forbidden(self, peak: int) -> str:

@@ -55,7 +55,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Worst:
-    """The batch that is rehearsed: how many sequences, and the tokens of the longest example."""
+    """Describe the rehearsed batch: how many sequences, and the tokens of the longest example."""
 
     batch: Any
     sequences: int
@@ -63,7 +63,7 @@ class Worst:
 
 
 class Rehearsal:
-    """Runs the step and puts everything back.
+    """Run the step and put everything back.
 
     Args:
         trainer: a ``transformers.Trainer``, TRL's included, at ``on_train_begin``.
@@ -97,7 +97,7 @@ class Rehearsal:
         return f"{self.worst.sequences} sequences of {lengths} tokens"
 
     def run(self) -> None:
-        """The step.
+        """Run the step.
 
         Raises:
             BaseException: whatever the step raises; nothing is put back yet.

@@ -23,7 +23,7 @@ _CHARTS = {
 class Reporters:
     """What is reached through one trainer's callback handler.
 
-    Made when training begins: some runs are closed before ours is told that training has ended.
+    Made when training begins: some runs are closed before this callback sees the end of training.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -25,7 +25,7 @@ _ADAM = ("adamw", "adam.py", "_adam")
 
 
 def look_ahead(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reckon what the step that ran out of memory would have needed in all.
+    """Estimate what the step that ran out of memory would have needed in all.
 
     Args:
         report: ``memprof.report/1`` with an ``oom``; its advice is not looked at.

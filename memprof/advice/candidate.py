@@ -12,7 +12,7 @@ __all__ = ["Candidate", "Toll"]
 
 
 class Toll:
-    """How much a change asks for, least first: combinations take what asks for less."""
+    """Rank what a change costs the user, least first: combinations take the cheaper change."""
 
     NOTHING = 0
     SLOWER = 1

@@ -157,7 +157,7 @@ class _Search:
         return min((e for e in open_ if int(e.saves or 0) >= _NEAR * best), key=_asks).candidate
 
     def pruned(self, state: _State, base: Settings) -> _State:
-        """Leave out every member that can be spared, those that ask for most first."""
+        """Drop every change that is not needed, the most costly first."""
         for spare in sorted(state.changes, key=lambda c: -c.toll):
             if len(state.changes) < 2:
                 break

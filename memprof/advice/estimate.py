@@ -151,7 +151,7 @@ def idle_estimates(report: Mapping[str, Any], run: Run, analysis: Views | None =
 
 
 def _said(report: Mapping[str, Any], candidate: str) -> int | None:
-    """Return what a report's own advice says that a change saves of the device's peak."""
+    """Return what a change saves of the device's peak, by the report's own advice."""
     entries = [e for e in report.get("advice") or [] if e["id"] == candidate and e["peak"] == "device"]
     return int(entries[0]["saves_bytes"]) if entries else None
 

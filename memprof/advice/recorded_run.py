@@ -53,7 +53,7 @@ class Run:
     framework whose frames were seen; ``engine`` tells that vLLM or SGLang is in the process. ``lasting`` has for a
     category the share of its largest blocks that the recording does not see freed; ``failed`` tells that memory ran
     out, ``whole_step`` that all phases of a step before were seen. ``over_batches``: a layer normalises over the batch,
-    so that results hang on its size.
+    so that results depend on its size.
     """
 
     peaks: tuple[Peak, ...]

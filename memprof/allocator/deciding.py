@@ -57,7 +57,7 @@ def deciding_blocks(changes: Iterable[tuple[int, bool]]) -> tuple[set[int], int]
 
 
 class _Room(NamedTuple):
-    """A pool of which blocks are left out: the most it has in use at once, and the numbers of its sizes."""
+    """Hold a pool some of whose blocks are left out: the most it has in use at once, and the numbers of its sizes."""
 
     pool: Pool
     most: int
@@ -148,7 +148,7 @@ class Without:
         self._order: list[Entry] | None = None
 
     def resized(self, numbers: Iterable[int]) -> None:
-        """Hear that sizes, by number, are other ones now."""
+        """Drop the kept order where one of these sizes, by number, is in it."""
         if not self._sizes.isdisjoint(numbers):
             self._order = None
 

@@ -319,7 +319,7 @@ class GrowthReplay:
                 own[self._step.operations[later].place] = block
 
     def _leave_out(self) -> Without | None:
-        """Find what need not be taken of small pools; None where that is little."""
+        """Find the allocations of small pools that need not be executed; None where they are few."""
         small = list({id(home): home for home in self._homes if home.small}.values())
         if not self._parks or self._allocator.settings.expandable_segments or not small:
             return None
@@ -386,7 +386,7 @@ class GrowthReplay:
         return None
 
     def _hold_aside(self, highest: int, last: int) -> None:
-        """Count what parked pools hold at their highest, and in the end, beside what they held before."""
+        """Count what parked pools hold more than before, at their highest and at the end."""
         allocator = self._allocator
         allocator.max_allocated = max(allocator.max_allocated, allocator.allocated + highest)
         allocator.max_active = max(allocator.max_active, allocator.active + highest)
@@ -410,7 +410,7 @@ class GrowthReplay:
     # -- parked pools ------------------------------------------------------------------------------------------
 
     def _look_for_rest(self, changed: set[int] | None) -> None:
-        """Park every pool that a step like this one leaves as it was, or as some steps before had left it."""
+        """Park every pool that a step like this one leaves as it was, or as an earlier step left it."""
         pools = {id(home): home for home in self._homes}
         for pool, home in pools.items():
             if pool in self._parked or not self._is_exact(home):

@@ -28,7 +28,7 @@ from memprof.errors import InputError, refuse_special
 __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
 
 SCHEMA = "memprof.counters/1"
-_NAME = re.compile(r"counters\.rank-(\d+)\.jsonl")
+_NAME = re.compile(r"counters\.rank-(\d{1,6})\.jsonl")
 # Room for about 10,000 steps; a larger file loses the older half of its steps.
 _MAX_BYTES = 4 * 2**20
 

@@ -161,7 +161,7 @@ def _out_of_memory(oom: Mapping[str, Any]) -> str:
 
 
 def _cause(report: Mapping[str, Any], category: str | None, places: Sequence[Mapping[str, Any]]) -> str:
-    """Name the largest category, beside one that is always there what comes and goes, and the places of the latter."""
+    """Name the largest category; where it is always held, also the largest that comes and goes, and its places."""
     peak = report["peak"]
     if category is None:
         return "Nothing was allocated."

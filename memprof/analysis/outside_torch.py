@@ -2,13 +2,16 @@
 
 The driver gives one figure per process. The part of it beside torch's reserved memory is split by *when* it came: what
 was there when recording began (CUDA's context, the modules so far, libraries' handles), and what came since (NCCL's
-communicators, more modules and handles, other allocators in the process). Drivers do not tell more.
+communicators, more modules and handles, other allocators in the process). Drivers do not tell more: what a group of
+NCCL's holds has a bound, the growth over the groups, and a context that no driver told of is estimated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from memprof.config.gpus import CONTEXT_BYTES
 
 __all__ = ["outside_report", "switches_report"]
 
@@ -35,6 +38,9 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
     used, own, others = sizes["used_bytes"], sizes["own_bytes"], sizes["others_bytes"]
     unnamed = max(0, used - own - others) if used is not None and own is not None and others is not None else None
     groups = _size(noted.get("process_groups")) or 0
+    grown = None if at_first is None or highest is None else max(0, highest - at_first)
+    processes = _processes(noted)
+    contexts = sum(p["bytes"] is None for p in processes) + (highest is None)
     return {
         "reason": _text(noted.get("reason")),
         "mig": noted.get("mig") if isinstance(noted.get("mig"), bool) else None,
@@ -45,10 +51,12 @@ def outside_report(noted: Any, samples: Iterable[Any]) -> dict[str, Any] | None:
         "unnamed_bytes": unnamed,
         "at_start_bytes": at_first,
         "highest_bytes": highest,
-        "grown_bytes": None if at_first is None or highest is None else max(0, highest - at_first),
+        "grown_bytes": grown,
+        "estimated_bytes": CONTEXT_BYTES * contexts or None,
         "process_groups": groups,
+        "group_at_most_bytes": grown // groups if grown is not None and groups else None,
         "allocators": [str(a) for a in noted.get("allocators") or [] if isinstance(a, str)],
-        "processes": _processes(noted),
+        "processes": processes,
     }
 
 

@@ -12,6 +12,7 @@ from memprof.analysis.host.growth import host_report
 from memprof.analysis.outside_torch import outside_report, switches_report
 from memprof.analysis.peaks.by_device import devices_note
 from memprof.analysis.peaks.counted import unseen_note
+from memprof.redact import short_path
 from memprof.timeline.block_sizes import segment_for
 from memprof.units import format_bytes
 from memprof.vocabulary import Category, Kind
@@ -75,12 +76,17 @@ def _prediction(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part for name in PARTS if (part := usable(name, extra.get(name))) is not None}
 
 
+def _files(path: str | None, redacted: bool) -> list[str]:
+    """Name the file; of a redacted recording without its folder."""
+    return [short_path(path) if redacted else path] if path else []
+
+
 def _source(analysis: Views) -> dict[str, Any]:
     snapshot, extra = analysis.snapshot, analysis.snapshot.extra
     device = snapshot.device_facts(analysis.timeline.device)
     recorded = extra.get("recorded") or {}
     return {
-        "files": [snapshot.path] if snapshot.path else [],
+        "files": _files(snapshot.path, bool(extra.get("redacted"))),
         "kind": str(snapshot.kind),
         "device": analysis.timeline.device,
         "device_name": device.get("name"),
@@ -216,13 +222,14 @@ def _oom(analysis: Views) -> dict[str, Any] | None:
     trace = analysis.snapshot.traces[line.device]
     at = analysis.breakdown(event + 1)
     split = at.reserved_split
-    requested, free = int(trace.size[event]), int(trace.address[event])
+    requested, told = int(trace.size[event]), int(trace.address[event])
+    free = max(told, 0)  # below 0: the event does not say how much was free
     limit = (recorded or {}).get("limit_bytes")
     unlimited = limit is None and "limit_bytes" in (recorded or {})
     room, limited = (free, False) if unlimited else _room(analysis, at, requested, free, limit)
     return {
         "requested_bytes": requested,
-        "device_free_bytes": free,
+        "device_free_bytes": None if told < 0 else free,
         "limit_bytes": limit,
         "limited": limited,
         "reserved_bytes": at.reserved_bytes,

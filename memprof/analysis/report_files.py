@@ -1,18 +1,30 @@
-"""Read memprof's own JSON files: reports and comparisons."""
+"""Read memprof's own JSON files: reports and comparisons, held against their schema (``report.schema.json``)."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
+import reprlib
 import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from memprof.errors import InputError, refuse_special
+from memprof.snapshot.extra import clean_text
 
-__all__ = ["read_memprof_json"]
+__all__ = ["read_memprof_json", "schema", "validate"]
 
+# The definitions of the answers, by what their ``schema`` says.
+_KINDS = {
+    "memprof.report/1": "report",
+    "memprof.explain/1": "explain",
+    "memprof.compare/1": "compare",
+    "memprof.plan/1": "plan",
+    "memprof.serving/1": "serving",
+}
 _GZIP = b"\x1f\x8b"
 _MARK = b'"memprof.'
 # A report with every one of a million allocations listed stays below this.
@@ -23,7 +35,8 @@ _MAX_DEPTH = 50
 def read_memprof_json(path: Path) -> dict[str, Any] | None:
     """Read memprof's JSON at ``path`` (gzip'd or not); return ``None`` where the file is something else.
 
-    Only the file's own ``schema`` field is looked at; validate the result against that schema before using it.
+    This is the one door for JSON: what comes out is what its schema says. Of a schema that ``report.schema.json``
+    does not hold only the name is known: refuse it.
 
     Raises:
         InputError: the file cannot be read, is an HTML page, or is damaged JSON of memprof's.
@@ -39,7 +52,77 @@ def read_memprof_json(path: Path) -> dict[str, Any] | None:
         ) from None
     if _deeper(data, _MAX_DEPTH):
         raise InputError(f"{path}: the JSON is nested deeper than any report; write it again.")
-    return data if isinstance(data, dict) and str(data.get("schema", "")).startswith("memprof.") else None
+    named = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(named, str) or not named.startswith("memprof."):
+        return None
+    if named in _KINDS:
+        try:
+            validate(data)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    return cast("dict[str, Any]", data)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of ``memprof.report/1``, ``explain/1``, ``compare/1``, ``plan/1``, ``serving/1``."""
+    text = files("memprof.analysis").joinpath("report.schema.json").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def validate(data: dict[str, Any]) -> None:
+    """Hold ``data`` against the schema.
+
+    Raises:
+        InputError: it is not what the schema says; the message names the first place that differs.
+    """
+    kind = str(data.get("schema"))
+    if kind not in _KINDS:
+        raise InputError(f"not a report that memprof understands: schema {clean_text(kind, 40)!r} (at schema).")
+    found = _problem(f"#/$defs/{_KINDS[kind]}", data)
+    if found is not None:
+        what, path = found
+        where = clean_text("/".join(path), 300) or "the top level"
+        raise InputError(f"not a report that memprof understands: {clean_text(what, 300)} (at {where}).")
+
+
+@cache
+def _checks(wanted: str) -> Callable[[Any], Any]:
+    """Compile a definition, or what its JSON says, into a function."""
+    import fastjsonschema
+
+    part = {"$ref": wanted} if wanted.startswith("#") else json.loads(wanted)
+    # It knows draft 7, which says the same as 2020-12 of all that stands in the schema: no word beside a "$ref".
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": schema()["$defs"], **part}
+    return cast("Callable[[Any], Any]", fastjsonschema.compile(draft, use_default=False, use_formats=False))
+
+
+def _problem(wanted: str, data: Any) -> tuple[str, list[str]] | None:
+    """Return what is wrong and the names that lead there; the deepest, where a value may be of several kinds."""
+    from fastjsonschema import JsonSchemaValueException
+
+    try:
+        _checks(wanted)(data)
+    except JsonSchemaValueException as error:
+        path = [str(part) for part in error.path[1:]]
+        inner = [(what, [*path, *further]) for what, further in _inner_problems(error)]
+        return max(inner, key=lambda problem: len(problem[1]), default=(_broken_rule(error), path))
+    return None
+
+
+def _broken_rule(error: Any) -> str:
+    if error.rule == "required":
+        return f"{next(name for name in error.rule_definition if name not in error.value)!r} is a required property"
+    return f"{reprlib.repr(error.value)} {error.message.removeprefix(error.name).lstrip()}"
+
+
+def _inner_problems(error: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is wrong with a value by each of the kinds it could be, or with the names in it."""
+    if error.rule in ("anyOf", "oneOf"):
+        kinds = [kind for kind in error.rule_definition if error.value is None or kind != {"type": "null"}]
+        yield from filter(None, (_problem(json.dumps(kind), error.value) for kind in kinds))
+    if error.rule == "propertyNames":
+        yield from filter(None, (_problem(json.dumps(error.rule_definition), name) for name in error.value))
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -60,7 +143,7 @@ def _whole(digits: str) -> int:
 
 def _finite(digits: str) -> float:
     number = float(digits)
-    if not math.isfinite(number):
+    if not abs(number) < 2**64:  # nor is it one that a machine counts to: the schema takes 1e300 for an integer
         raise ValueError("a number without end")
     return number
 

@@ -13,7 +13,7 @@ __all__ = ["Drawing", "Largest", "drawing", "use"]
 
 
 class Drawing(Protocol):
-    """What a renderer must be able to do. It is given an ``Analysis`` or a ``Breakdown``, which import this module."""
+    """State what a renderer must do. It gets an ``Analysis`` or a ``Breakdown``, which import this module."""
 
     def analysis_fragment(self, analysis: Any) -> str:
         """Return an analysis as a piece of HTML."""

@@ -121,7 +121,7 @@ class Views:
         return self._with_unseen(peaks, str(Category.UNATTRIBUTED))
 
     def _with_unseen(self, peaks: dict[str, int], unattributed: str) -> dict[str, int]:
-        """Raise what was unattributed at most by what the history does not show of a peak."""
+        """Raise ``unattributed`` to its highest at a peak that the history does not show whole."""
         most = max((b.categories[unattributed] for b in (self.peak, *self.phases) if b.not_in_history_bytes), default=0)
         if most:
             peaks[unattributed] = max(most, peaks.get(unattributed, 0))

@@ -1,6 +1,6 @@
 """Run memprof's own commands for an assistant: in a process of their own, on files below the folders that were named.
 
-A command only reads: none of those here is told to write a file. It ends with its time limit, and its answer is cut to
+A command only reads: none here is asked to write a file. It ends with its time limit, and its answer is cut to
 what an assistant can take in.
 """
 
@@ -24,11 +24,12 @@ _CUT = "\n\n[{left:,} more characters were cut off. {hint}]"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Above the limit of compare --fail-above, and what does not fit a card: answers, not mistakes.
 _ANSWERED = (0, 1, 4)
+_REDACTED = ("report", "explain", "compare", "oom", "advise")  # a simulation knows no machine and no user
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command may take.
+    """State what a command may read, take and answer.
 
     Attributes:
         bytes: the size of a file that is read; a folder's files together.
@@ -47,11 +48,13 @@ class Reader:
     Args:
         roots: the folders and files that may be read; nothing else is.
         limits: what a command may take.
+        redact: leave out of answers what ``--redact`` leaves out.
     """
 
-    def __init__(self, roots: Sequence[Path], limits: Limits) -> None:
+    def __init__(self, roots: Sequence[Path], limits: Limits, redact: bool = False) -> None:
         self.roots = [root.resolve() for root in roots]
         self.limits = limits
+        self.redact = redact
 
     def path(self, text: str) -> str:
         """Return the path of a file or folder that may be read, links followed.
@@ -100,10 +103,12 @@ class Reader:
             MemprofError: the command's own sentence, or that it took too long.
         """
         limit = self.limits.seconds
+        command, *rest = arguments
+        hidden = ["--redact"] if self.redact and command in _REDACTED else []
         try:
             with anyio.fail_after(limit):
                 done = await anyio.run_process(
-                    [sys.executable, "-m", "memprof", *arguments],
+                    [sys.executable, "-m", "memprof", command, *hidden, *rest],
                     input=(text or "").encode("utf-8", "replace"),
                     check=False,
                     env=_environment(),

@@ -35,10 +35,10 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def make_server(roots: list[Path], limits: Limits) -> MCPServer:
-    """Return the server; ``roots`` are the folders and files it may read."""
+def make_server(roots: list[Path], limits: Limits, redact: bool = False) -> MCPServer:
+    """Return the server; ``roots`` are the folders and files it may read, ``redact`` is that of :class:`Reader`."""
     server = MCPServer("memprof", instructions=_INSTRUCTIONS, version=__version__, log_level="ERROR")
-    tools = _Tools(Reader(roots, limits))
+    tools = _Tools(Reader(roots, limits, redact))
     for tool in (tools.report, tools.explain, tools.compare, tools.oom, tools.simulate, tools.advise):
         server.tool(annotations=_READS, structured_output=False)(tool)
     return server
@@ -150,7 +150,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 async def _told(answer: Awaitable[str]) -> str:
-    """Return the answer, or tell the assistant memprof's own sentence about what is wrong."""
+    """Return the answer, or raise memprof's own sentence about what is wrong."""
     try:
         return await answer
     except MemprofError as error:

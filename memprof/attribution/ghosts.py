@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
-from memprof.attribution.loaded_models import rank_in_size
+from memprof.attribution.loaded_models import NEVER_RUNS, is_language_model, rank_in_size
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
 _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096
+_NOTICEABLE = 1024  # bytes; smaller blocks (buffers, scales, counters) do not tell models apart
 _LARGE = 1 << 16
 _CLEAR = 0.1  # a smaller difference between two shares is not evidence
 
@@ -204,31 +205,39 @@ def _state_is_older(facts: Facts, draft: Draft) -> bool:
 def whole_models(facts: Facts, draft: Draft) -> None:
     """Decide equal copies of a model where no gradient was ever seen, by how often each size occurs.
 
-    One model has an odd number of norms (two per layer and a final one). So an even count of the most frequent small
-    size, and of the sizes of nearly all bytes, means whole copies. Blocks with the Python stack of their birth are
-    left out: if they were optimizer state or gradients, the stack would have decided them.
+    Blocks with the Python stack of their birth are left out: if they were optimizer state or gradients, the stack
+    would have decided them.
     """
     told = facts.stacks.has_python[facts.timeline.stack]
     rows = np.flatnonzero(facts.ghost & draft.open & (facts.size >= 512) & ~told)
     sizes = multiset(facts.size[rows])
+    copies = _equal_models(sizes)
+    if copies > 1:
+        whole_sizes = {s: c // copies for s, c in sizes.items() if c >= copies}
+        _fill_copies(facts, draft, rows, whole_sizes, _roles_without_gradients(facts, copies))
+
+
+def _equal_models(sizes: Counter[int]) -> int:
+    """Count the whole copies of one model in a multiset of sizes; 1 where it is not sure that there are more.
+
+    One model has an odd number of norms (two per layer and a final one). So a model stands several times where every
+    repeated size divides, embeddings and head included. Matrices that come in pairs or fours a layer divide without a
+    second model. Three copies and more may have a norm's size of another origin beside them.
+    """
     small = {s: c for s, c in sizes.items() if s <= 1 << 17}
     if len(sizes) < 4 or not small:
-        return
+        return 1
     norm, norms = max(small.items(), key=lambda item: item[1])
     alone = {s: c for s, c in sizes.items() if s >= 1 << 20 and c <= norms / 4}
-    total_alone = sum(s * c for s, c in alone.items())
-    total = sum(s * c for s, c in sizes.items())
-    for copies in (5, 4, 3, 2):
+    repeated = [c for s, c in sizes.items() if c >= 4 and s >= _NOTICEABLE]
+    total, total_alone = (sum(s * c for s, c in of.items()) for of in (sizes, alone))
+    for copies, stray in ((5, 0), (4, 0), (3, 0), (2, 0), (5, 2), (4, 2), (3, 2)):
         whole = sum(s * c for s, c in sizes.items() if c % copies == 0 or s == norm)
-        # The embedding and the head lie outside the layers; they too must occur once per copy.
         apart = sum(s * c for s, c in alone.items() if c % copies == 0)
-        stray = 0 if copies == 2 else 2
-        if norms % copies <= stray and norms >= 4 * copies and whole >= 0.95 * total and apart >= 0.8 * total_alone > 0:
-            break
-    else:
-        return
-    whole_sizes = {s: c // copies for s, c in sizes.items() if c >= copies}
-    _fill_copies(facts, draft, rows, whole_sizes, _roles_without_gradients(facts, copies))
+        divides = norms % copies <= stray and (stray > 0 or not any(c % copies for c in repeated))
+        if divides and norms >= 4 * copies and whole >= 0.95 * total and apart >= 0.8 * total_alone > 0:
+            return copies
+    return 1
 
 
 def _roles_without_gradients(facts: Facts, copies: int) -> list[Category]:
@@ -371,22 +380,38 @@ def _spare(count: int, trained: int, layers: int) -> int:
 
 def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
     """Decide the ghosts beyond whole copies of the policy: if they are many, they are a model of other sizes."""
-    left = np.flatnonzero(facts.ghost & draft.open & facts.survivor & (facts.size >= _SMALL))
-    scores = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
-    refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
-    if not len(left) or not (scores or refers):
-        return
-    role = Category.REWARD_MODEL if scores else Category.REFERENCE_MODEL
+    kept = np.flatnonzero(facts.ghost & draft.open & facts.survivor)
+    left = kept[facts.size[kept] >= _SMALL]
     policy = int(facts.size[facts.ghost & (draft.category == Category.WEIGHTS.code)].sum())
-    if Category.WEIGHTS in known_copies(facts, draft, trained):
-        if int(facts.size[left].sum()) > 0.05 * policy and (
-            scores or Category.REFERENCE_MODEL not in known_copies(facts, draft, trained)
-        ):
-            draft.fill(left, role, Evidence.FINGERPRINT, "ghost.model-of-other-sizes", alternatives=(Category.WEIGHTS,))
+    known = known_copies(facts, draft, trained)
+    whole = Category.WEIGHTS in known
+    if not len(left) or (whole and int(facts.size[left].sum()) <= 0.05 * policy):
         return
-    if scores:
-        upper = _upper_model(facts, left)
-        draft.fill(upper, role, Evidence.FINGERPRINT, "ghost.second-model", alternatives=(Category.WEIGHTS,))
+    scores = bool((facts.module & (facts.phase == Phase.REWARD.code)).any())
+    refers = facts.has_phase(Phase.REFERENCE_LOGPROBS) and whole and Category.REFERENCE_MODEL not in known
+    if scores or refers:
+        role = Category.REWARD_MODEL if scores else Category.REFERENCE_MODEL
+        rule = "ghost.model-of-other-sizes" if whole else "ghost.second-model"
+        beside = left if whole else _upper_model(facts, left)
+        draft.fill(beside, role, Evidence.FINGERPRINT, rule, alternatives=(Category.WEIGHTS,))
+    elif trained:
+        _idle_model(facts, draft, kept[facts.size[kept] >= _NOTICEABLE], trained, whole=whole)
+
+
+def _idle_model(facts: Facts, draft: Draft, rows: Ints, trained: Counter[int], *, whole: bool) -> None:
+    """Decide a whole model of other sizes beside the policy that nothing in the history runs."""
+    beside = rows if whole else _upper_model(facts, rows)
+    of_policy = multiset(facts.size[np.setdiff1d(rows, beside)])
+    if _of_other_sizes(multiset(facts.size[beside]), trained) and (whole or is_language_model(of_policy)):
+        draft.fill(beside, Category.REWARD_MODEL, Evidence.FINGERPRINT, "ghost.model-never-runs",
+                   alternatives=NEVER_RUNS)  # fmt: skip
+
+
+def _of_other_sizes(sizes: Counter[int], trained: Counter[int]) -> bool:
+    """Tell whether these are a whole model that is no copy of the trained sizes, in their dtype or another."""
+    copies = {int(s * factor) for s in trained for factor in (0.25, 0.5, 1, 2, 4)}
+    shared = sum(s * c for s, c in sizes.items() if s in copies)
+    return is_language_model(sizes) and shared < 0.5 * sum(s * c for s, c in sizes.items())
 
 
 def _upper_model(facts: Facts, rows: Ints) -> Ints:

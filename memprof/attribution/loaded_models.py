@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from memprof.attribution.facts import Draft, Facts, Ints, multiset
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["LoadedModel", "apply_loaded_models", "embedding_geometry"]
+__all__ = ["NEVER_RUNS", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
 
 _NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales) do not tell models apart
 _SAME = 0.9  # two models with this share of bytes in common have the same architecture
+NEVER_RUNS = (Category.VALUE_MODEL, Category.REFERENCE_MODEL, Category.WEIGHTS)  # beside reward, what it may be
+_SMALLEST_VOCABULARY = 30_000  # the matrices between a vision tower and its language model have fewer rows
 _OF_REINFORCEMENT = (Phase.GENERATE, Phase.REWARD, Phase.OLD_LOGPROBS, Phase.REFERENCE_LOGPROBS)
 _MINOR = 0.02  # a group of at most this share of the policy is part of it (buffers, late parameters)
 
@@ -33,6 +35,7 @@ class LoadedModel:
     rows: Ints
     sizes: Counter[int]
     role: Category | None = None
+    never_runs: bool = False
 
     @property
     def bytes(self) -> int:
@@ -59,6 +62,8 @@ def apply_loaded_models(facts: Facts, draft: Draft, matched: NDArray[np.int64], 
         draft.fill(
             adapters, Category.ADAPTERS, Evidence.FINGERPRINT, "models.trained-part", alternatives=(Category.WEIGHTS,)
         )
+        if model.never_runs:
+            draft.fill(model.rows, role, Evidence.FINGERPRINT, "models.never-runs", alternatives=NEVER_RUNS)
         for index in np.unique(matched[model.rows]):
             mine = model.rows[matched[model.rows] == index]
             others = () if role is Category.WEIGHTS else (Category.WEIGHTS,)
@@ -190,7 +195,9 @@ def _role_beside(
     # peft's preparation for 4-bit training makes embeddings, head and norms anew in fp32, half of the bytes.
     if alike or (facts.has_phase(Phase.REFERENCE_LOGPROBS) and not _is_lora(policy, trained)):
         return Category.REFERENCE_MODEL
-    return Category.WEIGHTS
+    seen = bool(trained) or any(map(facts.has_phase, _OF_REINFORCEMENT))
+    model.never_runs = seen and is_language_model(model.sizes)
+    return Category.REWARD_MODEL if model.never_runs else Category.WEIGHTS
 
 
 def _is_lora(policy: LoadedModel, trained: Counter[int]) -> bool:
@@ -249,3 +256,9 @@ def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
             if matrix % vector == 0 and 1000 <= matrix // vector <= 1 << 20:
                 return matrix // vector, vector
     return 0, 0
+
+
+def is_language_model(sizes: Counter[int]) -> bool:
+    """Tell whether a multiset of sizes is a whole language model's: repeated layers and an embedding."""
+    layers = [s for s, c in sizes.items() if c >= 4 and s >= _NOTICEABLE]
+    return len(layers) >= 3 and embedding_geometry(sizes)[0] >= _SMALLEST_VOCABULARY

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.attribution.facts import Bools, Draft, Facts, codes_of
+from memprof.snapshot.model import Action
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -88,7 +89,7 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     """Decide rows by their tag; rows whose tag fits several categories stay open."""
     if not facts.tags.present:
         return
-    said = facts.tags.category[facts.timeline.metadata]
+    said = _said(facts)
     for category in Category:
         draft.fill(said == category.code, category, Evidence.METADATA, "tag.category")
     region = {
@@ -111,6 +112,20 @@ def apply_tags(facts: Facts, draft: Draft, parameters: Counter[int]) -> None:
     fill(region["backward"], Category.ACTIVATION_GRADIENTS, Evidence.METADATA, "tag.backward", "scratch")
     fill(region["optimizer"] & brief, Category.TEMPORARIES, Evidence.METADATA, "tag.optimizer")
     fill(region["outside"] & np.isin(facts.phase, _LOSS), Category.LOSS_LOGITS, Evidence.METADATA, "tag.loss")
+
+
+def _said(facts: Facts) -> Any:
+    """Return the category that each row's tag names, or the last of torch's annotations of it; -1 for none."""
+    category = facts.tags.category
+    said = category[facts.timeline.metadata]
+    trace = facts.snapshot.traces.get(facts.timeline.device)
+    if trace is None:
+        return said
+    notes = np.flatnonzero(trace.action == Action.ANNOTATE)
+    for note, row in zip(notes, _rows_at(facts, trace.address[notes], notes), strict=True):
+        if row >= 0 and category[trace.metadata[note]] >= 0:
+            said[row] = category[trace.metadata[note]]
+    return said
 
 
 def _equal(facts: Facts, key: str, value: str) -> Bools:

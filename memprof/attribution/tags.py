@@ -2,7 +2,8 @@
 
 The strings are interned in the snapshot, so each distinct one is parsed once. ``docs/snapshot-format.md`` lists
 the keys. torch 2.14 and later write a dict given to ``torch.cuda.memory._set_memory_metadata`` as JSON: of it phase,
-category and step are taken, in memprof's words. Any other ``user_metadata`` comes from other tools and is ignored.
+category and step are taken, in memprof's words; of ``_annotate_tensor`` the category. Any other ``user_metadata``
+comes from other tools and is ignored.
 """
 
 from __future__ import annotations

@@ -50,10 +50,16 @@ def compared_document(analysis: Analysis | None, page: bool, redact: bool = Fals
     return document_of(analysis, redact=redact, exact=_EXACT_EVENTS)
 
 
-def redacted(data: Any, redact: bool) -> Any:
-    """Return plain data as it is shared: a copy without paths, names and tokens where ``--redact`` asks for it."""
+def redacted(data: Any, redact: bool, analysis: Analysis | None = None) -> Any:
+    """Return plain data as it is shared: a copy without paths, names and tokens where ``--redact`` asks for it.
+
+    Args:
+        data: a report, or a part of one.
+        redact: whether it is asked for.
+        analysis: of the run: the names of machines and users that its snapshot gives away go too.
+    """
     if not redact:
         return data
     from memprof.redact import redact as without_names
 
-    return without_names(data)
+    return without_names(data, None if analysis is None else analysis.snapshot.extra)

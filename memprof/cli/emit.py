@@ -25,7 +25,7 @@ _DOES_NOT_FIT = 4
 
 @dataclass(frozen=True)
 class Output:
-    """Where an answer goes: ``style`` is the format that is printed, the files are None where none is named."""
+    """Hold where an answer goes: ``style`` is the printed format, files are None where none is named."""
 
     style: str = "text"
     json_file: Path | None = None
@@ -46,7 +46,7 @@ class Output:
 
     @property
     def wants_json(self) -> bool:
-        """Whether the JSON is printed or written."""
+        """Tell whether the JSON is printed or written."""
         return self.style == "json" or self.json_file is not None
 
 

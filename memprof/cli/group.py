@@ -84,7 +84,7 @@ class _LazyGroup(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except MemprofError as error:
-            _fail(f"memprof: {_one_line(str(error))}", error.exit_code)
+            _fail(f"memprof: {error}", error.exit_code)
         except BrokenPipeError:
             _quiet_pipe()
         except KeyboardInterrupt:
@@ -92,11 +92,6 @@ class _LazyGroup(click.Group):
         except MemoryError:
             _fail("memprof: not enough memory on this machine to do that.", 3)
         code()  # somebody's script (memprof run), whose every ending is its own
-
-
-def _one_line(words: str) -> str:
-    """Show control characters instead of obeying them: the sentence may hold somebody's file name."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """Turn what a command line names into reports: find the files, read them, attribute snapshots.
 
-:func:`read_run` reads one run, :func:`analysed` and :func:`read_report` a single file. Ranks are read by
+:func:`read_run` reads one run, :func:`analysed` and :func:`known_report` a single file. Ranks are read by
 :mod:`memprof.analysis.ranks.reading`.
 """
 
@@ -16,7 +16,7 @@ from memprof.errors import InputError
 if TYPE_CHECKING:
     from memprof.analysis.analysis import Analysis
 
-__all__ = ["GivenRun", "analysed", "file_of_run", "known_report", "read_report", "read_run"]
+__all__ = ["GivenRun", "analysed", "file_of_run", "known_report", "read_run"]
 
 _REPORT = "memprof.report/1"
 
@@ -74,21 +74,6 @@ def known_report(path: Path) -> dict[str, Any] | None:
         return None
     if data["schema"] != _REPORT:
         raise InputError(f"{path}: {data['schema']!r:.60} is no report; give a snapshot or {_REPORT}.")
-    return read_report(path, data)
-
-
-def read_report(path: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """Return JSON that was read from ``path``, held against its schema.
-
-    Raises:
-        InputError: it is not what the schema says.
-    """
-    from memprof.reports.json import validate
-
-    try:
-        validate(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
     return data
 
 

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class _Recording(click.Path):
-    """The path of what is read, or a URL that fsspec opens (s3://, gs://, hf://, https://, ...)."""
+    """Accept the path of a recording, or a URL that fsspec opens (s3://, gs://, hf://, https://, ...)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a path; a URL becomes one of :mod:`memprof.snapshot.remote`, which is loaded for it only."""

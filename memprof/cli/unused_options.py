@@ -14,7 +14,7 @@ __all__ = ["refuse_unused"]
 
 
 class _Rule(NamedTuple):
-    """State when settings count: ``used(settings, value)``, which hangs on the setting ``decided_by``; else ``why``."""
+    """State when settings count: ``used(settings, value)``, by the setting ``decided_by``; else say ``why`` not."""
 
     names: tuple[str, ...]
     decided_by: str

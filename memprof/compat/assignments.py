@@ -19,7 +19,7 @@ __all__ = ["assigns", "keys_in", "names_used"]
 
 
 def assigns(holder: Any, name: str) -> bool:
-    """Whether ``holder``, a class (with its bases) or a module, declares or assigns an attribute ``name``."""
+    """Tell whether ``holder``, a class (with its bases) or a module, declares or assigns an attribute ``name``."""
     if isinstance(holder, ModuleType):
         return any(_stores(code, name) for code in _codes(vars(holder)))
     for kind in holder.__mro__:
@@ -31,7 +31,7 @@ def assigns(holder: Any, name: str) -> bool:
 
 
 def names_used(function: Any) -> set[str]:
-    """All names a function's code uses, its local variables and those of functions inside it too.
+    """Return all names a function's code uses, its local variables and those of functions inside it too.
 
     Of a table that methods are looked up in by name, the names. Empty for what is not written in Python.
     """
@@ -44,7 +44,7 @@ def names_used(function: Any) -> set[str]:
 
 
 def keys_in(function: Any) -> set[str]:
-    """All keys that a function's code writes or asks for by a constant text, and attributes it sets.
+    """Return all keys that a function's code writes or reads by a constant text, and attributes it sets.
 
     Names of arguments and of local variables are none, though they often are the same words. Empty where it is not
     written in Python.

@@ -79,7 +79,7 @@ def missing(feature: str, of: Any = None) -> list[str]:
 
 
 def fault_of(target: Target) -> str | None:
-    """What is wrong with a target, a clause that names it and the installed version; None if it is as declared."""
+    """Return what is wrong with a target, naming it and the installed version; None if it is as declared."""
     package, difference, place = target.package, _difference(target), (target.module, target.path)
     if difference is None and target.used_in and not _is_used(target):
         place = target.user
@@ -118,7 +118,7 @@ def _difference(target: Target) -> str | None:
 
 
 def _is_used(target: Target) -> bool:
-    """Whether the function that is said to use a target names it."""
+    """Tell whether the function declared to use a target names it."""
     user = look_up(*target.user)
     if user is ABSENT:
         return False
@@ -126,7 +126,7 @@ def _is_used(target: Target) -> bool:
 
 
 def spoken(package: str) -> str:
-    """A package's name as its authors write it."""
+    """Return a package's name as its authors write it."""
     return SPOKEN.get(package, package)
 
 
@@ -148,7 +148,7 @@ def _faults(targets: Iterable[Target], *, imports: bool) -> Iterator[tuple[Targe
 
 
 def _applies(target: Target, imports: bool) -> bool:
-    """Whether there is something to check: packages that are not there are the version check's, or are optional."""
+    """Tell whether there is something to check; missing packages are optional, or the version check's."""
     if not (is_installed(target.package) if imports else target.is_loaded):
         return False
     if target.build != "cuda":
@@ -158,7 +158,7 @@ def _applies(target: Target, imports: bool) -> bool:
 
 
 def _concerns(target: Target, of: Any) -> bool:
-    """Whether a target's class is another family's than ``of``'s, or one ``of`` is an instance of."""
+    """Tell whether to check a target for ``of``: an instance of its class, or of another family."""
     if of is None or not target.is_loaded:
         return True
     owner = look_up(target.module, target.owner)

@@ -56,7 +56,7 @@ FEATURES: dict[str, Feature] = {
 
 
 def targets_for(feature: str) -> frozenset[str]:
-    """The feature's name and those of all it includes.
+    """Return the feature's name and those of all it includes.
 
     Raises:
         KeyError: there is no such feature.

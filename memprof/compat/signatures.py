@@ -28,7 +28,7 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Declared:
-    """What a declaration says."""
+    """Hold a declaration's parts."""
 
     positional: tuple[str, ...]
     keywords: tuple[str, ...]
@@ -37,7 +37,7 @@ class Declared:
 
 @functools.cache
 def declared(signature: str) -> Declared:
-    """A declaration taken apart.
+    """Parse a declaration.
 
     Raises:
         ValueError: it is no function's head.
@@ -56,7 +56,7 @@ def declared(signature: str) -> Declared:
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter] | None:
-    """The parameters of a function, a class or one of torch's operators; None where it does not say."""
+    """Return the parameters of a function, a class or one of torch's operators; None where not known."""
     schema = getattr(function, "_schema", None)
     if schema is not None:  # torch.ops: their arguments stand in the schema
         return [_of_schema(argument) for argument in schema.arguments]
@@ -73,7 +73,7 @@ def _of_schema(argument: Any) -> inspect.Parameter:
 
 
 def fits(signature: str, parameters: list[inspect.Parameter], how: str) -> bool:
-    """Whether a function with these parameters can be used as declared; ``how`` as in a target."""
+    """Tell whether a function with these parameters can be used as declared; ``how`` as in a target."""
     wanted = declared(signature)
     kinds = {p.kind for p in parameters}
     positional = [p for p in parameters if p.kind in _POSITIONAL]
@@ -94,7 +94,7 @@ def fits(signature: str, parameters: list[inspect.Parameter], how: str) -> bool:
 
 
 def shown(parameters: list[inspect.Parameter]) -> str:
-    """The parameters' names as a function's head, the longest cut short."""
+    """Write the parameters' names as a function's head, the longest cut short."""
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     names = [marks.get(p.kind, "") + p.name for p in parameters]
     return f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

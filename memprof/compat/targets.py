@@ -28,7 +28,7 @@ CALLED, REPLACED, READ, ASSIGNED, LOCAL, KEY = "called", "replaced", "read", "as
 
 
 class Missing(AttributeError):
-    """A target that is not in the installed package was asked for; the message says which."""
+    """Report a target that is not in the installed package; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Target:
 
     @cached_property  # set on a foreign object each step, it would be a new string each time
     def name(self) -> str:
-        """The last part of the path: the attribute's own name."""
+        """Return the last part of the path: the attribute's own name."""
         return self.path.rpartition(".")[2]
 
     @property
@@ -75,12 +75,12 @@ class Target:
 
     @property
     def owner(self) -> str:
-        """The path of the class or module the attribute belongs to; empty for the module itself."""
+        """Return the path of the class or module the attribute belongs to; empty for the module itself."""
         return self.path.rpartition(".")[0]
 
     @property
     def package(self) -> str:
-        """The package that is installed or not."""
+        """Return the package's name."""
         return self.module.partition(".")[0]
 
     @property
@@ -99,11 +99,11 @@ class Target:
         return (module, path) if colon else (self.module, self.used_in)
 
     def find(self) -> Any:
-        """The thing itself, or what serves in its stead; ``ABSENT`` where neither is there."""
+        """Return the object, or what serves in its stead; ``ABSENT`` where neither is there."""
         return next((found for module, path in self.places if (found := look_up(module, path)) is not ABSENT), ABSENT)
 
     def get(self) -> Any:
-        """The thing itself. Look it up when a feature is entered, not inside its loops.
+        """Return the object. Look it up when a feature is entered, not inside its loops.
 
         Raises:
             Missing: it is not there; ``require()`` of a feature says so before, in a sentence.
@@ -114,7 +114,7 @@ class Target:
         return found
 
     def place(self) -> tuple[Any, str]:
-        """The object that holds the name, a class or a module, and the name: what a replacement is written to.
+        """Return the class or module that holds the name, and the name: where a replacement is written.
 
         Raises:
             Missing: it is not there.
@@ -126,12 +126,12 @@ class Target:
         raise Missing(f"{self.path} is not in {self.module}")
 
     def of(self, instance: Any, default: Any = None) -> Any:
-        """The attribute of an object; ``default`` where it has none."""
+        """Return the attribute of an object; ``default`` where it has none."""
         return getattr(instance, self.name, default)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether somebody has imported the module, or one that serves in its stead, to its end."""
+        """Tell whether the module, or one that serves in its stead, has been imported to its end."""
         return any(_is_whole(sys.modules.get(module)) for module, _ in self.places)
 
 
@@ -159,7 +159,7 @@ def failed_import(module: str) -> str:
 
 
 def _is_whole(module: Any) -> bool:
-    """Whether a module is there and its import is over: names are missing while it goes on."""
+    """Tell whether a module's import is over: names are missing while it goes on."""
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 

@@ -50,7 +50,7 @@ SPOKEN = {
 
 
 def installed(package: str) -> str | None:
-    """The version of a package without its build ("2.13.0" of "2.13.0+cpu"); None where it is not installed."""
+    """Return the version of a package without its build ("2.13.0" of "2.13.0+cpu"); None where it is not installed."""
     if package in sys.stdlib_module_names:
         return ".".join(map(str, sys.version_info[:3]))
     found = _of_distribution(package) or getattr(sys.modules.get(package), "__version__", None)
@@ -66,7 +66,7 @@ def _of_distribution(package: str) -> str | None:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported to find out."""
+    """Tell whether a package can be imported, without importing it."""
     if package in sys.modules:
         return sys.modules[package] is not None
     try:
@@ -76,7 +76,7 @@ def is_installed(package: str) -> bool:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """A version's numbers, to compare: (1, 16) of "1.16.0.dev0" and of "1.16"."""
+    """Return a version's numbers, to compare: (1, 16) of "1.16.0.dev0" and of "1.16"."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in match.group().split(".")] if match else [0]
     while len(numbers) > 1 and numbers[-1] == 0:

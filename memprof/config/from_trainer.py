@@ -242,7 +242,7 @@ def sharding_of(ranks: int, kind: str, stage: Any) -> dict[str, Any]:
 
 
 def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return settings by name from what the lean trainer was told.
+    """Return settings by name from the lean trainer's arguments.
 
     Args:
         config: :data:`LEAN_ARGUMENTS` by name; what is missing has the lean trainer's default.
@@ -263,7 +263,7 @@ def lean_values(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 
 
 def not_kept(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """List ``name=value`` of what the lean trainer was told beyond its defaults and settings do not hold."""
+    """List ``name=value`` of the lean trainer's arguments that are not at their defaults and that settings lack."""
     set_so = ((name, config.get(name, defaults.get(name))) for name in _ONLY_THE_TRAINERS)
     return [f"{name}={value!r}" for name, value in set_so if value != defaults.get(name)]
 

@@ -40,7 +40,7 @@ class LayerCache:
     recurrent: int = 0
 
     def key_value_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of the keys and values of ``tokens`` tokens, ``itemsize`` an element."""
+        """Return the bytes of the keys and values of ``tokens`` tokens, ``itemsize`` an element."""
         return self.token * (tokens if self.window is None else min(tokens, self.window)) * itemsize
 
     def state_bytes(self, itemsize: int) -> int:
@@ -98,7 +98,7 @@ def _of_layer(read: Read, index: int, kind: str) -> Mapping[str, Any]:
     layers = read("per_layer_config")
     if isinstance(layers, Mapping):
         found = layers.get(index, layers.get(str(index)))
-        return found if isinstance(found, Mapping) else {}
+        return {k: v for k, v in found.items() if isinstance(v, int)} if isinstance(found, Mapping) else {}
     if kind == "full_attention" and read("global_head_dim"):
         heads = read("num_global_key_value_heads") if read("attention_k_eq_v") else None
         return {"head_dim": read("global_head_dim"), "num_key_value_heads": heads}

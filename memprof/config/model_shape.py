@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from memprof.config.layer_caches import STATE_ONLY, LayerCache, caches_of, kinds_of, latent_of
 from memprof.errors import InputError
@@ -38,6 +38,20 @@ _OLDER = {
     "num_key_value_heads": ("num_kv_heads",),
     "max_position_embeddings": ("n_positions",),
 }
+# What stands under names that are not those of numbers.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model_type": (str,),
+    "layer_types": (list, tuple),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "per_layer_config"), (Mapping,)),
+    **dict.fromkeys(
+        ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "multi_query", "alibi",
+         "new_decoder_architecture", "attention_k_eq_v"),
+        (bool, int),
+    ),
+}  # fmt: skip
+# No model has more; a config that says so would take the memory of this machine to list them.
+_MOST_LAYERS = 100_000
+_MOST = 1 << 40
 # Scalings of positions whose config says how far positions reach with them, and from where.
 _FROM_ORIGINAL = ("yarn", "longrope", "llama3")
 
@@ -180,7 +194,7 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What is special about this type of model; Llama's where the type is not known."""
+        """Return what is special about this type of model; Llama's where the type is not known."""
         return FAMILIES.get(self.model_type, _LLAMA)
 
     @property
@@ -197,7 +211,7 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Elements of the embedding, and of the output head where it has its own."""
+        """Count the elements of the embedding, and of the output head where it has its own."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -208,7 +222,7 @@ class ModelShape:
 
     @property
     def norms_and_biases(self) -> int:
-        """Elements of all else: norms, biases and the routers of experts."""
+        """Count the elements of all else: norms, biases and the routers of experts."""
         family, q, k = self.family, self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = family.norms * self.hidden + {"head": 2 * self.head_dim, "all": q + k}.get(family.head_norms, 0)
         biases = 0
@@ -220,7 +234,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters: the number that was counted, else the closed form."""
+        """Return the elements of all parameters: the number that was counted, else the closed form."""
         return self.counted or self.embeddings + self.matrices + self.norms_and_biases
 
     def adapter_parameters(self, rank: int, targets: Iterable[str] = ("all-linear",)) -> int:
@@ -245,8 +259,9 @@ class ModelShape:
         return max(1, sum(layer.token > 0 for layer in self.caches))
 
     def kv_cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of one sequence's keys and values: a window holds at most its size, linear attention none, latent
-        attention what both are made from.
+        """Return the bytes of one sequence's keys and values.
+
+        A window holds at most its size, linear attention nothing, latent attention what both are made from.
 
         Args:
             tokens: of the sequence.
@@ -259,7 +274,7 @@ class ModelShape:
         return max((layer.key_value_bytes(tokens, itemsize) for layer in self.caches), default=0)
 
     def state_bytes(self, itemsize: int) -> int:
-        """Bytes of one sequence's states in layers of linear attention, which do not grow with it."""
+        """Return the bytes of one sequence's states in layers of linear attention, which do not grow with it."""
         return sum(layer.state_bytes(itemsize) for layer in self.caches)
 
 
@@ -278,9 +293,30 @@ def _reader(config: Any) -> Callable[[str], Any]:
 def _values_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
     def read(name: str) -> Any:
         known = (values.get(each) for each in (name, *_OLDER.get(name, ())))
-        return next((value for value in known if value is not None), None)
+        found = next((value for value in known if value is not None), None)
+        return None if found is None else _sound(name, found)
 
     return read
+
+
+def _sound(name: str, value: Any) -> Any:
+    """Return a value of a ``config.json``: what reads it need not ask what it is.
+
+    Raises:
+        InputError: it is of another kind than its name stands for.
+    """
+    if name in _KINDS:
+        good = isinstance(value, _KINDS[name])
+    else:
+        numbers = value if name == "intermediate_size" and isinstance(value, (list, tuple)) and value else (value,)
+        good = all(_is_number(n) for n in numbers)
+    if not good:
+        raise InputError(f"the model's config has {value!r:.40} as its {name}, which that cannot be")
+    return value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and -_MOST <= value <= _MOST
 
 
 def _kv_heads(read: Callable[[str], Any], heads: int) -> int:
@@ -292,7 +328,7 @@ def _kv_heads(read: Callable[[str], Any], heads: int) -> int:
 
 def _count(read: Callable[[str], Any], name: str) -> int:
     value = read(name)
-    if isinstance(value, (int, float)) and value > 0:
+    if isinstance(value, (int, float)) and 0 < value <= (_MOST_LAYERS if name == "num_hidden_layers" else _MOST):
         return int(value)
     raise InputError(f"the model's config does not say its {name}")
 
@@ -322,10 +358,10 @@ def _ropes(read: Callable[[str], Any]) -> Iterator[dict[str, Any]]:
 
 def _scaled(limit: int, rope: dict[str, Any]) -> int:
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
-    if not isinstance(factor, (int, float)):
+    original = rope.get("original_max_position_embeddings") or limit
+    if not (_is_number(factor) and _is_number(original)):
         return limit
     if kind in ("linear", "dynamic"):
         return int(limit * factor)
     # These say from where they stretch; max_position_embeddings may hold that length or the stretched one.
-    original = rope.get("original_max_position_embeddings") or limit
     return int(original * factor) if kind in _FROM_ORIGINAL else limit

@@ -60,11 +60,11 @@ class Optimizer:
 
     @property
     def modelled(self) -> bool:
-        """Whether no real run of it was ever compared with: its kernels are not executed."""
+        """Tell whether it is only modelled: its kernels are not executed, and no real run was compared."""
         return not self.executed
 
     def state_bytes(self, parameters: int, itemsize: int, exact: int = 0) -> int:
-        """Reckon the bytes of its state, paged or not.
+        """Return the bytes of its state, paged or not.
 
         Args:
             parameters: elements that are trained.

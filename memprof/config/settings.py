@@ -386,7 +386,10 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         if name not in known or value is None:
             continue
         if name == "lora_target_modules":
-            value = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+            value = tuple(value.split(",")) if isinstance(value, str) else value
+            if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+                raise InputError(f"{file}: lora_target_modules is {value!r:.40}; write a list of names.")
+            value = tuple(value)
         if name in ("dtype", "bnb_4bit_compute_dtype"):
             value = str(value).removeprefix("torch.")
         values[name] = _number(name, value)

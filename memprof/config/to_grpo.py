@@ -89,7 +89,7 @@ def grpo_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def cache_arguments(implementation: str, dtype: str) -> dict[str, Any]:
-    """Return what ``GRPOConfig`` is told so that generation keeps its keys and values in this way."""
+    """Return the arguments of ``GRPOConfig`` that choose how generation keeps its keys and values."""
     if implementation == "dynamic":
         return {}
     arguments: dict[str, Any] = {"cache_implementation": implementation}
@@ -111,7 +111,7 @@ def _engine(s: Settings) -> dict[str, Any]:
 
 
 def lean_arguments(settings: Settings) -> dict[str, Any]:
-    """Return what ``LeanGRPOConfig`` is told beside; nothing for other recipes, or what is at its default."""
+    """Return the further arguments of ``LeanGRPOConfig``: none for other recipes, none at their defaults."""
     if settings.recipe != "lean":
         return {}
     chosen = {name: getattr(settings, name) for name in LEAN_NAMES}
@@ -195,7 +195,7 @@ def as_yaml(settings: Settings) -> str:
 
 
 def _without_argument(settings: Settings) -> list[str]:
-    """Say what makes this run and is said elsewhere: in the environment, and to what launches the processes."""
+    """List settings outside the trainer's arguments: of the environment, and of what launches the processes."""
     told = [f"in the environment: PYTORCH_CUDA_ALLOC_CONF={settings.alloc_conf}"] if settings.alloc_conf else []
     if settings.gpus > 1:
         told.append(f"launched on {settings.gpus} GPUs with {settings.sharding}")

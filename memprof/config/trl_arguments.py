@@ -122,7 +122,7 @@ def assumed_of(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def assumed_words(config: Mapping[str, Any]) -> list[str]:
-    """Say what stands in ``config`` that nobody gave: first what the data or memprof chose, last TRL's own defaults."""
+    """List in words what was assumed in ``config``: first what the data or memprof chose, last TRL's own defaults."""
     trainer = str(config.get("trainer") or "grpo")
     theirs = OF_TRL.get(trainer, {})
     taken = [name for name in config.get("assumed") or () if name in config]

@@ -55,7 +55,7 @@ def build(say: Callable[[str], None] = lambda _: None) -> Path:
     """Compile the libraries if that has not been done; return their folder.
 
     Args:
-        say: is told what is being done.
+        say: called with what is being done.
 
     Raises:
         UsageError: torch's CUDA build, a compiler or CUDA's headers are missing.

@@ -53,7 +53,7 @@ def wanted_by(torch: TorchBuild) -> Wanted:
 
 
 def has_new_strings(torch: TorchBuild) -> bool:
-    """Whether torch's C++ was compiled with the strings of C++11; wheels before torch 2.7 were not."""
+    """Tell whether torch's C++ was compiled with the strings of C++11; wheels before torch 2.7 were not."""
     defined = _output("nm", "-D", "--defined-only", "--format=just-symbols", torch.folder / "lib" / "libc10.so")
     return any(name.startswith("_ZN3c105Error") and "__cxx11" in name for name in defined)
 

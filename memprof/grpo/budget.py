@@ -82,7 +82,8 @@ def _chosen(trainer: Any, total: int) -> tuple[Choice, list[str]]:
 
     settings, notes = settings_of(trainer)
     fixed = [name for name in CHOSEN if _is_fixed(trainer.args, name)]
-    with runner(card_of(trainer.accelerator.device, total)) as processes:
+    card, where = card_of(trainer.accelerator.device, total), trainer.args.memory_budget_executor
+    with runner(card, executor=where) as processes:
         _say(
             f"choosing settings for {format_gib(total)} GiB by simulation, {processes.workers} side by side. Each "
             "takes seconds for a small model, about a minute for 8B at 20,000 tokens; results are kept for the next "

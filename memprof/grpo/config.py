@@ -21,7 +21,7 @@ _CHOICES = {
     "weights": ("auto", "as_given", "fp32", "bf16", "nf4"),
     "stochastic_rounding": ("auto", "never"),
     "gradient_sums": ("auto", "fp32", "never"),
-    "on_oom": ("adapt", "raise"),
+    "on_oom": ("auto", "adapt", "raise"),
     "generation": (None, "paged", "generate"),
     "generation_cache": ("dynamic", "offloaded", "quantized"),
 }
@@ -161,7 +161,8 @@ class LeanSettings:
         default="raise",
         metadata={
             "help": "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
-            "smaller, with the gradient and tokens there would have been), 'raise'. Not under FSDP and DeepSpeed."
+            "smaller, with the gradient and tokens there would have been), 'raise'. 'auto': adapt on CUDA, but not "
+            "under FSDP, DeepSpeed and re-entrant checkpointing."
         },
     )
     memory_budget: str | None = field(
@@ -169,6 +170,13 @@ class LeanSettings:
         metadata={
             "help": "'24GB' or 'auto' (the GPU's memory): the fastest settings that fit are found by simulation, among "
             "checkpointing, max_tokens_per_piece, tiled_mlp and generation_batch where they are not set."
+        },
+    )
+    memory_budget_executor: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where memory_budget simulates: 'local' or None (processes of this machine), 'dask:ADDRESS', "
+            "'ray', 'ray:ADDRESS'."
         },
     )
     park_weights: bool = field(

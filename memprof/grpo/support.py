@@ -10,7 +10,9 @@ from memprof.compat.peft import CONFIGS, INVOCATION, PROMPT_LEARNING
 from memprof.compat.torch import (
     ACCUMULATED_HOOKS,
     AFTER_BACKWARD_HOOKS,
+    AFTER_HOOKS,
     BEFORE_BACKWARD_HOOKS,
+    BEFORE_HOOKS,
     GRADIENT_HOOKS,
 )
 from memprof.config.gpus import capacity_bytes
@@ -23,6 +25,7 @@ __all__ = [
     "check_bfloat16_of",
     "check_parking_of",
     "check_supported",
+    "forward_hooks",
     "hooked",
     "is_librarys",
     "prompt_learning",
@@ -188,6 +191,17 @@ def hooked(model: Any) -> str | None:
         if any(map(_foreign, (BEFORE_BACKWARD_HOOKS, AFTER_BACKWARD_HOOKS), (module,) * 2)):
             return f"a backward hook on {name or 'the model'} would run once for each piece"
     return None
+
+
+def forward_hooks(model: Any) -> frozenset[Any]:
+    """Name the forward hooks of others than the libraries: by module and by code, since a step may make its own."""
+    hooks = (
+        (name, getattr(hook, "func", hook))
+        for name, module in model.named_modules()
+        for target in (BEFORE_HOOKS, AFTER_HOOKS)
+        for hook in target.of(module).values()
+    )
+    return frozenset((name, getattr(hook, "__code__", type(hook))) for name, hook in hooks if not is_librarys(hook))
 
 
 def _foreign(target: Any, of: Any) -> bool:

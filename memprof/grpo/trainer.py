@@ -39,6 +39,7 @@ from memprof.grpo.support import (
     check_bfloat16_of,
     check_parking_of,
     check_supported,
+    forward_hooks,
     hooked,
     is_librarys,
     refuse_other_trainers,
@@ -116,6 +117,7 @@ class LeanTrainer(_Trainer):
             base, temperature, lean.cast_lm_head_to_fp32, lean.loss_chunk_tokens, self._sizes.small_bytes
         )
         self._probe: Answer | None = None  # before the first step
+        self._probed_with: frozenset[Any] = frozenset()  # the forward hooks that were there
         self._clear_cache = accelerate.CLEAR_CACHE.get()
         self._parking = WeightParking(self.accelerator.device, self._clear_cache)
         self._techniques = Techniques(lean, base, self.accelerator.device, self._once_log)
@@ -126,16 +128,24 @@ class LeanTrainer(_Trainer):
             self._once_log.warn(f"TRL's own step is used: {self._whole_batch_reason}.")
 
     def _adapting(self, lean: LeanGRPOConfig) -> Adaptation | None:
-        """Return what lives through memory that runs out, or None where that is not wanted."""
-        if lean.on_oom != "adapt":
+        """Return what lives through memory that runs out, or None where that is not wanted or cannot be.
+
+        A simulation answers whether the run as it is set has room, so it takes ``auto`` for ``raise``.
+        """
+        real = machine.computes_values() and not is_fake(next(self.model.parameters()))
+        if lean.on_oom == "raise" or (lean.on_oom == "auto" and not (real and self.accelerator.device.type == "cuda")):
             return None
+        why = None
         if Ranks.of(self.accelerator, self.model).forward_together:
-            raise UsageError(
-                "on_oom='adapt' works without FSDP and DeepSpeed: ranks would wait for the one that goes on smaller."
-            )
-        if (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise UsageError("on_oom='adapt' needs checkpointing with use_reentrant=False, torch's default.")
-        return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
+            why = "works without FSDP and DeepSpeed: ranks would wait for the one that goes on smaller"
+        elif (lean.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            why = "needs checkpointing with use_reentrant=False, torch's default"
+        if why is None:
+            return Adaptation(self._once_log, self._clear_cache, self._techniques.lighten)
+        if lean.on_oom == "adapt":
+            raise UsageError(f"on_oom='adapt' {why}.")
+        self._once_log.say(f"memory that runs out ends the run: on_oom='adapt' {why}")
+        return None
 
     def _check_half(self, lean: LeanGRPOConfig, base: Any) -> None:
         """Refuse a dtype in which the loss cannot be computed on this card."""
@@ -265,7 +275,7 @@ class LeanTrainer(_Trainer):
         compute_aux_loss: bool = False,
         **more: Any,
     ) -> Any:
-        if (handed := self._handover.take()) is not None:
+        if (handed := self._handover.take(model, input_ids, attention_mask)) is not None:
             return handed
         cut = input_ids.shape[1] - logits_to_keep
         inputs = {
@@ -329,7 +339,8 @@ class LeanTrainer(_Trainer):
         """Return TRL's, whose step lives through memory that runs out where that is wanted."""
         made = super().create_optimizer(*args, **options)
         if self._adaptation is not None and not isinstance(made.step, SurvivingStep):
-            made.step = SurvivingStep(made, self._adaptation)
+            made.step = surviving = SurvivingStep(made, self._adaptation)
+            self._adaptation.park = surviving.park
         return made
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:
@@ -363,20 +374,24 @@ class LeanTrainer(_Trainer):
         self._once_log.warn(f"TRL's own step is used: {why}.")
 
     def _goes_in_pieces(self, tokens: torch.Tensor) -> bool:
-        """Find out, once, whether rows have the same results in pieces; where they have not, TRL's step is used.
+        """Find out whether rows have the same results in pieces; where they have not, TRL's step is used.
 
-        ``tokens``: ids of any shape; a few of them make the rows.
+        Asked once, and again where forward hooks have come or gone. ``tokens``: ids of any shape; a few make the rows.
         """
-        asked = self._probe is not None or is_fake(tokens) or not machine.computes_values()
-        if not asked and not self._whole_batch_reason:
+        if self._whole_batch_reason or is_fake(tokens) or not machine.computes_values():
+            return not self._whole_batch_reason
+        hooks = forward_hooks(self.model)
+        if self._probe is None or hooks != self._probed_with:
+            self._probed_with = hooks
             step = self._step_context()
             self._probe = ask(step, tokens.flatten()[:1000])
             why = self._probe.why
             if step.ranks.forward_together and step.ranks.any(why is not None):
                 why = why or "another rank's rows depend on their padding"
             if why is not None:
-                self._whole_batch_reason = why
-                self._use_trls_step(why)
+                where = ", ".join(sorted({name or "the model" for name, _ in hooks}))
+                self._whole_batch_reason = f"{why} (with a forward hook on {where})" if hooks else why
+                self._use_trls_step(self._whole_batch_reason)
         return not self._whole_batch_reason
 
     @property

@@ -35,7 +35,7 @@ _TRAINING_PHASES = ("backward", "optimizer_step", "old_logprobs", "reference_log
 _ENGINES = re.compile(r"/(?:vllm|sglang|text_generation_server|lmdeploy|tensorrt_llm|vllm_ascend)/")
 _LOADING = re.compile(
     r":(?:from_pretrained|load_state_dict|load_checkpoint|_?load_model|load_weights|_load_state_dict_into_\w{1,40}"
-    r"|load_shard_checkpoint|load_pretrained_model|create_weights|convert|cuda|to)$"
+    r"|load_shard_checkpoint|load_pretrained_model|create_weights|patch_weight_to_device|convert|cast_to_device|cuda|to)$"
 )
 _STARTING = re.compile(r"profile_run|_dummy_run|determine_|capture_|warm_?up")
 _GENERATING = re.compile(r"generation/utils|:generate$|model\.generate\(")
@@ -49,7 +49,8 @@ _SLEEPING = re.compile(
 )
 _TORCH = re.compile(r"\b(?:py)?torch(?: version)?(?:==|[ :=@v-]{1,3})(\d)\.(\d{1,2})(?!\d)", re.I)
 _ONE = re.compile(
-    r"(?:micro_?batch|per_device_train_batch_size|train_micro_batch_size_per_gpu)\w{0,20}[\"']?\s{0,3}(?:->|=|:|\bto\b)"
+    r"(?:micro_?batch|per_device_train_batch_size|train_micro_batch_size_per_gpu|(?<![A-Za-z_])train_batch_size)\w{0,20}"
+    r"[\"']?\s{0,3}(?:->|=|:|\bto\b)"
     r"\s{0,3}[\"']?1(?![\d.])",
     re.I,
 )

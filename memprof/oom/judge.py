@@ -122,8 +122,11 @@ def _proposed(source: Mapping[str, Any], certainty: float, scope: Scope) -> Iter
 def _of_work(certainty: float, scope: Scope) -> Iterator[_Proposal]:
     """Yield what makes less of the work that was being done."""
     work = table("remedies")["work"]
-    kind = "images" if scope["images"] else "serving" if scope["serving"] else "training"
     phase = scope["phase"]
+    if scope["images"] or scope["serving"]:
+        kind = "images" if scope["images"] else "serving"
+    else:
+        kind = "training" if scope["training"] or phase not in (None, "forward") else "unknown"
     listed = work[kind].get(phase) or work[kind]["other"]
     yield from _proposed({"try": listed}, certainty, scope)
 

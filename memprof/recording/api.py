@@ -39,7 +39,7 @@ def make_recorder(
     hidden: Sequence[str] = (),
     reset_peaks: bool = True,
 ) -> Recorder:
-    """The recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
+    """Make the recorder for a device: CUDA's own history on CUDA and ROCm, the tensor trace elsewhere.
 
     Raises:
         UsageError: an unknown kind, a capacity that is no size, the CUDA history asked for a device that is none, or

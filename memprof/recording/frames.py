@@ -20,7 +20,7 @@ _OURS = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "compat") + os.sep
 
 
 def capture_function(stacks: str | None) -> Callable[[], Any] | None:
-    """What captures the calling stack: ``"python"`` frames, ``"all"`` with C++ ones, None for no stacks."""
+    """Return a function that captures the stack: ``"python"`` frames, ``"all"`` with C++ ones, None: no stacks."""
     if stacks is None:
         return None
     gather, cpp = GATHER_STACK.get(), stacks == "all"

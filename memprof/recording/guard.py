@@ -47,7 +47,7 @@ def as_warning(sentence: str) -> None:
 
 
 def on_stderr(sentence: str) -> None:
-    """Print for the person who runs the training; a closed or full stream is nobody's end."""
+    """Print for the person who runs the training; a closed or full stream ends nothing."""
     try:
         print(sentence, file=sys.stderr, flush=True)
     except Exception:
@@ -78,12 +78,12 @@ class Door:
         self._thread = threading.get_ident()
 
     def when_shut(self, undo: Callable[[], Any]) -> None:
-        """Have ``undo`` called when the door has shut, on the thread that made it and outside operators; last first."""
+        """Call ``undo`` when the door has shut, on the thread that made it and outside operators; last first."""
         if undo not in self._undo:
             self._undo.append(undo)
 
     def forget(self, undo: Callable[[], Any]) -> None:
-        """Call that no more: it is done."""
+        """Drop an undo that has been done."""
         if undo in self._undo:
             self._undo.remove(undo)
 
@@ -178,7 +178,7 @@ class Door:
             on_stderr(f"memprof failed and stopped watching ({type(error).__name__}).")
 
     def tidy(self, *steps: Callable[[], Any]) -> None:
-        """Take each step of an end, however the others went and whether or not the door is shut."""
+        """Run every step of an end, whether or not others fail and whether or not the door is shut."""
         for step in steps:
             try:
                 step()
@@ -231,7 +231,7 @@ def way_in(method: _F) -> _F:
 
 
 class Seams:
-    """Methods that are wrapped now.
+    """Hold the methods that are wrapped now.
 
     A wrapper calls ``enter(args, kwargs)`` before and ``leave(token, result, error)`` after the original (``error``
     is what it raised, or None), both behind the door. ``on_error`` hears of an exception that leaves the outermost
@@ -246,7 +246,7 @@ class Seams:
         self._depth = 0
 
     def wrap(self, owner: Any, name: str | Target, enter: Enter | None = None, leave: Leave | None = None) -> bool:
-        """Wrap ``owner``'s method if there is one of that name; whether there was."""
+        """Wrap ``owner``'s method if it has one of that name; tell whether it has."""
         name = name if isinstance(name, str) else name.name
         original = getattr(owner, name, None)
         if not callable(original):

@@ -23,7 +23,7 @@ _PARTS = (
 
 
 class CacheWatch:
-    """Wraps ``Cache.update`` (and overriding subclasses) for as long as it is started.
+    """Wrap ``Cache.update`` (and overriding subclasses) between ``start`` and ``stop``.
 
     A growing cache concatenates: every update leaves a new storage, which is claimed at once. A cache filled in a
     forward with gradients holds activations of that forward, not generation's keys and values: those are left alone.

@@ -57,7 +57,7 @@ _WHOLE = 1.25
 
 
 class OwnerBook:
-    """Collects owner rows ``[address, time_us, category, detail, name]``.
+    """Collect owner rows ``[address, time_us, category, detail, name]``.
 
     Args:
         now_us: the recording's clock.
@@ -81,7 +81,7 @@ class OwnerBook:
     # -- what to watch -----------------------------------------------------------------------------------------
 
     def add_model(self, model: nn.Module, role: str) -> None:
-        """Add a model whose parameters and buffers are to be known by ``role``."""
+        """Add a model whose parameters and buffers are claimed as ``role``."""
         if not any(ref() is model for ref, _ in self._models):
             self._models.append((weakref.ref(model), role))
 
@@ -91,7 +91,7 @@ class OwnerBook:
             self._wrappers.append(weakref.ref(module))
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """Add an optimizer whose state is to be known; wrappers (accelerate's) are looked through."""
+        """Add an optimizer whose state is claimed; wrappers (accelerate's) are unwrapped."""
         inner = unwrap_optimizer(optimizer)
         if inner is not None:
             self._optimizers.add(inner)
@@ -118,7 +118,7 @@ class OwnerBook:
                     self.claim(part, category, None, f"{name} (quantisation state)")
 
     def claim_shards(self, again: bool = False) -> None:
-        """What FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they come to be.
+        """Claim what FSDP and ZeRO hold beside parameters, gradients and state; whole gradients as they are made.
 
         ``again``: only where an earlier look found an engine, which costs nothing where there is none.
         """
@@ -182,7 +182,7 @@ class OwnerBook:
                         yield tensor, Category.OPTIMIZER_STATE
 
     def remarks(self) -> list[str]:
-        """Return what is odd about what the models hold."""
+        """Return notes on unusual storages of the models."""
         said = []
         for model, role in self.models:
             own, held = shards_and_storages(model)
@@ -253,7 +253,7 @@ class OwnerBook:
         return [list(row) for row in self._rows if row[1] >= since_us]
 
     def renew(self) -> None:
-        """Forget what was claimed, so that the next look states again what lives now (rows stay)."""
+        """Forget the claims, so that the next look claims again what is alive (rows stay)."""
         self._claimed.clear()
 
 

@@ -50,7 +50,7 @@ class PhasePeaks:
         return peaks
 
     def since_last(self) -> WindowPeaks:
-        """Return the highest of everything since this was asked before, or since counting began."""
+        """Return the highest bytes since the last call, or since counting began."""
         now = self._turn()
         peaks, self._since_last = self._since_last or now, None
         return peaks

@@ -21,7 +21,7 @@ REHEARSAL = "rehearsal"
 
 
 def phase_id(name: str | Phase) -> str:
-    """The id of a phase.
+    """Return the id of a phase.
 
     Raises:
         UsageError: there is no such phase.
@@ -45,12 +45,12 @@ class PhaseMark:
     detail: str | None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as it is written in a snapshot."""
+        """Return the span as plain data, as a snapshot has it."""
         return dict(vars(self))
 
 
 class ActiveRecording(Protocol):
-    """A recording that runs now: what phases are marked in, and what asks for its counts."""
+    """Hold a running recording, in which phases are marked."""
 
     def enter_phase(self, name: str, step: int | None = None, detail: str | None = None) -> PhaseMark | None:
         """Open a phase; None if memprof failed before."""

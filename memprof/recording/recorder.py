@@ -13,7 +13,7 @@ __all__ = ["DeviceInfo", "Recorded", "Recorder", "Tags", "WindowPeaks"]
 
 @dataclass(frozen=True)
 class Tags:
-    """What holds for every allocation from now on."""
+    """Hold the tags of every allocation from now on."""
 
     phase: str = "other"
     step: int | None = None
@@ -32,7 +32,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class WindowPeaks:
-    """Highest bytes between two instants; None where the recorder cannot know."""
+    """Hold the highest bytes between two instants; None where the recorder cannot know."""
 
     allocated_peak: int | None
     reserved_peak: int | None
@@ -44,7 +44,7 @@ class WindowPeaks:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How much of the history a dump holds."""
+    """State how much of the history a dump holds."""
 
     start_us: int
     stop_us: int
@@ -55,7 +55,7 @@ class Recorded:
 
 
 class Recorder(Protocol):
-    """Sees allocations and frees on one device and can write them down in torch's snapshot format.
+    """Record allocations and frees on one device; dump them in torch's snapshot format.
 
     ``start`` and ``stop`` bracket the recording, ``dump`` may be called at any time between, or after ``stop``.
     Windows nest like the phases they belong to.
@@ -81,13 +81,13 @@ class Recorder(Protocol):
     def close_window(self) -> WindowPeaks: ...
 
     def dump(self) -> tuple[dict[str, Any], Recorded]:
-        """The snapshot dict without the ``"memprof"`` key, and how complete it is."""
+        """Return the snapshot dict without the ``"memprof"`` key, and how complete it is."""
         ...
 
     def device(self) -> DeviceInfo: ...
 
     def watches(self, device_type: str) -> bool:
-        """Tell whether storages on devices of this type are what the trace is about."""
+        """Tell whether the trace records storages on devices of this type."""
         ...
 
     def oom(self) -> dict[str, Any] | None:

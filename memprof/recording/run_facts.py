@@ -121,7 +121,7 @@ def _completion_share(trainer: Any) -> float | None:
 
 
 def _four_bit(config: Any) -> dict[str, Any]:
-    """Return in which dtype 4-bit products are computed, and whether scales are quantised; {} where it is not told."""
+    """Return the dtype of 4-bit products and whether scales are quantised; {} where not known."""
     asked = getattr(config, "quantization_config", None)
     values: Any = asked if isinstance(asked, dict) else vars(asked) if asked is not None else {}
     kinds = {"bnb_4bit_compute_dtype": str, "bnb_4bit_use_double_quant": bool}
@@ -145,7 +145,7 @@ def _adapter(model: Any) -> dict[str, Any] | None:
 
 
 def _lean_facts(trainer: Any) -> dict[str, Any]:
-    """Return what the lean trainer was told beside TRL's arguments where it is not the default, or its budget chose."""
+    """Return the lean trainer's own arguments that are not at their defaults, or that its budget chose."""
     if not any(kind.__module__ == "memprof.grpo.trainer" for kind in type(trainer).__mro__):
         return {}
     args = trainer.args

@@ -44,7 +44,7 @@ _WITH_SHARDS = {Phase.FORWARD.value, Phase.BACKWARD.value}
 
 
 class Session:
-    """Runs a recorder and gathers beside it what only memprof knows.
+    """Run a recorder, and collect what only memprof knows.
 
     Nothing in here raises into the run: a mistake of ours shuts the door, which ends the recording.
 
@@ -101,14 +101,14 @@ class Session:
     # -- life --------------------------------------------------------------------------------------------------
 
     def add_model(self, model: Any, role: str) -> None:
-        """Know a model's parameters by ``role``: policy, reference, reward, value or engine."""
+        """Claim a model's parameters as ``role``: policy, reference, reward, value or engine."""
         self.owners.add_model(model, role)
         scope = getattr(self.recorder, "scope", None)
         if scope is not None:
             scope.add_root(model, role)
 
     def start(self) -> None:
-        """Begin to record. What goes wrong here is raised, with everything undone: nothing runs yet."""
+        """Begin to record. Raise what goes wrong, with everything undone: nothing runs yet."""
         self._started = True
         self.door.when_shut(self.stop)
         try:
@@ -150,12 +150,12 @@ class Session:
         self.door.tidy(*sampler, *active, *removes, self.owners.unhook, self.caches.stop, self.recorder.stop)
 
     def on_oom(self, tell: Callable[[], None]) -> None:
-        """Set who is told, on the spot, when an allocation fails for want of memory (CUDA only)."""
+        """Set the function to call at once when an allocation runs out of memory (CUDA only)."""
         if hasattr(self.recorder, "on_oom"):
             self.recorder.on_oom = tell
 
     def look_again(self) -> None:
-        """State what parameters, gradients and optimizer state there are now."""
+        """Claim the parameters, gradients and optimizer state that are alive now."""
         self._guarded(self._look_again)
 
     def peak_of_step(self) -> int:
@@ -167,7 +167,7 @@ class Session:
         return list(islice(reversed(self._counters), max(0, self._counted - count))), self._counted
 
     def peaks_since_last(self) -> WindowPeaks | None:
-        """The highest bytes since this was asked before (or since the start), phases and what lies between them.
+        """Return the highest bytes since the last call (or the start), in phases and between them.
 
         None while a phase is open, when the recording is over or has failed.
         """
@@ -267,7 +267,7 @@ class Session:
         self._between_us = now
 
     def _go_on(self) -> None:
-        """Note that the run goes on: what ran out of memory before was caught, and is no longer why anything ends."""
+        """Note that the run goes on: an earlier out-of-memory error was caught, and no longer explains an end."""
         failed = self._oom()
         if failed is not None:
             failed.pop("stack", None)
@@ -292,7 +292,7 @@ class Session:
             self._ask_holders()
 
     def _ask_holders(self) -> None:
-        """Ask who holds the largest tensors that nobody owns."""
+        """Find what refers to the largest tensors without an owner."""
         now = self.recorder.now_us()
         tensors = largest_tensors(self.owners.owns, self.recorder.watches, _MOST_HELD, _WORTH_ASKING)
         self._holders = []
@@ -333,7 +333,7 @@ class Session:
         return state.get("reserved")
 
     def _watch_device(self) -> None:
-        """Ask the driver on CUDA too, and between phases."""
+        """Read the driver's figures on CUDA, between phases too."""
         if self.recorder.kind is Kind.CUDA and self._outside is None:
             self._outside = Outside(self.recorder.device().index)
             self._sampler = Sampler(self._look, self._samples.append)
@@ -352,7 +352,7 @@ class Session:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def to_raw(self) -> dict[str, Any]:
-        """The snapshot in torch's format with the ``"memprof"`` key."""
+        """Return the snapshot in torch's format with the ``"memprof"`` key."""
         if self._started:
             self._guarded(self._renew)
         raw, recorded = self.recorder.dump()

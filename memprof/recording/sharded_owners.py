@@ -67,7 +67,7 @@ def has_engine(model: nn.Module) -> bool:
 
 
 def shards_and_storages(model: nn.Module) -> tuple[int, int]:
-    """Bytes of a model's sharded parameters on this rank, and of the storages that hold them, each once.
+    """Return the bytes of a model's sharded parameters on this rank, and of their storages, each once.
 
     A shard can be a view of the whole parameter: then nothing is saved, which only the second figure shows.
     """
@@ -179,7 +179,7 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def bucket_bytes(wrapper: Any) -> list[int]:
-    """Sizes of DistributedDataParallel's gradient buckets, as its reducer states them.
+    """Return the sizes of DistributedDataParallel's gradient buckets, as its reducer states them.
 
     They live as long as the wrapper, and no Python object stands for them. Empty where ``.grad`` is a view of a bucket:
     there the buckets are the gradients.

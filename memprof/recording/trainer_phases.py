@@ -49,7 +49,7 @@ _SLEEP_METHODS = (("sleep", Phase.SLEEP), ("wake_up", Phase.WAKE))
 
 
 class TrainerPhases:
-    """Marks phases on whatever session runs at the moment (``current`` is None between recordings)."""
+    """Mark phases in the session that runs (``current`` is None between recordings)."""
 
     def __init__(self, trainer: Any, seams: Seams) -> None:
         self.current: Session | None = None
@@ -73,7 +73,7 @@ class TrainerPhases:
         self._wrap_engine(seams)
 
     def _watch_for_errors(self, seams: Seams) -> None:
-        """Hear of every exception that ends the run."""
+        """Wrap the methods whose exceptions end the run."""
         for method in _WATCHED:
             seams.wrap(self._trainer, method)
         if hf_names.EPOCH.of(self._trainer) is None:

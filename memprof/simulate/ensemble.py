@@ -1,7 +1,7 @@
 """Replay one simulation's allocations as they might have been, to say how far its reserved memory can be trusted.
 
-What the allocator reserves hangs on which block a request finds: 48 MiB of workspace more have moved it by 324 MiB. So
-the same allocations go through the allocator's model again, with the workspaces of other cards where only the card's
+What the allocator reserves depends on which block a request finds: 48 MiB more of workspace have moved it by 324 MiB.
+So the same allocations go through the allocator's model again, with the workspaces of other cards where only the card's
 size is known, with sequences one token shorter (and longer, where nobody gave the prompts' length: else the lengths
 given are the longest), and on a card that is full, where cached segments are given back. Nothing is simulated again.
 """
@@ -100,7 +100,7 @@ def _room_of(variant: Variant, analysis: Analysis, gpu: Gpu) -> int:
 
 
 def margin_kept(analysis: Analysis) -> float:
-    """Return what a verdict demands above this run's prediction: more where parts of it were never compared."""
+    """Return the safety margin of this run's verdict: larger where parts of the run were never compared."""
     told = analysis.snapshot.extra.get("expected_error") or {}
     return float(told.get("margin", MARGIN))
 

@@ -100,7 +100,7 @@ def _judged(
 
 
 def _outcome(raw: dict[str, Any], analysis: Analysis, verdict: Verdict | None) -> Outcome:
-    """Put the verdict into the snapshot, from where it gets into everything that is said about it."""
+    """Put the verdict into the snapshot, which reports and screens read."""
     if verdict is not None:
         host = host_need(raw)
         verdict = replace(verdict, host=host, fits=verdict.fits and host.fits is not False)

@@ -54,7 +54,7 @@ def simulate(
         config: flat facts kept in the snapshot.
         device: ``"cuda"`` follows CUDA's autocast rules, attention kernels and allocator, ``"cpu"`` the CPU's.
         attention: ``flash``, ``efficient`` or ``math``; None chooses as CUDA does.
-        padding: whether masks are said to hold padding.
+        padding: whether masks are assumed to hold padding.
         selected: how many entries of a boolean mask of this shape are set; all of them by default.
         alloc_conf: as ``PYTORCH_CUDA_ALLOC_CONF``.
         capacity: bytes the device has for this process; what needs more ends in an OOM the snapshot tells of.

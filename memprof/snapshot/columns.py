@@ -188,7 +188,7 @@ def read_trace(events: list[Any], interner: Interner, device: int, notes: list[s
     address = _column(events, "addr")
     for index in np.flatnonzero(action == Action.OOM).tolist():
         free = events[index].get("device_free")
-        address[index] = free if isinstance(free, int) else -1
+        address[index] = free if type(free) is int and 0 <= free < 1 << 62 else -1
     size = _column(events, "size")
     check_range(address, size)
     has_times = "time_us" in events[0] or "time_us" in events[-1]

@@ -41,6 +41,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "overhead": (dict,),
     "notes": (list,),
     "own_folders": (list,),
+    "redacted": (bool,),
     # Only in simulated runs; memprof.analysis.prediction checks their content.
     "expected_error": (dict,),
     "estimated_time": (dict, type(None)),
@@ -128,7 +129,7 @@ _FIELDS: dict[str, dict[str, _Kinds]] = {
 }
 _LIMITS: dict[str, _Kinds] = {
     "non_torch_bytes": (_BYTES,),
-    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 31),)),
+    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 17),)),
 }
 # What every entry of a list, or value of a dict, must be.
 _INNER: dict[str, _Kinds] = {
@@ -235,7 +236,7 @@ def _problem(key: Any, raw: Any, part: Any) -> str:
     if part is None:
         return "" if raw is None else f"{name} is not plain data, or is nested too deep"
     wanted = _TYPES.get(key)
-    if wanted and (not isinstance(part, wanted) or isinstance(part, bool)):
+    if wanted and type(part) not in wanted:  # True is no number
         return f"{name} is not of the documented type"
     if key in _LIMITS and not _fits(part, _LIMITS[key]):
         return f"{name} is not a number that it can be"

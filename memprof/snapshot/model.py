@@ -35,7 +35,8 @@ class Action(IntEnum):
     SEGMENT_UNMAP = 6
     OOM = 7
     SNAPSHOT = 8
-    UNKNOWN = 9
+    ANNOTATE = 9
+    UNKNOWN = 10
 
 
 class BlockState(IntEnum):

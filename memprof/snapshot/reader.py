@@ -129,7 +129,7 @@ def _by_device(raw_segments: list[Any], name: str) -> dict[int, list[dict[str, A
         if not isinstance(segment, dict) or not isinstance(segment.get("address", 0), int):
             raise InputError(f"{name}: not a memory snapshot (a segment in it is not a record).")
         device = segment.get("device", 0)
-        if not isinstance(device, int) or not 0 <= device < 4096:
+        if type(device) is not int or not 0 <= device < 4096:
             raise InputError(f"{name}: not a memory snapshot (a segment names device {device!r:.40}).")
         parts.setdefault(device, []).append(segment)
     return parts

@@ -227,7 +227,7 @@ class RemotePath(_Base):
         return found
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Raise what any store's own error means, as the error of a file."""
+        """Raise a store's own error as the error of a file."""
         if isinstance(error, UsageError):
             raise error
         # Of every failure of a web server fsspec says that there is no file; the cause says what it was.

@@ -127,7 +127,7 @@ def attached(role: str | None = None) -> Attachment | None:
 
 
 class Attachment:
-    """A watched worker; made by :func:`attach`. Nothing here raises into the worker.
+    """Watch a worker; made by :func:`attach`. Nothing here raises into the worker.
 
     Attributes:
         role: as given.
@@ -153,7 +153,7 @@ class Attachment:
 
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Mark what the code inside does; out of memory in it is written down, and passes on."""
+        """Mark what the code inside does; record out of memory in it, and let the error pass on."""
         from memprof.recording.phases import phase_id
 
         mark = self.door(self._enter, phase_id(name), step)
@@ -221,7 +221,7 @@ class Attachment:
         return Rehearsed(peak, self.dump("a step was rehearsed"))
 
     def dump(self, reason: str = "asked for") -> Path | None:
-        """Write what the ring holds now: the snapshot's path, or None where that could not be done."""
+        """Write what the ring holds now; return the snapshot's path, or None where that failed."""
         session = self._session
         if session is None:
             return None
@@ -248,7 +248,7 @@ class Attachment:
 
     @way_in
     def detach(self, dump: bool = True) -> Path | None:
-        """End; what the ring holds is written unless ``dump`` is false. The snapshot's path, where one was written."""
+        """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
         session = self._session
         if session is None:
             return None
@@ -304,7 +304,7 @@ class Attachment:
         return True
 
     def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Enter a method that trains: what it does is told apart until it ends."""
+        """Enter a method that trains: tell its phases apart until it ends."""
         from memprof.watch.training_method import TrainingPhases
 
         if self._session is None:
@@ -361,7 +361,7 @@ def _write_report(path: Path) -> dict[str, Any]:
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """``(rank, world size)``: as given, of the process group, or of the environment."""
+    """Return ``(rank, world size)``: as given, of the process group, or of the environment."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -373,7 +373,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 class _CallableModule(ModuleType):
-    """Importing this module makes ``memprof.attach`` the module: so it can be called as the function it holds."""
+    """Make the module callable as its function: importing it makes ``memprof.attach`` the module."""
 
     __call__ = staticmethod(attach)
 

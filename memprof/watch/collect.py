@@ -15,7 +15,7 @@ __all__ = ["collect", "request_dump"]
 
 
 def request_dump(output_dir: str | os.PathLike[str]) -> None:
-    """From the driver: every worker that writes below ``output_dir`` dumps at the end of its phase.
+    """Ask, from the driver, every worker that writes below ``output_dir`` to dump at the end of its phase.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -29,7 +29,7 @@ def request_dump(output_dir: str | os.PathLike[str]) -> None:
 
 
 def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: str | None = None) -> dict[str, Any]:
-    """From the driver: have Ray actors dump now, and put their reports into one page.
+    """Have Ray actors dump now, from the driver, and put their reports into one page.
 
     Each worker writes its snapshot where it runs; its report (kilobytes) comes back through Ray. ``report.html`` and
     the merged JSON are written to ``output_dir``.
@@ -73,7 +73,7 @@ def collect(workers: Sequence[Any], output_dir: str | os.PathLike[str], role: st
 
 
 def _answer(_worker: Any, role: str | None) -> dict[str, Any] | None:
-    """Runs in the worker's process."""
+    """Dump and answer, in the worker's process."""
     watch = attached(role)
     if watch is None:
         return None

@@ -49,7 +49,7 @@ class _Watcher(MetaPathFinder):
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            return None  # a loader that takes no attributes: nobody's in practice
+            return None  # a loader that takes no attributes; none is known
         return spec
 
 

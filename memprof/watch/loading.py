@@ -21,7 +21,7 @@ _RING = 100_000
 
 
 class LoadWatch:
-    """Keeps CUDA's history from CUDA's first use on, until somebody else records.
+    """Keep CUDA's history from CUDA's first use on, until another recording begins.
 
     Whoever asks for a recorder ends it, and so does a script that turns torch's memory history on by itself: both find
     the history as if nobody had watched.

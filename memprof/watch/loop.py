@@ -75,7 +75,7 @@ class PlainLoop:
     # -- life --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Hook in; torch is there."""
+        """Hook into torch, which has been imported."""
         import torch
 
         require("run")
@@ -92,7 +92,7 @@ class PlainLoop:
         self._loading.begin()
 
     def loaded(self) -> None:
-        """A model runs: loading is over, and memory that ran out meanwhile did not end the script."""
+        """Note that a model runs: loading is over, and memory that ran out meanwhile did not end the script."""
         self._loading.end()
         if self._load_snapshot is not None:
             self._load_snapshot.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class PlainLoop:
             self._load_snapshot = None
 
     def watch_generation(self, mixin: Any) -> None:
-        """transformers' ``generate`` is a phase; it may be imported later than torch."""
+        """Mark transformers' ``generate`` as a phase; it may be imported later than torch."""
         if not self._over:
             self._wrap(mixin, GENERATE.name, Phase.GENERATE)
 
@@ -120,7 +120,7 @@ class PlainLoop:
 
     @property
     def recorded(self) -> bool:
-        """Whether anything was recorded: a model's forward in a step that was wanted, or memory that ran out before."""
+        """Tell whether anything was recorded: a forward in a chosen step, or memory that ran out before."""
         return self._first > 0 or self._load_snapshot is not None
 
     def _finish(self) -> None:
@@ -241,7 +241,7 @@ class PlainLoop:
         self._terminations.start()
 
     def _introduce(self, module: Any) -> str:
-        """Know the module by the role it plays: what learns is the policy, what is frozen judges or is a reference."""
+        """Claim the module by its role: what learns is the policy, what is frozen a reference or a reward model."""
         assert self._session is not None
         known = {id(model): role for model, role in self._session.owners.models}
         if id(module) in known:
@@ -330,7 +330,7 @@ class PlainLoop:
         return self._over or threading.get_ident() != self._thread
 
     def _give_up(self) -> None:
-        """Take everything back after a mistake of memprof's."""
+        """Undo everything after a failure of memprof's own."""
         self._over = True
         session, self._session = self._session, None
         ends = [] if session is None else [session.stop]

@@ -15,7 +15,7 @@ __all__ = ["Rehearsed", "rehearse"]
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a rehearsal found: the highest allocated bytes of the step, and the snapshot that was written (or None)."""
+    """Hold a rehearsal's result: the step's highest allocated bytes, and the written snapshot (or None)."""
 
     peak_bytes: int
     snapshot: Path | None
@@ -43,7 +43,7 @@ def rehearse(
         call: makes the update.
         model, optimizer: what is put back.
         enter, leave: open and close a phase.
-        failed: is told what the update raises, before anything is put back.
+        failed: called with what the update raises, before anything is put back.
 
     Raises:
         UsageError: there is no model or optimizer of torch's kind that could be put back.

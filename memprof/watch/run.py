@@ -24,7 +24,7 @@ __all__ = ["Attachment"]
 
 
 class Attachment:
-    """Waits for torch and transformers to be imported by the script; without them nothing happens.
+    """Wait for the script to import torch and transformers; without them do nothing.
 
     Args:
         options: of the callback, by their names there.
@@ -62,7 +62,7 @@ class Attachment:
 
     @property
     def recorded(self) -> bool:
-        """Whether a trainer trained, or a loop's steps were written."""
+        """Tell whether a trainer trained, or a loop's steps were written."""
         return self._trained or (self._loop is not None and self._loop.recorded)
 
     def _torch(self, torch: ModuleType) -> None:

@@ -29,7 +29,7 @@ _OURS = tuple(folder for folder, _ in own_folders())
 
 @dataclass(frozen=True)
 class Script:
-    """What to run: a file (or a folder or archive with a ``__main__.py``), or a module by its name."""
+    """Name what to run: a file (or a folder or archive with a ``__main__.py``), or a module."""
 
     name: str
     arguments: tuple[str, ...] = ()

@@ -94,8 +94,9 @@ def document_of(
     if redact:
         from memprof.redact import redact as redacted
 
-        report = redacted(report) if alone else report
-        allocations, elsewhere = redacted(allocations), redacted(elsewhere)
+        told = analysis.snapshot.extra
+        report = redacted(report, told) if alone else report
+        allocations, elsewhere = redacted(allocations, told), redacted(elsewhere, told)
     points = exact if analysis.timeline.n_events < exact else _MAX_POINTS
     return build_document(report, analysis.series(points), label, allocations, elsewhere)
 

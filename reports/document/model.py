@@ -316,7 +316,7 @@ class Ranks:
 
     ``columns`` are ``(category id, label)``, the last with the id "" for all that is nowhere worth a column of its own;
     ``rows`` and ``nodes`` stand fullest first, a rank that ran out of memory before all. ``in_full`` is the heading of
-    what is said of that one rank.
+    what concerns that one rank.
     """
 
     sentence: str

@@ -26,6 +26,7 @@ def outside_facts(outside: Mapping[str, Any] | None) -> tuple[Fact, ...]:
         "outside torch: CUDA's context, loaded modules, libraries' handles; made when the device is first used",
     )  # fmt: skip
     _add(facts, "Since then", outside["grown_bytes"], _grown(outside))
+    _add(facts, "Estimated", outside.get("estimated_bytes"), _estimated(outside))
     others = outside["processes"]
     named = sentence_list(
         f"{p['pid']}: {size(p['bytes']) if p['bytes'] is not None else 'not told'}" for p in others[:6]
@@ -56,11 +57,24 @@ def _of(capacity: int | None, device: str) -> str:
 
 def _grown(outside: Mapping[str, Any]) -> str:
     """Name what is known to allocate beside torch in the process."""
-    groups = outside["process_groups"]
-    found = [f"NCCL's communicators ({groups} process group{'s' if groups != 1 else ''})"] if groups else []
+    return f"outside torch: {_beside(outside)}; the driver does not tell them apart"
+
+
+def _beside(outside: Mapping[str, Any]) -> str:
+    groups, most = outside["process_groups"], outside.get("group_at_most_bytes")
+    each = f", on average at most {size(most)} each" if most is not None else ""
+    found = [f"NCCL's communicators ({groups} process group{'s' if groups != 1 else ''}{each})"] if groups else []
     found += [plain(a) for a in outside["allocators"]]
-    usual = "modules loaded later, cuBLAS and cuDNN handles"
-    return f"outside torch: {sentence_list([*found, usual])}; the driver does not tell them apart"
+    return sentence_list([*found, "modules loaded later, cuBLAS and cuDNN handles"])
+
+
+def _estimated(outside: Mapping[str, Any]) -> str:
+    """Say whose contexts are counted and what is not in the figure."""
+    untold = sum(p["bytes"] is None for p in outside["processes"])
+    whose = ["this process"] if outside["highest_bytes"] is None else []
+    whose += [f"{untold} other process{'es' if untold != 1 else ''}"] if untold else []
+    beyond = f"; not in it: {_beside(outside)}" if outside["highest_bytes"] is None else ""
+    return f"not measured: a CUDA context of usual size for {sentence_list(whose)}{beyond}"
 
 
 # A run switches once a step: the newest are enough to see a pattern, and what does not come back.

@@ -76,7 +76,7 @@ def _facts(report: Mapping[str, Any], capacity: int | None) -> tuple[Fact, ...]:
     peak, device = report["peak"], report.get("device_peak") or {}
     facts = []
     reserved = device.get("reserved_bytes")
-    if reserved is not None:
+    if reserved is not None and peak["reserved_bytes"] is not None:
         held = reserved + (device["non_torch_bytes"] or 0)
         if capacity:
             note = f"left of {gib(capacity)} at the device peak" if held <= capacity else "more than the device has"

@@ -245,7 +245,7 @@ def _allocation(
     count = group.get("count", 1)
     lives = group.get("lives") or [[group.get("born_us"), group.get("died_us")]] * count
     return Allocation(
-        address=hex(group["address"]) if isinstance(group["address"], int) else plain(group["address"]),
+        address=plain(group["address"]) if isinstance(group["address"], str) else hex(int(group["address"])),
         name=plain(group.get("name") or ""),
         shape=plain(tag_shape(group.get("tag"))),
         count=count,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
 from tests.advice.reports import GIB, report
 

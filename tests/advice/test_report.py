@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from tests.synthetic import SnapshotBuilder
 
 MIB = 2**20

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from memprof.reports.document.build import build_document
-from memprof.reports.json import validate
 from memprof.reports.terminal.watch import render_counters
 
 from memprof.analysis.counters import CountersFile, read_counters
 from memprof.analysis.host.growth import host_growth, host_report
+from memprof.analysis.report_files import validate
 from memprof.recording.system.host import host_parts
 from tests.reports.sample import sample
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -100,6 +101,26 @@ def test_the_reading_tools(runs: Path) -> None:
             assert "| asked for |" in text or "asked for" in text
 
     with_client(talk, runs, cwd=runs)
+
+
+def test_answers_without_names(tmp_path: Path) -> None:
+    from tests.test_redact import PLANTED, left_in, planted
+
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(planted(), protocol=4))
+    log = "\n".join([*PLANTED.values(), MESSAGE])
+
+    async def talk(client: Any) -> None:
+        for tool, arguments in (
+            ("report", {"path": "a.pickle"}),
+            ("explain", {"path": "a.pickle"}),
+            ("compare", {"paths": ["a.pickle", "a.pickle"]}),
+            ("oom", {"text": log}),
+        ):
+            good, text = await asked(client, tool, **arguments)
+            assert good, text
+            assert not left_in(text)
+
+    with_client(talk, "--redact", tmp_path, cwd=tmp_path)
 
 
 def test_simulating_and_advising(tmp_path: Path) -> None:

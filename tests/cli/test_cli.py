@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from memprof.reports.json import validate
 
 from memprof._version import __version__
+from memprof.analysis.report_files import validate
 from memprof.cli import main
 from tests.synthetic import SnapshotBuilder
 
@@ -327,9 +327,9 @@ print("LOADED", sorted(names & {heavy!r}), file=sys.stderr)
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
-        (["--help"], {"torch", "plotly", "numpy", "rich", "jsonschema", "transformers"}),
-        (["report", "--help"], {"torch", "plotly", "numpy", "rich", "jsonschema", "transformers"}),
-        (["report", "{file}", "--format", "json"], {"torch", "plotly", "rich", "jsonschema", "transformers"}),
+        (["--help"], {"torch", "plotly", "numpy", "rich", "fastjsonschema", "transformers"}),
+        (["report", "--help"], {"torch", "plotly", "numpy", "rich", "fastjsonschema", "transformers"}),
+        (["report", "{file}", "--format", "json"], {"torch", "plotly", "rich", "fastjsonschema", "transformers"}),
         (["report", "{file}", "-o", "{page}"], {"torch", "transformers", "trl", "pandas"}),
         (["explain", "{file}"], {"torch", "plotly", "transformers"}),
     ],

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.mutate import SEEDS, Mutants
+from benchmarks.faults.mutate import KINDS, Mutants
 
 
 @pytest.mark.parametrize("inputs", [15, pytest.param(500, marks=pytest.mark.heavy)])
 def test_mutated_inputs_end_in_an_answer_or_a_sentence(inputs: int, tmp_path: Path) -> None:
     mutants = Mutants(tmp_path)
-    wrong = {(kind, n): ending for kind in SEEDS for n in range(inputs) if (ending := mutants.run(kind, n))}
+    wrong = {(kind, n): ending for kind in KINDS for n in range(inputs) if (ending := mutants.run(kind, n))}
     assert not wrong
 
 
@@ -23,6 +23,42 @@ FOUND = {
     "compare": (1765,),
     "counters": (1011, 1855),
 }
+
+
+# The same of those that go through functions: a world of 2**62 ranks, a config.json of words, YAML's own errors, ...
+FOUND_BEHIND: dict[str, tuple[int, ...]] = {
+    "snapshot": (10010031,),
+    "compare": (30039258,),
+    "bytes": (10016313,),
+    "ranks": (*range(500000, 500100), 601009),
+    "settings": (600000, 600104, 600106, 600145, 600294, 600540, 600937, 601010, 601273, 602365),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND_BEHIND)
+def test_what_was_found_behind_the_commands_stays_mended(kind: str, tmp_path: Path) -> None:
+    mutants = Mutants(tmp_path)
+    assert not {n: wrong for n in FOUND_BEHIND[kind] if (wrong := mutants.run(kind, n, command=False))}
+
+
+def test_ranks_that_no_run_has_are_refused_and_not_counted_to() -> None:
+    from memprof.analysis.ranks.merge import world_size_of
+    from memprof.analysis.report_files import validate
+    from memprof.errors import InputError
+    from tests.reports.sample import sample
+
+    report = sample()[0]
+    for name in ("rank", "world_size"):
+        with pytest.raises(InputError, match=f"at source/{name}"):
+            validate({**report, "source": {**report["source"], name: 1 << 40}})
+    with pytest.raises(InputError, match="which no run has"):
+        world_size_of([8], [0, 1 << 40])
+
+
+def test_sentences_stay_one_printable_line() -> None:
+    from memprof.errors import InputError
+
+    assert str(InputError("a\n  b\x1b[31m\u202e")) == "a   b\\x1b[31m\\x202e"
 
 
 def test_what_was_found_stays_mended(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_text_names_what_differs_from_trls_defaults_only() -> None:
 
 
 def test_what_is_written_as_yaml_is_read_as_the_same_run(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
     for changes in ({"generation": "vllm"}, {"generation": "none"}, {"lora_target_modules": ("q_proj", "v_proj")}, {}):
         run = RUN.with_(lora_r=4, **changes)
         (tmp_path / "run.yaml").write_text(as_yaml(run))

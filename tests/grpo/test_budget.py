@@ -16,6 +16,7 @@ import torch
 
 from memprof.config.gpus import Gpu, gpu_of
 from memprof.errors import UsageError
+from memprof.executors import open_executor
 from memprof.grpo import budget
 from memprof.grpo.budget import budget_bytes, card_of, settings_of
 from memprof.plan.ladder import Choice
@@ -123,6 +124,28 @@ def test_the_search_is_told_as_it_goes_and_remembered(tmp_path: Path, capsys: py
     )
     assert first[-1] == f"  ({len(tried)} simulated in {first[-1].split()[3]} s, 0 known from an earlier start)"
     assert again[-1] == f"  (0 simulated in 0 s, {len(tried)} known from an earlier start)"
+
+
+def test_the_search_runs_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of processes stands for the cluster; all else is real."""
+    from memprof.plan import subprocess_runner
+
+    opened = []
+
+    def pool(name: str, tasks: int) -> Any:
+        opened.append(name)
+        return open_executor("local", 2)
+
+    monkeypatch.setattr(subprocess_runner, "open_executor", pool)
+    monkeypatch.setattr(subprocess_runner.Runner, "_here", None)  # nothing is simulated beside the trainer
+    trainer = build(
+        "lean", tiny_llama(), tmp_path, lora=True, memory_budget="1GB", memory_budget_executor="ray:auto",
+        generation_batch=4, tiled_mlp=None,
+    )  # fmt: skip
+    assert (opened, trainer.args.checkpointing) == (["ray:auto"], "none")
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="is none of local"):
+        build("lean", tiny_llama(), tmp_path, memory_budget="1GB", memory_budget_executor="slurm")
 
 
 def test_the_first_step_is_compared(trained: Any) -> None:

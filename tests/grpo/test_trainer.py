@@ -217,6 +217,23 @@ def _own_forward(own: Any, model: Any, inputs: Any) -> torch.Tensor:
     return loss + 0.1 * model(input_ids=ids, labels=ids).loss
 
 
+def _of_other_tokens(own: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """A term over completions that were changed: theirs are not the log-probabilities of the micro-batch."""
+    loss: torch.Tensor = super(type(own), own)._compute_loss(model, inputs)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1).clamp(max=40)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    found = own._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].shape[1])[0]
+    return loss - 0.05 * (found * inputs["completion_mask"]).mean()
+
+
+def _fewer_tokens(own: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """Tokens that are taken out of the mask are not attended to either."""
+    left = torch.arange(inputs["completion_mask"].shape[1]) % 3 != 1
+    changed = {**inputs, "completion_mask": inputs["completion_mask"] * left}
+    loss: torch.Tensor = super(type(own), own)._compute_loss(model, changed)
+    return loss
+
+
 def _sharper(own: Any, *args: Any, **kwargs: Any) -> Any:
     logps, *rest = super(type(own), own)._get_per_token_logps_and_entropies(*args, **kwargs)
     return logps * 0.5, *rest
@@ -235,6 +252,8 @@ def _plus(own: Any, model: Any, inputs: Any, *rest: Any, **more: Any) -> torch.T
 OVERRIDES = [
     ("_compute_loss", _penalty),
     ("_compute_loss", _own_forward),
+    ("_compute_loss", _of_other_tokens),
+    ("_compute_loss", _fewer_tokens),
     ("_get_per_token_logps_and_entropies", _sharper),
     ("_get_per_token_logps_and_entropies", _from_logits),
     ("compute_loss", _plus),

@@ -466,6 +466,41 @@ def test_redacted_snapshots_name_no_folder_of_this_machine(model: Path, tmp_path
     assert b"transformers/trainer.py" in text
 
 
+def test_nothing_that_a_redacted_run_leaves_tells_who_ran_it_where(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its snapshot, JSON, page and counters, TensorBoard's tab of them, and what was printed."""
+    import platform
+
+    from memprof.integrations.board.pages import Pages
+    from memprof.integrations.board.recordings import Recordings
+
+    secrets = {"gpunode1742", "adalovelace", "hf_abcdefghij0123456789", "hunter2hunter2", str(tmp_path)}
+    monkeypatch.setattr(platform, "node", lambda: "gpunode1742")
+    monkeypatch.setattr("socket.gethostname", lambda: "gpunode1742")
+    monkeypatch.setattr("getpass.getuser", lambda: "adalovelace")
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghij0123456789")
+    named = "of adalovelace on gpunode1742 with hf_abcdefghij0123456789 and API_KEY=hunter2hunter2"
+    callback = MemProfCallback(redact=True)
+    trainer = grpo(
+        model, tmp_path / "a", [callback], run_name=named, hub_model_id="adalovelace/grpo",
+        hub_token="hf_abcdefghij0123456789",
+    )
+    trainer.model.config.name_or_path = "/home/adalovelace/models/Qwen"
+    trainer.train()
+    folder = tmp_path / "a" / "_memprof"
+    told = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(told) == 4
+    (recording,) = Recordings([("", folder)]).all()
+    page = Pages().report(recording)
+    assert page.problem is None
+    told["the tab"] = page.text.encode()
+    left = [(name, secret) for name, text in told.items() for secret in secrets if secret.encode() in text]
+    assert not left
+    printed = capsys.readouterr().out.replace(str(tmp_path), "")  # on its own screen it says where the page lies
+    assert not [secret for secret in secrets if secret in printed]
+
+
 # -- what a person sees ----------------------------------------------------------------------------------------
 
 

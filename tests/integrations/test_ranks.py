@@ -18,8 +18,8 @@ from memprof.integrations.callback import distributed
 from memprof.integrations.callback.distributed import Gathering
 from memprof.integrations.callback.output import Result, add_report, summarise
 from memprof.integrations.callback.ranks import put_ranks_together
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from tests.analysis.ranks.simulated import rank_report
 from tests.synthetic import SnapshotBuilder
 

@@ -215,7 +215,9 @@ def test_a_size_above_any_device_is_no_lack_of_memory() -> None:
     assert failure["try"][0]["action"].startswith("check that the library's version")
 
 
-@pytest.mark.parametrize("word", ["micro_batch_size_per_gpu: 1", "per_device_train_batch_size=1", "micro_batch -> 1"])
+@pytest.mark.parametrize(
+    "word", ["micro_batch_size_per_gpu: 1", "per_device_train_batch_size=1", "micro_batch -> 1", "--train_batch_size=1"]
+)
 def test_a_micro_batch_of_one_is_not_halved(word: str) -> None:
     found = actions(f"{word}\n{FULL_CARD}")
     assert not any("halve" in action for action in found)
@@ -279,3 +281,109 @@ def test_what_a_context_and_a_desktop_hold_is_not_nobodys() -> None:
     assert first_of(text)[0] != "unexplained"
     empty = text.replace("6.52 GiB", "2.52 GiB")
     assert first_of(empty)[0] == "unexplained"
+
+
+# Fifty more, most of 2023 to 2026: what was said first of each, by what went wrong.
+
+ROCM = message("16.00 GiB", "15.09 GiB", "15.24 GiB", None, "0 bytes", "0 bytes", backend="HIP")
+STAGE3 = "/site-packages/deepspeed/runtime/zero/stage3.py"
+
+
+def tried(text: str) -> str:
+    (failure,) = explain_log(text)["failures"]
+    return " | ".join(row["action"] for row in failure["try"])
+
+
+def test_what_was_done_is_not_guessed() -> None:
+    """A bare message may be inference: gradients to accumulate are proposed where training shows."""
+    assert first_of(FULL_CARD)[1] == "a smaller batch, or shorter or smaller inputs"
+    assert "if it trains" in tried(FULL_CARD)
+    assert "accumulate gradients" in first_of(f"trainer.train()\n{FULL_CARD}")[1]
+    phase = at("x = f(y)", FULL_CARD, "/site-packages/torch/autograd/__init__.py", "backward")["try"]
+    assert "accumulate gradients" in phase[0]["action"]
+
+
+@pytest.mark.parametrize(
+    ("before", "framework"),
+    [
+        ("(NPURayWorkerWrapper pid=45464) ", "vLLM"),
+        ("(RayWorkerWrapper pid=206994, ip=192.168.10.25) ", "vLLM"),
+        ("Set vram state to: HIGH_VRAM\nRequested to load Flux\n", "ComfyUI"),
+        ("[TensorRT-LLM][INFO] Loaded engine size: 15388 MiB\n", "TensorRT-LLM"),
+    ],
+)
+def test_the_names_that_a_program_gives_itself_tell_whose_run_it_was(before: str, framework: str) -> None:
+    (failure,) = explain_log(before + FULL_CARD)["failures"]
+    assert failure["framework"] == framework
+    assert not any("gradient" in row["action"] for row in failure["try"])
+
+
+def test_a_driver_beside_an_engine_is_answered_in_the_engines_words() -> None:
+    assert "max_num_batched_tokens" in first_of("INFO vllm worker\nRuntimeError: CUDA error: out of memory")[1]
+    assert "nvidia-smi" in first_of("RuntimeError: CUDA error: out of memory")[1]
+
+
+def test_a_flag_without_a_value_is_set() -> None:
+    text = f"accelerate launch train_dreambooth.py --gradient_checkpointing{{}} --resolution=512\n{FULL_CARD}"
+    assert "checkpoint activations" not in tried(text.format(""))
+    assert "checkpoint activations" in tried(text.format(" false"))
+
+
+def test_digits_of_the_next_lines_prefix_are_no_part_of_a_number() -> None:
+    line = "2024-Jul-30 14:22:30.244701 65191:65191 ERROR  TDRV:dmem_alloc_internal  Failed to alloc DEVICE memory: 104"
+    (failure,) = explain_log(f"{line}\n{line.replace('104', 'x')}")["failures"]
+    assert failure["requested_bytes"] == 104
+
+
+def test_so_few_bytes_are_not_the_communicators_own() -> None:
+    asks = "node3:871:1023 [2] include/alloc.h:206 NCCL WARN Failed to CUDA calloc async {} bytes"
+    assert first_of(asks.format(24))[1].startswith("leave about 1 GiB")
+    assert first_of(asks.format(6291456))[1].startswith("fewer communicators")
+
+
+def test_the_optimizers_sub_group_is_what_zero_3_steps_at_a_time() -> None:
+    failure = at("self.optimizer.step()", GAPS, STAGE3, "_optimizer_step")
+    assert "sub_group_size" in failure["try"][0]["action"]
+
+
+def test_a_device_that_is_a_part_of_the_machines_memory_can_be_given_more() -> None:
+    assert first_of(f"gfx1151, 128GB\n{ROCM}")[1].startswith("give the GPU a larger part")
+    assert first_of(ROCM)[1].startswith("find the tensor")
+
+
+def test_no_decoder_is_tiled_while_weights_are_loaded() -> None:
+    place = "/root/ComfyUI/comfy/model_patcher.py"
+    failure = at("w = cast(weight)", "torch.OutOfMemoryError: Allocation on device", place, "patch_weight_to_device")
+    assert "fp8 or GGUF" in failure["try"][0]["action"]
+    failure = at("x = self.decode(z)", "torch.OutOfMemoryError: Allocation on device", "/root/ComfyUI/vae.py", "decode")
+    assert "Tiled" in failure["try"][0]["action"]
+
+
+def test_an_engines_own_count_below_zero_is_its_failure() -> None:
+    kept = "model weights take 5.20GiB; non_torch_memory takes 0.03GiB; PyTorch activation peak memory takes 1.42GiB; "
+    (failure,) = explain_log(f"{kept}the rest of the memory reserved for KV Cache is -1.05GiB.")["failures"]
+    assert "1.05 GiB more than the share" in failure["because"]
+    assert failure["try"][0]["action"].startswith("raise gpu_memory_utilization")
+    assert not explain_log(f"{kept}the rest of the memory reserved for KV Cache is 1.05GiB.")["failures"]
+    assert not explain_log("# cuda blocks: 4681, # CPU blocks: 0")["failures"]
+    tokens = "max_total_tokens=131072 is larger than the profiled value {}. Use the profiled value instead."
+    (failure,) = explain_log(tokens.format(-561981))["failures"]
+    assert "-561981 tokens" in failure["because"]
+    assert not explain_log(tokens.format(98304))["failures"]
+
+
+def test_a_cards_figures_that_an_engine_prints_in_gib_are_bytes_in_the_answer() -> None:
+    text = "Free memory on device (5.01/6.0 GiB) on startup is less than desired GPU memory utilization (0.9, 5.4 GiB)"
+    (failure,) = explain_log(text)["failures"]
+    assert (failure["device_total_bytes"], failure["device_free_bytes"]) == (6 * 2**30, round(5.01 * 2**30))
+
+
+def test_the_right_edge_of_a_rich_log_is_no_part_of_a_message() -> None:
+    """Rich's handler prints file and line beside a message's first line, between two halves of it."""
+    head, rest = FULL_CARD[:70], FULL_CARD[70:]
+    (failure,) = explain_log(f"{head}{' ' * 12}train.py:431\n{rest}")["failures"]
+    assert failure["requested_bytes"] == explain_log(FULL_CARD)["failures"][0]["requested_bytes"]
+    assert failure["device_total_bytes"] is not None
+    assert explain_log(f"!!! Exception during processing !!! Allocation on device{' ' * 20}execution.py:430")[
+        "failures"
+    ]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from memprof.reports.document.plan import PlanDocument, build_plan
 from memprof.reports.html.plan import render_plan as render_page
-from memprof.reports.json import validate
 from memprof.reports.markdown.plan import render_plan as render_markdown
 from memprof.reports.terminal.plan import render_bars
 from memprof.reports.terminal.plan import render_plan as render_text
 
+from memprof.analysis.report_files import validate
 from memprof.config.fits import MARGIN
 from memprof.config.settings import Settings
 from memprof.config.to_grpo import as_python, as_yaml

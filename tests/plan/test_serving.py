@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from memprof.reports.json import validate
 
+from memprof.analysis.report_files import validate
 from memprof.config.catalogue import find_config
 from memprof.config.gpus import find_gpu
 from memprof.config.model_shape import ModelShape

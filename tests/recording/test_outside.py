@@ -12,10 +12,11 @@ import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.outside_torch import outside_facts
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.outside_torch import outside_report
+from memprof.analysis.report_files import validate
+from memprof.config.gpus import CONTEXT_BYTES
 from memprof.recording.system.nvml import DeviceMeter
 from memprof.recording.system.outside_torch import Outside
 from memprof.recording.system.sampler import Sampler
@@ -188,12 +189,39 @@ def test_what_is_outside_is_told_apart_and_adds_up() -> None:
     assert "Outside torch, before recording: 1.00 GiB" in render_terminal(document)
 
 
+def test_a_groups_share_is_bounded_by_what_came_since_recording_began() -> None:
+    library = Library([(os.getpid(), 4 * GIB)])
+    outside = Outside(0, DeviceMeter(UUID, library=library))
+    samples = [outside.row(1, 3 * GIB)]
+    library.processes = [(os.getpid(), 6 * GIB)]
+    samples.append(outside.row(2, 3 * GIB))
+    found = outside_report({**outside.to_plain(), "process_groups": 8}, samples)
+    assert found is not None
+    assert (found["grown_bytes"], found["group_at_most_bytes"]) == (2 * GIB, GIB // 4)
+    assert found["estimated_bytes"] is None  # the driver told all
+    (since,) = [f.note for f in outside_facts(found) if f.label == "Since then"]
+    assert "(8 process groups, on average at most 256.00 MiB each)" in since
+
+
+def test_a_context_is_estimated_for_each_process_whose_share_is_not_told() -> None:
+    """As in a container, or beside other Ray workers that the driver lists without sizes."""
+    library = Library([(os.getpid(), 4 * GIB), (7, None), (8, None)])
+    outside = Outside(0, DeviceMeter(UUID, library=library))
+    samples = [outside.row(1, 3 * GIB)]
+    found = outside_report(outside.to_plain(), samples)
+    assert found is not None
+    assert found["estimated_bytes"] == CONTEXT_BYTES * 2
+    (said,) = [f.note for f in outside_facts(found) if f.label == "Estimated"]
+    assert said == "not measured: a CUDA context of usual size for 2 other processes"
+
+
 def test_a_refusal_is_shown_and_a_trace_has_nothing_to_say() -> None:
     outside = Outside(0, DeviceMeter("other", library=Library([])))
     found = outside_report(outside.to_plain(), [outside.row(1, GIB)])
     assert found is not None
     assert found["highest_used_bytes"] is None
-    assert [f.label for f in outside_facts(found)] == ["Not known"]
+    assert [f.label for f in outside_facts(found)] == ["Not known", "Estimated"]
+    assert found["estimated_bytes"] == CONTEXT_BYTES
     assert outside_report(None, []) is None
     assert outside_facts(None) == ()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.reports.json import dumps, schema, validate, write_json
+from jsonschema import Draft202012Validator
+from memprof.reports.json import dumps, write_json
 
+from benchmarks.faults.mutate import mutate
+from memprof.analysis.report_files import schema, validate
 from memprof.errors import InputError
 from memprof.vocabulary import Category, Evidence, Group, History, Kind, Phase
 from tests.reports.sample import sample
@@ -39,6 +43,46 @@ def test_what_breaks_the_schema_is_named(spoil: Any, where: str) -> None:
     report = copy.deepcopy(sample()[0])
     spoil(report)
     with pytest.raises(InputError, match=where):
+        validate(report)
+
+
+def _verdicts(data: Any) -> tuple[bool, bool]:
+    """Return whether memprof takes ``data``, and whether jsonschema's reading of the schema does."""
+    kind = {"$defs": schema()["$defs"], "$ref": f"#/$defs/{data['schema'].partition('.')[2].partition('/')[0]}"}
+    try:
+        validate(data)
+    except InputError:
+        return False, Draft202012Validator(kind).is_valid(data)
+    return True, Draft202012Validator(kind).is_valid(data)
+
+
+def test_verdicts_are_those_of_another_reader_of_schemas() -> None:
+    seeds = [sample(kind)[0] for kind in ("cuda", "trace", "simulated")]
+    seen = set()
+    for seed in range(300):
+        draw = random.Random(seed)
+        report = copy.deepcopy(draw.choice(seeds))
+        mutate(report, draw, "report")
+        if report.get("schema") == "memprof.report/1":
+            ours, theirs = _verdicts(json.loads(json.dumps(report)))
+            assert ours == theirs, seed
+            seen.add(ours)
+    assert seen == {True, False}
+
+
+def test_the_schema_says_nothing_beside_a_reference() -> None:
+    """Draft 7, by which the schema is compiled, does not read what stands there."""
+    parts = [schema()]
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        assert not (isinstance(part, dict) and "$ref" in part and part.keys() - {"$ref", "description"}), part
+
+
+def test_the_deepest_place_is_named() -> None:
+    report = copy.deepcopy(sample()[0])
+    report["device_peak"]["grown_by"] = [{"bytes": "many", "phase": None, "stack": []}]
+    with pytest.raises(InputError, match=r"'many' must be integer \(at device_peak/grown_by/0/bytes\)"):
         validate(report)
 
 

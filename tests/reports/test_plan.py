@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from memprof.reports.document.plan import PlanDocument, build_plan
 from memprof.reports.html.plan import render_plan as render_page
-from memprof.reports.json import validate
 from memprof.reports.markdown.plan import render_plan as render_markdown
 from memprof.reports.terminal.plan import render_bars, render_plan
 
+from memprof.analysis.report_files import validate
 from memprof.config.settings import Settings
 from memprof.plan.headline import headline_of_plan
 from tests.reports.html.browser import CHROMIUM, chromium, open_page, violations

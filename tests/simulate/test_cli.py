@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from memprof.reports.json import validate
+
+from memprof.analysis.report_files import validate
 
 SMALL = [
     "--num-generations",

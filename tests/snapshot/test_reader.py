@@ -103,14 +103,14 @@ def test_missing_fields_and_unknown_actions(raw: dict[str, Any]) -> None:
     """The tracer of tomorrow adds actions; somebody's old one left fields out."""
     want = peaks(pickle.loads(pickle.dumps(raw)))
     trace = raw["device_traces"][0]
-    trace.insert(1, {"action": "annotate", "name": "step 1"})
-    trace.insert(2, {"action": "annotate", "addr": None, "frames": None})
+    trace.insert(1, {"action": "nap", "name": "step 1"})
+    trace.insert(2, {"action": "nap", "addr": None, "frames": None})
     trace.append({"action": "oom", "size": 10, "device_free": 77, "stream": 0, "time_us": 1})
     for event in trace[:-1:3]:
         event.pop("frames", None)
         event.pop("time_us", None)
     snapshot = snapshot_from_raw(raw)
-    assert "2 events of unknown actions were skipped: annotate (2)" in snapshot.notes[0]
+    assert "2 events of unknown actions were skipped: nap (2)" in snapshot.notes[0]
     timeline = build_timeline(snapshot)
     assert (timeline.max_requested, int(timeline.active[-1])) == want
     assert timeline.oom_events.tolist() == [len(trace) - 1] if trace else True

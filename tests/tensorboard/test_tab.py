@@ -171,18 +171,28 @@ class Tab:
         return frame
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
 @pytest.fixture
-def tab(board: str) -> Iterator[Tab]:
-    with chromium() as browser:
-        view = browser.new_context(viewport={"width": 1360, "height": 900})
-        try:
-            yield Tab(view.new_page(), board)
-        finally:
-            view.close()
+def tab(browser: Any, board: str) -> Iterator[Tab]:
+    view = browser.new_context(viewport={"width": 1360, "height": 900})
+    try:
+        yield Tab(view.new_page(), board)
+    finally:
+        view.close()
+
+
+# The tab's pages are ours and come by the same way whichever reader TensorBoard has for its scalars.
+with_one_reader = pytest.mark.parametrize("board", ["true"], indirect=True, ids=["load_fast"])
 
 
 @needs_browser
 @pytest.mark.browser
+@with_one_reader
 def test_the_report_is_in_the_tab(tab: Tab, board: str, reports: dict[str, Any]) -> None:
     report = tab.report("/page?run=full")
     shown = report.locator("body").inner_text()
@@ -217,6 +227,7 @@ def test_the_report_is_in_the_tab(tab: Tab, board: str, reports: dict[str, Any])
 
 @needs_browser
 @pytest.mark.browser
+@with_one_reader
 def test_refresh_finds_what_was_written_meanwhile(tab: Tab, logdir: Path) -> None:
     tab.report("/page?run=full")
     late = logdir / "a-later-run"
@@ -240,9 +251,9 @@ def test_the_scalars_tab_shows_the_tags(tab: Tab, board: str) -> None:
 
 @needs_browser
 @pytest.mark.browser
-def test_an_empty_log_directory_says_what_to_do(tmp_path: Path) -> None:
+def test_an_empty_log_directory_says_what_to_do(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    with tensorboard(tmp_path / "logs", log=tmp_path / "log.txt") as base, chromium() as browser:
+    with tensorboard(tmp_path / "logs", log=tmp_path / "log.txt") as base:
         assert not json.loads(get(f"{base}/data/plugins_listing")[2])["memprof"]["enabled"]
         tab = Tab(browser.new_page(), base)
         tab.picker.get_by_text("MemProfCallback()").wait_for()

@@ -15,11 +15,10 @@ import pytest
 import torch
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 
 import memprof
 from memprof import analyze
-from memprof.analysis.report_files import read_memprof_json
+from memprof.analysis.report_files import read_memprof_json, validate
 from memprof.errors import InputError, UsageError
 from memprof.recording.system.engine_sleep import Residency
 from memprof.vocabulary import Category

@@ -1,7 +1,6 @@
 """Find the smallest card that each run survives on the real allocator, and hold the simulator's verdicts to it.
 
     python -m benchmarks.simulator emulated-edges [--only NAME]... [--again]
-    python -m benchmarks.simulator emulated-edges --table
 
 Each run trains in a child process on an emulated card, under limits of the allocator's memory that bisect the edge. The
 verdict is the smallest card that is said to be enough, of known make and of known size alone. Both are tried, too,
@@ -88,20 +87,18 @@ CASES: tuple[Case, ...] = (
 def said(case: Case) -> dict[str, Any]:
     """Simulate a run, and find the smallest card that it is said to fit, in bytes.
 
-    ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all; ``alone``: the
-    run as it was simulated for that, with the smallest workspaces. ``needs`` lists what each variant needs for torch,
-    of unknown make. ``reserved_bytes``: what the run reserves on the case's card, with room for all. A card before
-    Ampere has to be named, so nothing is asked by its size: ``by_size`` and ``alone`` are None.
+    ``by_make``: on the case's card; ``by_size``: on one of unknown make, with the workspaces of all. ``needs`` lists
+    what each variant needs for torch, of unknown make. ``reserved_bytes``: what the run reserves on the case's card,
+    with room for all. A card before Ampere has to be named, so nothing is asked by its size: ``by_size`` is None.
     """
     if find_gpu(case.card).capability < (8, 0):
         made = _needs(case, find_gpu(case.card))
         of_make = max(_card_for(case, *need) for need in made)
-        return {"by_size": None, "by_make": of_make, "alone": None, "needs": made, "reserved_bytes": made[0][3]}
+        return {"by_size": None, "by_make": of_make, "needs": made, "reserved_bytes": made[0][3]}
     made, unknown = _needs(case, find_gpu(case.card)), _needs(case, find_gpu("80GiB"))
     return {
         "by_size": max(_card_for(case, *need) for need in unknown),
         "by_make": max(_card_for(case, *need) for need in made),
-        "alone": _card_for(case, *unknown[0]),
         "needs": unknown,
         "reserved_bytes": made[0][3],
     }
@@ -158,9 +155,8 @@ def real(case: Case, cards: list[int]) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, help="A case's name; may be given more than once.")
 @click.option("--again", is_flag=True, help="Measure again what has been measured.")
-@click.option("--table", "show", is_flag=True, help="Print the table of docs/accuracy.md from what is kept, and stop.")
-def main(only: tuple[str, ...], again: bool, show: bool) -> None:
-    for case in () if show else CASES:
+def main(only: tuple[str, ...], again: bool) -> None:
+    for case in CASES:
         if only and case.name not in only:
             continue
         row = read().get(case.name, {})
@@ -173,8 +169,6 @@ def main(only: tuple[str, ...], again: bool, show: bool) -> None:
             continue
         keep_row("edges", CASES, case.name, row, {"origin": "python -m benchmarks.simulator emulated-edges"})
         print(line(case.name, row), flush=True)
-    if show:
-        print(table(read()))
 
 
 def read() -> dict[str, Any]:
@@ -183,21 +177,21 @@ def read() -> dict[str, Any]:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/accuracy.md."""
+    """Write the table of docs/measurements.md."""
     head = [
-        "| run | compute capability of | survives from | said, the make known | | said, by size alone | | alone |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| run | compute capability of | survives from | fits from, make known | above | fits from, by size | above |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     return "\n".join([*head, *(line(name, row) for name, row in rows.items())])
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Write one row of the table of docs/accuracy.md: MiB, and what is said above the edge."""
+    """Write one row of the table of docs/measurements.md: MiB, and what is said above the edge."""
     edge, verdict = row["real"]["edge_bytes"], row["said"]
     cells = [f"{edge / _MIB:,.0f}"]
     for kind in ("by_make", "by_size"):
         cells += [f"{verdict[kind] / _MIB:,.0f}" if verdict[kind] else "–", _above(verdict[kind], edge)]
-    return f"| {name} | {row['card']} | {' | '.join(cells)} | {_above(verdict['alone'], edge)} |"
+    return f"| {name} | {row['card']} | {' | '.join(cells)} |"
 
 
 def _above(card: int | None, edge: int) -> str:

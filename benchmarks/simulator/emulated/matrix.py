@@ -1,7 +1,6 @@
 """Run TRL on emulated cards and simulate the same runs: allocated and reserved memory, signed, in bytes.
 
     python -m benchmarks.simulator emulated [--only NAME]... [--again] [--history FOLDER]
-    python -m benchmarks.simulator emulated --table
 
 Each run is a child process of its own, on torch's CUDA build: the allocator is the real one, the device is not. What is
 done is kept in ``benchmarks/results/emulated-cuda/matrix.json`` at once; a second call goes on where the first left
@@ -57,12 +56,8 @@ def settings_of(case: Case) -> dict[str, Any]:
 @click.option("--only", multiple=True, help="A case's name; may be given more than once.")
 @click.option("--again", is_flag=True, help="Measure again what has been measured.")
 @click.option("--measure", is_flag=True, help="Measure what has not been measured, and simulate nothing.")
-@click.option("--table", "show", is_flag=True, help="Print the table of docs/accuracy.md from what is kept, and stop.")
 @click.option("--history", type=click.Path(path_type=Path), help="Keep each run's memory history in this folder.")
-def main(only: tuple[str, ...], again: bool, measure: bool, history: Path | None, show: bool) -> None:
-    if show:
-        print(table(read()))
-        return
+def main(only: tuple[str, ...], again: bool, measure: bool, history: Path | None) -> None:
     for case in CASES:
         if only and case.name not in only:
             continue
@@ -102,13 +97,13 @@ def keep_row(result: str, cases: Iterable[Case], name: str, row: dict[str, Any],
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Write the table of docs/accuracy.md: every row that was measured and simulated."""
+    """Write the table of docs/measurements.md: every row that was measured and simulated."""
     head = ["| run | card | allocated | simulated | reserved | simulated |", "|---|---|--:|--:|--:|--:|"]
     return "\n".join([*head, *(line(name, row) for name, row in rows.items() if "simulated" in row)])
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Write one row of the table of docs/accuracy.md."""
+    """Write one row of the table of docs/measurements.md."""
     real, ours = row["measured"], row["simulated"]
     kinds = ("allocated_bytes", "reserved_bytes")
     cells = [f"{real[key] / 2**30:.2f} | {difference(ours[key], real[key])}" for key in kinds]

@@ -32,7 +32,7 @@ _RISING = 3
 
 @dataclass(frozen=True)
 class HostGrowth:
-    """By how much host memory grew over so many steps, and by which parts, the largest first."""
+    """State by how many bytes host memory grew over how many steps, and by which parts, the largest first."""
 
     steps: int
     bytes: int

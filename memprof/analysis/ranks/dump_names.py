@@ -33,7 +33,7 @@ _OUT = re.compile(r"(?:^|[^a-z])oom(?:[^a-z]|$)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class DumpName:
-    """What a path says; None where it does not.
+    """Hold what a path tells of a dump; None where it tells nothing.
 
     ``time`` is ``2026-01-12 10:33:05`` (UTC where the name has seconds since 1970, else as the framework wrote it);
     ``label`` is what else tells two dumps of one rank apart; ``out_of_memory`` that the framework wrote it for that;

@@ -15,7 +15,7 @@ _MOST_STRANGERS = 5
 
 
 class DumpGroup:
-    """The recordings to show together, and what is known of those of the same step that are not.
+    """Hold the recordings to show together, and what is known of the step's others.
 
     Attributes:
         shown: one of each rank, all of one role.

@@ -14,6 +14,10 @@ from memprof.errors import InputError
 __all__ = ["fullest", "merged", "missing_ranks", "world_size_of"]
 
 
+# As many as ``report.schema.json`` allows: every rank that is missing is listed.
+_MOST_RANKS = 1 << 17
+
+
 def merged(
     report: Mapping[str, Any],
     ranks: Iterable[Mapping[str, Any]],
@@ -57,7 +61,7 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
     """Return how many ranks the run had, from its recordings' claims; None where every recording claims 1.
 
     Raises:
-        InputError: the recordings come from runs of different sizes.
+        InputError: the recordings come from runs of different sizes, or a number is none that a rank has.
     """
     sizes = sorted({n for n in claims if type(n) is int and n > 1})
     if len(sizes) > 1:
@@ -66,6 +70,8 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
             "`memprof compare`."
         )
     highest = max(present, default=0)
+    if highest > _MOST_RANKS:
+        raise InputError(f"a recording is called rank {highest}, which no run has; rename it.")
     return max(sizes[0], highest + 1) if sizes else None
 
 

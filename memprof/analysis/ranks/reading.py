@@ -118,7 +118,6 @@ def _standing_for(snapshot: Path, beside: Path) -> tuple[dict[str, Any] | None, 
         report = _report_or_none(beside)
         if report is None:
             return None, ""
-        check_summary(rank_summary(report, 0))
     except InputError:
         return None, f"{beside.name} is damaged; its snapshot was read."
     if beside.stat().st_mtime_ns < snapshot.stat().st_mtime_ns:
@@ -334,7 +333,7 @@ def _leave_out_older_runs(
 def _told_by_rank_0(
     folder: Path | None, present: set[int], step: int | None, claims: list[Any]
 ) -> list[dict[str, Any]]:
-    """Find ranks whose files are elsewhere in what they told rank 0 when the run ended."""
+    """Find ranks whose files are elsewhere, by the summaries rank 0 received when the run ended."""
     for place in places_of_run(folder) if folder is not None and step is not None else ():
         path = place / f"step-{step:06d}.ranks.json"
         data = _readable(path) if path.is_file() else None
@@ -356,13 +355,6 @@ def _report_or_none(path: Path) -> dict[str, Any] | None:
     data = read_memprof_json(path)
     if data is None or data["schema"] != "memprof.report/1":
         return None
-    if not all(isinstance(data.get(name), kind) for name, kind in (("source", dict), ("peak", dict), ("notes", list))):
-        raise InputError(f"{path}: a report without source, peak or notes; write it again.")
-    lists = (data.get("phases") or [], dict), (data["notes"], str)
-    if not all(isinstance(listed, list) and all(isinstance(e, kind) for e in listed) for listed, kind in lists):
-        raise InputError(f"{path}: a report whose phases or notes are none; write it again.")
-    if not all(isinstance(part or {}, dict) for part in (data["source"].get("config"), data.get("own_peaks"))):
-        raise InputError(f"{path}: a report whose source/config or own_peaks is no record; write it again.")
     return data
 
 

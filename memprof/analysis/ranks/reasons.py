@@ -14,7 +14,7 @@ _BY_TOKENS = {"activations", "activation_gradients", "loss_logits"}
 def known_reason(category: str, own: Mapping[str, Any], usual: int, median_tokens: int | None) -> str:
     """Return why a rank holds more of ``category`` (or of ``"non_torch"``) than the median rank; "" if not known.
 
-    Tokens are a reason where both ranks counted them. That the median rank holds none at all is said too.
+    Tokens are a reason where both ranks counted them; so is a median rank that holds none.
 
     Args:
         category: a category's id, or ``non_torch``.

@@ -54,7 +54,7 @@ def command(
     report = estimated(run.report, gpu if only_estimate else None)
     if not only_estimate:
         report = _simulated(report, gpu, seconds, workers, not no_cache)
-    answer = report_answer("advise", redacted(report, redact), run.analysis, redact=redact)
+    answer = report_answer("advise", redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
 
 

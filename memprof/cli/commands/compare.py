@@ -10,7 +10,7 @@ import click
 
 from memprof.cli.answers import compared_document, comparison_answer, redacted
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.inputs import analysed, file_of_run, read_report
+from memprof.cli.inputs import analysed, file_of_run
 from memprof.cli.options import RECORDING, device_option, redact_option, rules_option
 from memprof.errors import AboveLimit, InputError, UsageError
 
@@ -115,7 +115,7 @@ def _snapshot(path: Path, device: int | None, rules: Path | None, redact: bool, 
     from memprof.analysis.compare import Run, badge_of
 
     analysis = analysed(path, device, rules)
-    report = redacted(analysis.to_dict(), redact)
+    report = redacted(analysis.to_dict(), redact, analysis)
     document = compared_document(analysis, page, redact)
     return _Column(path, "", Run("", badge_of(report), report, held=holdings_of_analysis(analysis)), document)
 
@@ -124,7 +124,7 @@ def _report(path: Path, label: str, data: dict[str, Any], redact: bool) -> _Colu
     from memprof.analysis.allocations.differences import holdings_of_report
     from memprof.analysis.compare import Run, badge_of
 
-    data = redacted(read_report(path, data), redact)
+    data = redacted(data, redact)
     return _Column(path, label, Run("", badge_of(data), data, held=holdings_of_report(data)), None)
 
 
@@ -135,7 +135,7 @@ def _comparison(path: Path, data: dict[str, Any], redact: bool) -> list[_Column]
         _report(path, run["label"], run["report"], redact)
         if run["report"] is not None
         else _Column(path, run["label"], Run("", run["badge"], published=run["published"]), None)
-        for run in read_report(path, data)["runs"]
+        for run in data["runs"]
     ]
 
 
@@ -164,6 +164,7 @@ def _labelled(columns: list[_Column], labels: tuple[str, ...], redact: bool) -> 
         from memprof.redact import redact_text
 
         paths = [redact_text(path) for path in paths]
+        columns = [replace(c, label=redact_text(c.label)) for c in columns]
     given = iter(labels)
     heads = [
         next(given) if labels and c.run.published is None else c.label or path

@@ -72,7 +72,7 @@ def command(arguments: tuple[str, ...], setup: bool, **given: Any) -> Callable[[
 
 
 def _say_whose(arguments: tuple[str, ...], gpu: str) -> None:
-    """Say that a card named behind the command is the command's, where none is named before it."""
+    """Note that a card named behind the command belongs to the command, where none is named before it."""
     source = click.get_current_context().get_parameter_source("gpu")
     if "--gpu" in arguments and source is click.core.ParameterSource.DEFAULT:
         click.echo(

@@ -62,8 +62,8 @@ def command(
     where = _address(address)
     analysis = analysed(snapshot, device, rules)
     most = None if everything else top or _DEFAULT_TOP
-    groups = redacted(analysis.largest(most, at, category, where), redact)
-    singles = redacted(analysis.explain(at, category, most, where), redact) if output.wants_json else []
+    groups = redacted(analysis.largest(most, at, category, where), redact, analysis)
+    singles = redacted(analysis.explain(at, category, most, where), redact, analysis) if output.wants_json else []
     _emit(groups, singles, at, output, full_stacks, analysis.snapshot.kind is not Kind.SIMULATED)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from memprof.cli.options import redact_option
 from memprof.errors import UsageError, how_to_install
 
 __all__ = ["command"]
@@ -22,7 +23,8 @@ __all__ = ["command"]
     "--characters", type=click.IntRange(min=1000), default=24_000, show_default=True, metavar="N",
     help="Cut answers at this length.",
 )  # fmt: skip
-def command(folders: tuple[Path, ...], largest: str, seconds: float, characters: int) -> None:
+@redact_option
+def command(folders: tuple[Path, ...], largest: str, seconds: float, characters: int, redact: bool) -> None:
     """Answer an assistant over standard input and output: report, explain, compare, oom, simulate and advise, on files
     below FOLDER... (default: the current folder). Nothing else is read, and nothing is written.
 
@@ -39,7 +41,7 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
             raise UsageError(f"memprof mcp needs the mcp package: {how_to_install('mcp')}.") from None
         raise
     try:
-        make_server(list(folders) or [Path()], Limits(limit, seconds, characters)).run("stdio")
+        make_server(list(folders) or [Path()], Limits(limit, seconds, characters), redact).run("stdio")
     except Exception as ended:
         if not _is_closed_pipe(ended):
             raise
@@ -48,6 +50,6 @@ def command(folders: tuple[Path, ...], largest: str, seconds: float, characters:
 
 
 def _is_closed_pipe(ended: BaseException) -> bool:
-    """Tell whether everything that went wrong, in whatever groups, is that the assistant is gone."""
+    """Tell whether every error, in whatever groups, is that the assistant is gone."""
     inner = getattr(ended, "exceptions", None)
     return isinstance(ended, BrokenPipeError) if inner is None else all(_is_closed_pipe(one) for one in inner)

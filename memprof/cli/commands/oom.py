@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
-from memprof.cli.options import RECORDING
+from memprof.cli.options import RECORDING, redact_option
 from memprof.errors import InputError, refuse_special
 from memprof.reports.renderers import Answer
 
@@ -21,7 +22,8 @@ _MOST_BYTES = 256 * 2**20
 @click.command(name="oom")
 @click.argument("log", type=RECORDING, metavar="LOG|-")
 @output_options("oom")
-def command(log: Path, output: Output) -> None:
+@redact_option
+def command(log: Path, output: Output, redact: bool) -> None:
     """Explain the out-of-memory failures in LOG (- reads standard input): what each number means, what is missing, what
     the trouble is, and what to try, in order.
 
@@ -39,6 +41,7 @@ def command(log: Path, output: Output) -> None:
             "only."
         )
         raise InputError(f"{name} holds no out-of-memory message. {what}")
+    answer = redacted(answer, redact)
     emit(Answer("oom", answer, lambda: answer), output)
 
 

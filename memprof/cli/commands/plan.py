@@ -46,8 +46,10 @@ SEARCH = "maximize vary no_search workers executor no_cache serve_beside max_mod
     "--serve-beside", metavar="SIZE",
     help="Plan a vLLM on this GPU instead, beside a trainer that holds SIZE: its share, context and sequences.",
 )  # fmt: skip
-@click.option("--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: serve these.")
-@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: so many at once.")
+@click.option(
+    "--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="With --serve-beside: the longest sequence."
+)
+@click.option("--max-num-seqs", type=click.IntRange(min=1), metavar="N", help="With --serve-beside: sequences at once.")
 @click.option("--no-cache", is_flag=True, help="Simulate again what is already known.")
 @output_options("plan", page="Write the HTML page, with the rows drawn, to FILE.html.")
 def command(

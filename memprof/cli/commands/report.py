@@ -85,7 +85,7 @@ def command(
     report = simulated(estimated(run.report), gpu, seconds) if advise else run.report
     report = report if card is None else with_headline({**report, "capacity": card})
     kind = "report_and_changes" if advise else "report"
-    answer = report_answer(kind, redacted(report, redact), run.analysis, redact=redact)
+    answer = report_answer(kind, redacted(report, redact, run.analysis), run.analysis, redact=redact)
     emit(answer, output, fits=fits_asked_card(report))
 
 
@@ -115,7 +115,7 @@ def _how_many(allocations: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How files are read, as the options ask; ``listed`` is how many allocations, None for all."""
+    """Hold how the options ask to read files; ``listed``: how many allocations to list, None for all."""
 
     device: int | None
     rules: Path | None

@@ -148,7 +148,7 @@ def _changes_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unused_of_script(changes: dict[str, Any], device: str) -> None:
-    """Refuse what is of CUDA alone on a CPU; the rest hangs on the script's own settings, which are not known yet."""
+    """Refuse what is of CUDA alone on a CPU; the rest depends on the script's own settings, still unknown."""
     from memprof.config.settings import Settings
 
     asked = {name: changes.get(name) for name in ("alloc_conf", "attn")}

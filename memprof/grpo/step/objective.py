@@ -18,6 +18,7 @@ import torch
 from memprof.compat import trl
 from memprof.compat.versions import EXECUTING, installed
 from memprof.errors import UsageError
+from memprof.grpo.support import is_librarys
 
 __all__ = ["Gradient", "Handover", "Objective", "Values"]
 
@@ -57,19 +58,23 @@ class Handover:
     def __init__(self) -> None:
         self._given: Values | None = None
         self._taken = False
+        self._asked_for: Callable[..., bool] | None = None
 
     @contextmanager
-    def of(self, values: Values) -> Iterator[None]:
-        """Hand ``values`` to the loss that is computed inside."""
-        self._given, self._taken = values, False
+    def of(self, values: Values, asked_for: Callable[..., bool] | None = None) -> Iterator[None]:
+        """Hand ``values`` to the loss that is computed inside, where it asks for these: ``asked_for(*asked)``."""
+        self._given, self._taken, self._asked_for = values, False, asked_for
         try:
             yield
         finally:
             self._given = None
 
-    def take(self) -> Values | None:
-        """Return what the trainer's log-probabilities are to be, or None outside of a handover."""
-        if self._given is None:
+    def take(self, *asked: Any) -> Values | None:
+        """Return what the trainer's log-probabilities are to be, or None outside of a handover and for others.
+
+        ``asked``: what they are asked of: a model, ids and mask ``[B, P + T]``.
+        """
+        if self._given is None or (self._asked_for is not None and not self._asked_for(*asked)):
             return None
         if self._given.logps.requires_grad and not torch.is_grad_enabled():
             # Asked for as constants, such as a policy's of before: the loss has not used the graph by that.
@@ -113,11 +118,21 @@ class Objective:
 
     def loss(self, values: Values) -> torch.Tensor:
         """Compute the loss, log its metrics and run its collectives as TRL does: once for each micro-batch."""
-        with self._handover.of(values):
+        asks_for_these = self._is_trls and is_librarys(self._compute)  # nor is it patched: nothing need be compared
+        with self._handover.of(values, None if asks_for_these else self._is_of_these):
             loss: torch.Tensor = self._compute(self._model, self._inputs)
         if self._is_trls and not self._handover.was_taken:
             raise UsageError(self._unused("did not ask for them"))
         return loss if self._divisor == 1 else loss / self._divisor
+
+    def _is_of_these(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> bool:
+        """Tell, of a loss that is not TRL's, whether it asks for the policy's log-probabilities of these ``inputs``."""
+        unwrap = self._trainer.accelerator.unwrap_model
+        pairs = [("prompt_ids", "completion_ids", input_ids), ("prompt_mask", "completion_mask", attention_mask)]
+        return unwrap(model) is unwrap(self._model) and all(
+            torch.equal(torch.cat([self._inputs[prompt], self._inputs[completion]], 1), asked)
+            for prompt, completion, asked in pairs
+        )
 
     def loss_and_gradient(self, values: Values, scale: float = 1.0) -> tuple[torch.Tensor, Gradient]:
         """Compute :meth:`loss` and its gradient with respect to ``values``.

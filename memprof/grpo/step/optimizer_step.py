@@ -48,6 +48,19 @@ class SurvivingStep:
                 self._singly(group)
         return None
 
+    def park(self) -> bool:
+        """Move the state to host memory for the rest of the run; tell whether it was elsewhere and can step from there.
+
+        For a piece that has no room beside it.
+        """
+        state = self._optimizer.state
+        if self._on_host is not None or not state or not _can_repeat(self._optimizer):
+            return False
+        self._on_host = {}
+        for parameter in state:
+            self._to_host(parameter)
+        return True
+
     def _as_ever(self, closure: Any) -> Any:
         try:
             return self._step(closure)

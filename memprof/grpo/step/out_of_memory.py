@@ -3,7 +3,8 @@
 A backward that ends half-way has added to the gradients of some parameters and not of others. Which, their tensors
 tell: autograd adds to each once, in place. The piece runs again with those left out of the graph, so that no copy of
 gradients is needed, from the random state it began with; first as it was, once the cache has been given back, then in
-halves, then with its layers checkpointed harder. A shared prompt's keys and values are leaves beside the parameters.
+halves, then with its layers checkpointed harder, then with the optimizer's state in host memory. A shared prompt's
+keys and values are leaves beside the parameters.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Adaptation:
         log: where it is told.
         give_back: empties the device's cache.
         lighten: checkpoints the layers harder and says how; None where that is not possible.
+        park: moves the optimizer's state to host memory; False where that is not possible, or has been done.
         most_tokens: of a piece of several rows, since larger ones have run out; None: as the settings say.
         again: pieces that were run again.
     """
@@ -46,6 +48,7 @@ class Adaptation:
     log: OnceLog
     give_back: Callable[[], Any]
     lighten: Callable[[], str | None]
+    park: Callable[[], bool] = lambda: False
     most_tokens: int | None = None
     again: int = 0
 
@@ -164,6 +167,13 @@ def _instead(
         return [_Attempt(Piece(part, piece.prompt), without, again=True) for part in parts]
     if (kind := adaptation.lighten()) is not None:
         adaptation.log.warn(f"out of memory in a piece that cannot be halved: {kind} from here on, and it runs again")
+        return [_Attempt(piece, without, again=True)]
+    if adaptation.park():
+        adaptation.clear()
+        adaptation.log.warn(
+            "out of memory in a piece that cannot be smaller: the optimizer's state stays in host memory from here on, "
+            "and passes over the device one parameter at a time in every step (optim='adamw_8bit' has a quarter of it)"
+        )
         return [_Attempt(piece, without, again=True)]
     if len(rows) > 1:
         why = "that has dropout, whose halves would draw others, or a router's loss over it alone"

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from memprof.compat import torch as torch_names
-from memprof.grpo.loss.head import Scored
-from memprof.grpo.rows import row_inputs, rows_of
+from memprof.grpo.loss.head import Request
+from memprof.grpo.rows import Row, row_inputs, rows_of
 from memprof.grpo.step.context import StepContext
 from memprof.grpo.step.random_state import RandomState
-from memprof.grpo.support import is_librarys
 from memprof.grpo.techniques.whole_length import frequencies_of
 
 __all__ = ["Answer", "ask"]
@@ -65,7 +63,7 @@ def ask(step: StepContext, tokens: torch.Tensor) -> Answer:
     model = step.policy if step.ranks.forward_together else step.accelerator.unwrap_model(step.policy)
     with ExitStack() as undone:
         undone.enter_context(RandomState.kept(step.accelerator.device))
-        undone.enter_context(_unchanged(model, hooks=not step.ranks.forward_together))
+        undone.enter_context(_unchanged(model))
         undone.enter_context(step.accelerator.autocast())
         try:
             return _compared(step, model, inputs)
@@ -82,36 +80,29 @@ def _compared(step: StepContext, model: nn.Module, inputs: dict[str, torch.Tenso
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     rows = rows_of(inputs)
     assert rows is not None
-    whole = _trls_states(model, body, ids, mask)
+    before = RandomState.now(step.accelerator.device)
+    whole, logps = _as_trl(model, body, ids, mask)
+    if draws := not RandomState.now(step.accelerator.device).equals(before):
+        _set_training(model, False)
+        whole, logps = _as_trl(model, body, ids, mask)
     meant = [whole[row.index, row.offset : row.offset + row.length] for row in rows]
+    meant += [logps[row.index, : row.completion] for row in rows]
     tolerance = _tolerance(step, whole)
-    otherwise = _trls_states(model, body, torch.where(mask.bool(), ids, ids[1, 0]), mask)
+    otherwise, _ = _as_trl(model, body, torch.where(mask.bool(), ids, ids[1, 0]), mask)
     if _apart([otherwise[rows[0].index, _PADDED : _PADDED + rows[0].length]], meant[:1]) > tolerance:
         return Answer(True, f"{_name(step)} reads the padding that TRL's rows begin with")
     inside = True
     if not step.ranks.forward_together:
-        inside = _apart([body(input_ids=ids[1:]).last_hidden_state[0]], meant[1:]) <= tolerance
+        inside = _apart([body(input_ids=ids[1:]).last_hidden_state[0]], meant[1:2]) <= tolerance
     apart = 0.0
     for counts in (True, False):
         with frequencies_of(step.base_model(model), inputs):
-            together = _lean_states(model, row_inputs(inputs, rows, step.pad_id, counts_padding=counts))
-            given = [row_inputs(inputs, [row], step.pad_id, counts_padding=counts) for row in rows]
-            alone = [_lean_states(model, one)[0] for one in given]
-        found = [together[place, : row.length] for place, row in enumerate(rows)]
-        apart = max(_apart(found, meant), _apart(alone, meant))
+            found = [_in_pieces(step, model, inputs, cut, counts) for cut in ([rows], [[row] for row in rows])]
+        apart = max(_apart(one, meant) for one in found)
         if apart <= tolerance:
-            return Answer(counts, adapter_inside=inside, draws=_draws(model, step, given[0]))
+            return Answer(counts, adapter_inside=inside, draws=draws)
     told = f"{100 * apart:.2g} % of their norm apart"
     return Answer(True, f"{_name(step)}'s results for a row depend on its padding or on longer rows: {told}")
-
-
-def _draws(model: nn.Module, step: StepContext, given: dict[str, torch.Tensor]) -> bool:
-    """Tell whether a forward of ``given`` in training, which :func:`_unchanged` ends, moves the random state."""
-    for module in model.modules():
-        module.training = True
-    before = RandomState.now(step.accelerator.device)
-    _lean_states(model, given)
-    return not RandomState.now(step.accelerator.device).equals(before)
 
 
 def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> dict[str, torch.Tensor]:
@@ -125,46 +116,42 @@ def _rows_like_trls(tokens: torch.Tensor, pad_id: int) -> dict[str, torch.Tensor
     return {f"{part}_{kind}": of[:, at] for part, at in made.items() for kind, of in (("ids", ids), ("mask", mask))}
 
 
-def _trls_states(model: nn.Module, body: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states ``[rows, tokens, H]`` that ``body`` has when ``model`` is called as TRL's loss does."""
+def _as_trl(model: nn.Module, body: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
+    """Return hidden states ``[rows, tokens, H]`` and completions' log-probabilities, called as TRL's loss does."""
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :_PROMPT] = -100
+    with _states_of(body) as states:
+        found = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return states[-1], found.log_probs[:, -_COMPLETION:]
+
+
+def _in_pieces(
+    step: StepContext, model: nn.Module, inputs: dict[str, torch.Tensor], pieces: list[list[Row]], counts: bool
+) -> list[torch.Tensor]:
+    """Return each row's hidden states ``[tokens, H]``, then each row's log-probabilities ``[completion]``."""
+    hidden, logps = [], []
+    for rows in pieces:
+        request = Request(step.head, rows, inputs["completion_ids"], want_entropy=False)
+        with _states_of(step.base_model(model).base_model) as states:
+            found = model(**row_inputs(inputs, rows, step.pad_id, counts_padding=counts), lean=request)
+        hidden += [states[-1][place, : row.length] for place, row in enumerate(rows)]
+        logps += found["logps"]
+    return hidden + logps
+
+
+@contextmanager
+def _states_of(body: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Collect the hidden states that ``body`` returns inside."""
     found: list[torch.Tensor] = []
     hook = body.register_forward_hook(lambda _module, _args, out: found.append(out.last_hidden_state))
     try:
-        model(input_ids=ids, attention_mask=mask, labels=ids, fused_lm_head=True)
+        yield found
     finally:
         hook.remove()
-    return found[-1]
-
-
-class _Hidden:
-    """A request that takes the hidden states and asks for no log-probabilities."""
-
-    balancing = None
-
-    def routed(self, _found: Any) -> None:
-        """Ask nothing of a router."""
-
-    def states(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.found = hidden
-        return hidden
-
-    @property
-    def head(self) -> _Hidden:
-        return self
-
-    def scored(self, *_: Any) -> Scored:
-        return Scored((), [], [], None)
-
-
-def _lean_states(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the hidden states of a piece ``[rows, tokens, H]``."""
-    asked = _Hidden()
-    model(**given, lean=asked)
-    return asked.found
 
 
 def _apart(found: list[torch.Tensor], meant: list[torch.Tensor]) -> float:
-    """Measure the largest distance of a row's states over their norm; those of other shapes are far apart."""
+    """Measure the largest distance of a row's values over their norm; those of other shapes are far apart."""
     if any(a.shape != b.shape for a, b in zip(found, meant, strict=True)):
         return float("inf")
     pairs = [(a.float(), b.float()) for a, b in zip(found, meant, strict=True)]
@@ -173,9 +160,9 @@ def _apart(found: list[torch.Tensor], meant: list[torch.Tensor]) -> float:
 
 
 def _tolerance(step: StepContext, states: torch.Tensor) -> float:
-    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(step.accelerator.mixed_precision)
-    parameters = step.policy.parameters()
-    kinds = {mixed or states.dtype, states.dtype, *(p.dtype for p in parameters if p.is_floating_point())}
+    kind = states.device.type  # the caller may have an autocast of its own
+    mixed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    kinds = {mixed, states.dtype, *(p.dtype for p in step.policy.parameters() if p.is_floating_point())}
     allowed = max(_ROUNDING.get(kind, 0.1) for kind in kinds)
     tf32 = states.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return max(allowed, _TF32) if tf32 else allowed
@@ -186,24 +173,22 @@ def _name(step: StepContext) -> str:
 
 
 @contextmanager
-def _unchanged(model: nn.Module, *, hooks: bool) -> Iterator[None]:
-    """Evaluate ``model`` inside; leave its modes, its modules' plain attributes and small buffers as they were.
-
-    ``hooks``: forward hooks of others than the libraries that wrap models do not run.
-    """
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Train ``model`` inside; leave its modes, its modules' plain attributes and small buffers as they were."""
     kept = [(module, _plain(module), _buffers(module)) for module in model.modules()]
-    muted = list(_mute(model)) if hooks else []
-    for module, *_ in kept:
-        module.training = False
+    _set_training(model, True)
     try:
         yield
     finally:
-        for table, hook_id, hook in muted:
-            table[hook_id] = hook
         for module, plain, buffers in kept:
             module.__dict__.update(plain)
             for name, (buffer, values) in buffers.items():
                 setattr(module, name, buffer if values is None else buffer.copy_(values))
+
+
+def _set_training(model: nn.Module, training: bool) -> None:
+    for module in model.modules():  # not by `train`, which a module may override
+        module.training = training
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -213,13 +198,3 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 def _buffers(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     own = module.named_buffers(recurse=False)
     return {name: (buffer, buffer.clone() if buffer.nbytes <= _SMALL_BYTES else None) for name, buffer in own}
-
-
-def _mute(model: nn.Module) -> Iterator[tuple[Any, int, Any]]:
-    for module in model.modules():
-        for target in (torch_names.BEFORE_HOOKS, torch_names.AFTER_HOOKS):
-            table = target.of(module)
-            for hook_id, hook in list(table.items()):
-                if not is_librarys(getattr(hook, "func", hook)):
-                    del table[hook_id]
-                    yield table, hook_id, hook

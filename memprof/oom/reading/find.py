@@ -14,6 +14,7 @@ from memprof.oom.reading.hits import Hit, hits_in
 from memprof.oom.reading.regions import regions
 from memprof.oom.reading.retold import fits_frames, retold
 from memprof.oom.reading.unbend import Stream, streams_of
+from memprof.units import GIB
 
 __all__ = ["Reading", "find_failures", "read_log"]
 
@@ -89,6 +90,9 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
     allocated, reserved = device_fields.get("allocated"), device_fields.get("reserved")
     if isinstance(allocated, int) and isinstance(reserved, int) and "unallocated" not in device_fields:
         device_fields["unallocated"] = max(0, reserved - allocated)
+    for name in ("total", "free"):  # engines print the card's figures in GiB without a unit behind each
+        if f"{name}_gib" in values:
+            device_fields.setdefault(name, round(float(values[f"{name}_gib"]) * GIB))
     host = hit.form.kind in ("host", "cpu", "killed")
     if host and "total" in device_fields:
         values["total"] = device_fields.pop("total")

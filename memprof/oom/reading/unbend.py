@@ -30,10 +30,11 @@ _PREFIX = re.compile(
     r"|\[\d{1,3},(?P<mpi>\d{1,5})\]<std(?:err|out)>:"
     r"|\((?P<actor>[A-Za-z_][\w.:@/<>+-]{0,80}(?: rank=(?P<arank>\d{1,5}))?,? pid=(?P<pid>\d{1,9})[^()\n]{0,100})\)"
     r"|(?P<srun>\d{1,4}):(?=[ \t])"
-    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: "
-    r"[A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
+    r"|\[?\d{4}[-/](?:\d\d|[A-Z][a-z]{2})[-/]\d\d[T ,_]{1,3}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?"
+    r"(?:Z|[ ]?[+-]\d\d:?\d\d)?(?P<tags>(?: [A-Z]{2}\d{1,4}){0,4})\]?:?(?:[ \t]{0,20}-(?=[ \t]))?"
     rf"|\[?{_LEVEL}\]?(?: \d\d-\d\d \d\d:\d\d:\d\d)?:?(?=[ \t\[]|$)(?:[ \t]{{0,20}}-(?=[ \t]))?"
     r"|\[ {0,6}\d{1,9}\.\d{1,9}\]"
+    rf"|\d{{2,9}}:\d{{2,9}}(?=[ \t]{{1,4}}{_LEVEL}\b)"
     r"|\[[\w./-]{1,60}\.(?:py|cc|cpp|rs)(?::\d{1,6})?(?::\w{1,60})?\]:?"
     r"|[\w.-]{1,60}\.py:\d{1,6}\]"
     r"|[\w.-]{1,40}[ \t]{0,40}\|(?=[ \t]|$)"
@@ -45,6 +46,8 @@ _PREFIX = re.compile(
 )
 _RULE = re.compile(r"^[\s╭╮╰╯─━═┌┐└┘├┤┬┴┼╔╗╚╝╟╢+=_-]{0,2000}$")
 _BOX_END = re.compile(r"[ \t]{0,400}[│┃║]{1,20}[ \t]{0,400}$")
+# The file and line that rich's log handler prints at the right edge.
+_RIGHT_EDGE = re.compile(r"[ \t]{2,400}[\w.-]{1,60}\.py:\d{1,6}[ \t]{0,400}$")
 _ESCAPED_BREAK = re.compile(r"(?<!\\)\\n")
 _REPEATED = re.compile(
     r"[ \t]{0,400}\[repeated \d{1,7}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?[ \t]{0,400}$"
@@ -166,6 +169,8 @@ def _line(raw: str, number: int) -> Line:
         text = _BOX_END.sub("", text)
     if text[:1] in "╭╮╰╯─━═┌┐└┘├┤╔╗╚╝+-=" and _RULE.match(text):
         text = ""
+    if ".py:" in text[-80:]:
+        text = _RIGHT_EDGE.sub("", text)
     if "x across cluster]" in text:
         text = _REPEATED.sub("", text)
     return Line(number, who, rank, text.rstrip(), actor)

@@ -53,7 +53,7 @@ class CudaBackend(Protocol):
     def current_tag(self) -> str: ...
 
     def watch_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
-        """Have ``observer`` told of every allocation that fails; attached once, however often it is asked for."""
+        """Call ``observer`` for every allocation that fails; attach it once, however often this is called."""
 
     def limit(self, device: int, nbytes: int | None) -> None:
         """Let this process reserve no more than ``nbytes`` of a device; None lifts the limit."""
@@ -69,7 +69,7 @@ _observers: set[Callable[[int, int, int, int], None]] = set()
 
 
 class TorchCuda:
-    """The functions of the installed torch, looked up once."""
+    """Call the installed torch, whose functions are looked up once."""
 
     def __init__(self) -> None:
         import torch

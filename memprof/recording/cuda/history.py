@@ -269,7 +269,7 @@ class CudaHistory:
         return _of(self._backend.stats(self.index), name, "current")
 
     def failed(self, device: int, requested: int, allowed: int, device_free: int) -> None:
-        """Note that the allocator is about to raise; called on whatever thread asked for memory.
+        """Record a failed allocation, before the allocator raises; runs on the thread that asked for memory.
 
         Args:
             device: where: the model may lie on several.

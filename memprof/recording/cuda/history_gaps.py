@@ -12,7 +12,7 @@ _PENDING = ("active_pending_free", "active_awaiting_free")
 
 
 class Gap(NamedTuple):
-    """A stretch that was not recorded, and by device the events that lead from the state before it to the one after."""
+    """Hold a stretch that was not recorded, and by device the events that lead from its begin to its end."""
 
     begin_us: int
     end_us: int

@@ -17,7 +17,7 @@ _MISSING = "NVML is not there (pip install nvidia-ml-py): what is held outside t
 
 @dataclass(frozen=True)
 class Reading:
-    """The device at one moment, in bytes.
+    """Hold the device's memory at one moment, in bytes.
 
     ``own`` is this process's share and ``others`` what other processes hold, None where the driver does not tell;
     ``processes`` are ``(pid, bytes or None)`` of all of them.
@@ -31,7 +31,7 @@ class Reading:
 
 
 class DeviceMeter:
-    """Asks NVML about one device (for a MIG slice: about the slice).
+    """Ask NVML about one device (for a MIG slice: about the slice).
 
     Args:
         uuid: the device's UUID as torch gives it, with or without its prefix.

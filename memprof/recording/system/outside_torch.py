@@ -28,7 +28,7 @@ _ALLOCATORS = {
 
 
 class Outside:
-    """Looks at one CUDA device through NVML, and remembers how it was at first and at its fullest.
+    """Read one CUDA device through NVML; keep its first and its fullest state.
 
     Args:
         index: torch's number of the device.

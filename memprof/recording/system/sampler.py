@@ -23,7 +23,7 @@ Row = list["int | None"]
 
 
 class Sampler:
-    """Calls ``look`` at most ten times a second and hands rows that say something new to ``keep``.
+    """Call ``look`` at most ten times a second; pass rows with something new to ``keep``.
 
     Args:
         look: makes a row; its first figure is the time in microseconds.

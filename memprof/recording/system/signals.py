@@ -1,4 +1,4 @@
-"""How a process is told to end, and how what was recorded is written before it does.
+"""Handle the signals that end a process: write what was recorded first.
 
 An exception unwinds and is met on its way. A SIGTERM does not: by default the process is gone at once. While a run is
 watched, and only where the program has no handler of its own, the signal writes what there is and then does what it
@@ -32,7 +32,7 @@ _LOOKS = 20
 
 
 class Interrupts:
-    """Ctrl-C inside the block waits for its end: a dump that has begun is finished. The second in the block does not.
+    """Delay a Ctrl-C in the block to its end, so that a dump is finished; a second one is not delayed.
 
     Only Python's own handler is put off, and only on the main thread. ``pending`` says whether one came; whoever
     uses the block raises it, or knows that an interrupt is on its way already.
@@ -62,7 +62,7 @@ class Interrupts:
 
 
 class Terminations:
-    """Calls ``rescue`` when the process gets a SIGTERM it has no handler for, and then lets it die by it.
+    """Call ``rescue`` on a SIGTERM that has no handler, then let the process die by it.
 
     Args:
         rescue: writes what there is. Runs once.
@@ -105,7 +105,7 @@ class Terminations:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Finish what is written inside; a signal that came meanwhile is obeyed at the end. The second is not."""
+        """Finish what the block writes: delay a signal to the block's end. A second one is not delayed."""
         self._finishing = True
         try:
             yield

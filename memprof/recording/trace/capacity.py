@@ -10,7 +10,7 @@ __all__ = ["out_of_memory"]
 
 
 def out_of_memory(device: str, index: int, capacity: int, held: int, requested: int) -> torch.OutOfMemoryError:
-    """What torch's allocator would raise on a device of that size.
+    """Return the error that torch's allocator would raise on a device of that size.
 
     Args:
         device: the device's type, such as ``cpu``.

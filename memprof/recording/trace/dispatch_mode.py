@@ -27,7 +27,7 @@ _ORDINARY, _WRAPPER, _NO_MEMORY = range(3)
 
 
 class Watcher(Protocol):
-    """The trace that operations are shown to."""
+    """Receive every operation."""
 
     door: Door
 

@@ -15,7 +15,7 @@ __all__ = ["ModuleScope", "Running"]
 
 
 class Running(NamedTuple):
-    """One module whose forward runs: its key, qualified name, and the role of the model it belongs to."""
+    """Describe a module whose forward runs: its key, qualified name, and its model's role."""
 
     key: int
     name: str
@@ -28,7 +28,7 @@ class _Threads(threading.local):
 
 
 class ModuleScope:
-    """The stack of running modules.
+    """Keep the stack of running modules.
 
     Forward hooks are registered with ``always_call``, so an exception inside a forward (checkpointing stops its
     recomputation with one) takes its module off the stack too; what slips through all the same (an interrupt)
@@ -46,7 +46,7 @@ class ModuleScope:
             self._names.setdefault(id(module), (name or type(module).__name__, role))
 
     def start(self, door: Door = UNGUARDED) -> None:
-        """Hook into every module's forward, except what torch.compile makes of it: that runs as if nobody watched."""
+        """Hook into every module's forward, except what torch.compile makes of it, which runs without hooks."""
         enter, leave = (door.hook(step, IS_COMPILING.get()) for step in (self._enter, self._leave))
         self._handles = [BEFORE_FORWARD.get()(enter), AFTER_FORWARD.get()(leave, always_call=True)]
 

@@ -15,7 +15,7 @@ _POOL = (0, 0)
 
 
 class Born(NamedTuple):
-    """A storage came to be."""
+    """Record an allocated storage."""
 
     time_us: int
     address: int
@@ -30,7 +30,7 @@ class Born(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A storage went away."""
+    """Record a freed storage."""
 
     time_us: int
     address: int
@@ -38,7 +38,7 @@ class Died(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A storage alive when the snapshot was taken."""
+    """Describe a storage alive when the snapshot was taken."""
 
     address: int
     nbytes: int
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 class _TagWriter:
-    """``user_metadata`` strings, equal ones shared."""
+    """Write ``user_metadata`` strings, equal ones once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], str] = {}
@@ -76,7 +76,7 @@ class _TagWriter:
 def write_snapshot(
     records: Sequence[Born | Died], held: Sequence[Held], index: int, stacks: StackWriter
 ) -> dict[str, Any]:
-    """The dict ``torch.cuda.memory._snapshot()`` would have returned: segments, one trace a device, settings.
+    """Return what ``torch.cuda.memory._snapshot()`` would have: segments, one trace a device, settings.
 
     Every storage is a segment of its own: there is no allocator whose segments it could lie in.
     """

@@ -39,7 +39,7 @@ _CPU_OOM = re.compile(r"(?:tried to allocate|can't allocate memory: you tried to
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that still knows which storage it was."""
+    """Refer weakly to a storage, and still know which it was."""
 
     __slots__ = ("address", "key", "nbytes")
     key: int
@@ -48,7 +48,7 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
 
 
 class TensorTrace:
-    """A recorder for any device torch has tensors on.
+    """Record tensors on any device of torch's.
 
     Args:
         device: whose storages are recorded; those of other devices are ignored.
@@ -101,7 +101,7 @@ class TensorTrace:
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Adopt every tensor Python can see (they were there before), then watch."""
+        """Adopt every tensor Python can see, as older than the recording, then watch."""
         self._start_us = self._clock.tick()
         self._on_death = self.door.hook(self._died)
         keep_compiler_off(self._on_death.__code__)

@@ -20,7 +20,7 @@ _OPTIMIZER_STEP = Phase.OPTIMIZER_STEP.value
 
 
 class Region:
-    """Knows, from hooks that exist between ``start`` and ``stop``, whether an optimizer steps."""
+    """Tell, by hooks between ``start`` and ``stop``, whether an optimizer steps."""
 
     def __init__(self) -> None:
         self._depth = 0

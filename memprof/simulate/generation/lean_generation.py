@@ -51,7 +51,7 @@ def generate_lean(
 
     lean.run(step, prompts, generate, trainer.state.stateful_callbacks)
     if session is not None and passes and len(passes) > 1 and settings.generation_batch is None:
-        _tell(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
+        _note_how(session, f"{_BATCH}{passes[0]} of {count} sequences generate together, by the card's free memory")
 
 
 def _as_on_ranks(step: Any, settings: Settings) -> Any:
@@ -96,7 +96,7 @@ def _roll(trainer: Any, settings: Settings, session: FakeSession | None, prompts
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=generation)
         if session is not None:
             words = rolling_words(trainer._step_context().base_model(), len(prompts), made[0].size, made[0].work)
-            _tell(session, f"{_ROLLING}{words}")
+            _note_how(session, f"{_ROLLING}{words}")
     return made[0].work
 
 
@@ -111,8 +111,8 @@ def _host_draws(session: FakeSession | None, draw: Callable[[int, int], Any], se
     return draws
 
 
-def _tell(session: FakeSession, words: str) -> None:
-    """Note how is generated. The last generation's is told: in the first there is no optimizer state yet."""
+def _note_how(session: FakeSession, words: str) -> None:
+    """Replace the note on how sequences are generated: the first generation has no optimizer state yet."""
     session.notes[:] = [*(note for note in session.notes if not note.startswith((_BATCH, _ROLLING))), words]
 
 

@@ -30,7 +30,7 @@ class ParkedWeights:
 
     @contextmanager
     def parked(self, model: Any, optimizer: Any) -> Iterator[None]:
-        """Give back the device's memory of ``model`` and ``optimizer`` while open, and count both copies."""
+        """Free the device memory of ``model`` and ``optimizer`` while open, and count both copies."""
         from memprof.grpo.parking import tensors_of
 
         recorder, book = self._session.fake_recorder, self._session.book

@@ -39,7 +39,7 @@ class Stretch:
 
     @property
     def end(self) -> int:
-        """Tokens of the longest row at the last step."""
+        """Count the tokens of the longest row at the last step."""
         return self.begin + self.steps - 1
 
 
@@ -149,7 +149,7 @@ class SimulatedBatch(RollingBatch):
 
     @property
     def size(self) -> PoolSize:
-        """What the pool has."""
+        """Return the pool's size."""
         return self._size
 
     @torch.no_grad()

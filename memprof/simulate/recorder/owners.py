@@ -67,13 +67,13 @@ class FakeOwnerBook(OwnerBook):
         return self._category_of.get(id(parameter), Category.WEIGHTS)
 
     def moved(self, before: int, after: int) -> None:
-        """Note that what was claimed at ``before`` is at ``after`` from now on."""
+        """Move a claim from the address ``before`` to ``after``."""
         known = next((row for row in reversed(self._rows) if row[0] == before), None)
         if known is not None:
             self.claim_address(after, Category(known[2]), known[3], known[4])
 
     def know(self, storage: Any) -> None:
-        """Take a storage for claimed: its block was, by its address."""
+        """Mark a storage as claimed: its block was, by its address."""
         self._claimed[_key_of(storage)] = weakref.ref(storage)
 
     def is_known(self, storage: Any) -> bool:
@@ -82,7 +82,7 @@ class FakeOwnerBook(OwnerBook):
         return known is not None and known() is storage
 
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Note what the block alive at ``address`` is."""
+        """Claim the block alive at ``address``."""
         self._recorder.claimed(address, category, detail, name)
         if self._recorder.rehearsal is not None:
             self._recorder.rehearsal.claim(address, category, detail, name)

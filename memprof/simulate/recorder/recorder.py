@@ -75,7 +75,7 @@ class FakeRecorder:
 
     Args:
         allocator: where blocks come from; its ``on_event`` is taken over.
-        device: what is said of the device in the snapshot.
+        device: the snapshot's description of the device.
         cuda: whether kernels' own temporaries and the autograd engine's in-place sums are those of CUDA.
         stacks: ``"python"`` or None.
     """
@@ -336,7 +336,7 @@ class FakeRecorder:
             self._noted.freed(address)
 
     def note(self) -> RoundLog | None:
-        """Log what is taken and given back from now on; None where a log is kept already."""
+        """Log allocations and frees from now on; return None where a log is kept already."""
         if self._noted is not None or self._rehearsal is not None:
             return None
         self._noted = RoundLog()
@@ -353,7 +353,7 @@ class FakeRecorder:
 
     @contextlib.contextmanager
     def logging_call(self) -> Iterator[CallLog]:
-        """Log what is taken, claimed and given back inside, in a rehearsal too; one log at a time."""
+        """Log allocations, claims and frees while open, in a rehearsal too; one log at a time."""
         assert self._call is None
         self._call = log = CallLog()
         self.work.also.append(log.work)
@@ -377,12 +377,12 @@ class FakeRecorder:
         return self._call is not None
 
     def claimed(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Log what a block was said to be, where a call is logged."""
+        """Log the category that a block was given, where a call is logged."""
         if self._call is not None:
             self._call.steps.append(Claimed(address, category, detail, name))
 
     def _log_last(self) -> None:
-        """Log what the rehearsal was told last, where a call is logged."""
+        """Log the rehearsal's last entry, where a call is logged."""
         if self._call is not None and self._rehearsal is not None:
             self._call.steps.append(self._rehearsal.parts[-1][-1])  # type: ignore[arg-type]
 
@@ -409,7 +409,7 @@ class FakeRecorder:
         self._remember(storage, address, nbytes, stream)
 
     def _beyond_device(self) -> None:
-        """Say in all logs that host memory was taken or given back, which none of them repeats."""
+        """Mark all logs: host memory was allocated or freed, which none of them repeats."""
         if self._noted is not None:
             self._noted.only_device = False
         if self._call is not None:
@@ -467,7 +467,7 @@ class FakeRecorder:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[Rehearsal]:
-        """Log what is done inside; the device does not see it. What is made inside must be gone in the end."""
+        """Log what runs while open, unseen by the device. What is allocated while open must be freed by its end."""
         assert self._rehearsal is None
         self._rehearsal = Rehearsal()
         try:
@@ -483,12 +483,12 @@ class FakeRecorder:
         return self._rehearsal
 
     def tag_of(self, born: Born) -> str:
-        """Write the tag of something made under the tags of now."""
+        """Return the tag of an allocation made under the current tags."""
         return self._tag_writer.write(born._replace(tags=self._tags))
 
     @contextlib.contextmanager
     def untold(self, cause: Callable[[], tuple[Any, str]]) -> Iterator[None]:
-        """Leave allocations and frees out of the trace while open; ``cause``: stack and tag of the others' events."""
+        """Suppress the events of allocations and frees while open; ``cause``: stack and tag of other events."""
 
         def of_segments(action: str, address: int, size: int, stream: int, pool: int) -> None:
             self._captured, self._tag = cause()

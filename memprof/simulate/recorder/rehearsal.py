@@ -14,7 +14,7 @@ REHEARSED = 1 << 60
 
 
 class Taken(NamedTuple):
-    """Memory was taken: what for (``born``), on which stream, and the stack. ``born.nbytes`` are its bytes."""
+    """Record an allocation: its tensor (``born``, of ``born.nbytes`` bytes), its stream and its stack."""
 
     born: Born
     stream: int
@@ -22,14 +22,14 @@ class Taken(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Memory was given back: of the part ``part``, the block taken as number ``place`` there."""
+    """Record a free: of the block that was allocation number ``place`` in the part ``part``."""
 
     part: int
     place: int
 
 
 class Claim(NamedTuple):
-    """The block ``place`` of the part ``part`` was said to be of a category."""
+    """Record that the block ``place`` of the part ``part`` was given a category."""
 
     part: int
     place: int
@@ -100,7 +100,7 @@ class Rehearsal:
         self._taken = 0
 
     def take(self, born: Born, stream: int, captured: Any) -> int:
-        """Log that memory was taken; return an address that stands for it."""
+        """Log an allocation; return an address that stands for it."""
         self._next += 1
         self._alive[self._next] = (len(self.parts) - 1, self._taken)
         self._taken += 1
@@ -108,11 +108,11 @@ class Rehearsal:
         return self._next
 
     def give(self, address: int) -> None:
-        """Log that memory was given back."""
+        """Log a free."""
         self.parts[-1].append(Given(*self._alive.pop(address)))
 
     def claim(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Log what a block was said to be."""
+        """Log the category that a block was given."""
         if address in self._alive:
             self.parts[-1].append(Claim(*self._alive[address], category, detail, name))
         else:

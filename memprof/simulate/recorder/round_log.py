@@ -12,7 +12,7 @@ __all__ = ["Born", "CallLog", "Claimed", "Rehearsed", "RoundLog", "Step"]
 
 
 class Born(NamedTuple):
-    """Keep one taking of memory: where, how much, and the stack and tag it was taken under."""
+    """Keep one allocation: its address and bytes, and the stack and tag it was made under."""
 
     address: int
     nbytes: int
@@ -22,7 +22,7 @@ class Born(NamedTuple):
 
 
 class RoundLog:
-    """Log what the recorder takes and gives back in one round, and its work.
+    """Log the allocations and frees of one round, and its work.
 
     ``only_device`` says that it did nothing but take and give back."""
 
@@ -32,15 +32,15 @@ class RoundLog:
         self.work = Tally()
 
     def born(self, address: int, nbytes: int, stream: int, captured: Any, tag: str) -> None:
-        """Log that memory was taken at ``address``."""
+        """Log an allocation at ``address``."""
         self.steps.append(Born(address, nbytes, stream, captured, tag))
 
     def freed(self, address: int) -> None:
-        """Log that what was taken there was given back."""
+        """Log a free."""
         self.steps.append(address)
 
     def sizes(self) -> list[int]:
-        """List the bytes of all that was taken, in order."""
+        """List the bytes of the allocations, in order."""
         return [step.nbytes for step in self.steps if isinstance(step, Born)]
 
     def left(self) -> tuple[dict[int, int], list[int]]:
@@ -58,7 +58,7 @@ class RoundLog:
 
 
 class Rehearsed(NamedTuple):
-    """Keep one taking of memory in a rehearsal: the address that stands for it, and what the rehearsal was told."""
+    """Keep one allocation of a rehearsal: the address that stands for it, and the rehearsal's entry."""
 
     address: int
     born: Any
@@ -67,7 +67,7 @@ class Rehearsed(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Keep what a block was said to be."""
+    """Keep the category that a block was given."""
 
     address: int
     category: Category
@@ -79,7 +79,7 @@ Step = Born | Rehearsed | Claimed | Kernel | Workspace | int
 
 
 class CallLog:
-    """Log all that the recorder is told in one call of a layer, and its work; an address alone was given back.
+    """Log every event of one call of a layer, and its work; an address alone stands for a free.
 
     ``only_device`` says that it did nothing but take, claim and give back device memory."""
 

@@ -39,7 +39,7 @@ class FakeSession(Session):
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[None]:
-        """Note what is held and reserved at the highest while open, and how often memory is given back to go on."""
+        """Record the highest held and reserved bytes while open, and how often memory is given back to go on."""
         heap = self.fake_recorder.allocator
         flushes = heap.flushes if isinstance(heap, CachingAllocator) else 0
         self.fake_recorder.open_window()
@@ -57,7 +57,7 @@ class FakeSession(Session):
                 }
 
     def _ask_holders(self) -> None:
-        """Ask nobody: fake storages have no addresses, and the simulation's own objects would answer."""
+        """Look for no holders: fake storages have no addresses, and the simulation's own objects would be found."""
 
     def _sample(self) -> None:
         """Sample nothing: this process's memory says nothing about the run's."""

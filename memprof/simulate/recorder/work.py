@@ -56,7 +56,7 @@ class Tally:
         return Tally(dict(self.kernels), dict(self.fused), self.host_bytes)
 
     def since(self, before: Tally | None) -> Tally:
-        """Return what was added to these sums as they were before."""
+        """Return these sums less an earlier copy of them."""
         more = self.copy()
         if before is not None:
             more.add_all(before, -1.0)
@@ -74,7 +74,7 @@ class Work:
         self.wanted = False
         self.phases: dict[tuple[int | None, str], Tally] = {}
         self.pieces = 1.0
-        self.also: list[Tally] = []  # are told of everything too
+        self.also: list[Tally] = []  # count everything too
         self._parts: list[Tally] | None = None
         self._kernels: dict[int, _Kernel | None] = {}
         self._facts: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
@@ -131,7 +131,7 @@ class Work:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[list[Tally]]:
-        """Count what is done inside in tallies of its own, one for each part (:meth:`next_part`), and in no phase."""
+        """Count work done while open in tallies of its own, one a part (:meth:`next_part`), and in no phase."""
         parts, outer = [Tally()], self._parts
         self._parts = parts
         try:
@@ -145,7 +145,7 @@ class Work:
             self._parts.append(Tally())
 
     def add(self, tally: Tally, times: float, phase: str, step: Any) -> None:
-        """Count a tally that was kept apart, or repeats itself, so many times, in a phase."""
+        """Count a separate or repeated tally ``times`` times in a phase."""
         self._here(phase, step).add_all(tally, times * self._times(phase))
         for told in self.also:
             told.add_all(tally, times)

@@ -171,7 +171,7 @@ class ScriptTrainer:
             )
 
     def _leanly(self, given: Any, kind: str) -> Any:
-        """Make the lean trainer's arguments; from here on it is told that it is on the simulated device."""
+        """Make the lean trainer's arguments; from here on it sees the simulated device."""
         if not self._lean:
             require("simulate.lean")
             self._lean = True
@@ -267,7 +267,7 @@ def _named_arguments(init: Callable[..., None]) -> inspect.Signature:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing in place of what would have written something."""
+    """Do nothing, in the place of a function that writes."""
 
 
 def _with_subclasses(kind: Any) -> list[Any]:

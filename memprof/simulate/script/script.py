@@ -85,7 +85,7 @@ def simulate_script(
 
 
 def _told(raw: dict[str, Any], found: ScriptRun, how: str, gpu: Gpu | None) -> dict[str, Any]:
-    """Write down in the snapshot what was simulated of the script, and how."""
+    """Note in the snapshot what was simulated of the script, and how."""
     extra = raw["memprof"]
     if found.trainer.settings is not None:
         extra["config"] = {**(extra["config"] or {}), **found.trainer.settings.to_dict()}

@@ -176,7 +176,7 @@ def _data_or_stand_in(original: Any, note: Note) -> Callable[..., Any]:
 
 
 class NoData:
-    """Stand for a dataset nobody has: every column and every change of it is there, and no row is."""
+    """Stand for a dataset that is not on this machine: any column, any change of it, and no row."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

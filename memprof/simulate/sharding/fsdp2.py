@@ -54,7 +54,7 @@ def gathered_owned(session: FakeSession) -> Iterator[None]:
     numbers = {id(torch.cpu.current_stream()): 0}
 
     def stream() -> int:
-        """Number the streams as they come: FSDP2 gathers and reduces on its own, which have pools of their own."""
+        """Number the streams in order of use: FSDP2 gathers and reduces on streams with pools of their own."""
         return numbers.setdefault(id(torch.cpu.current_stream()), len(numbers))
 
     session.fake_recorder.stream_of = stream

@@ -105,12 +105,12 @@ class ZeroEngine:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def hold(self, key: str, nbytes: int, category: Category, name: str, detail: str | None = None) -> None:
-        """Take memory known by ``key``, once."""
+        """Allocate memory under ``key``, once."""
         if key not in self._held and nbytes:
             self._held[key] = self.recorder.hold(nbytes, category, self.session.book, name, detail)
 
     def let_go(self, *keys: str) -> None:
-        """Give back what is held by these keys."""
+        """Free what these keys hold."""
         for key in keys:
             if (address := self._held.pop(key, None)) is not None:
                 self.recorder.release(address)

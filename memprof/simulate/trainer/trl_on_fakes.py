@@ -105,7 +105,7 @@ def _triton_kernels(session: FakeSession | None) -> Iterator[None]:
 
 
 class _NoKernel:
-    """Stand for a Triton kernel: whatever it computes, it allocates nothing. ``count`` is told of it."""
+    """Stand for a Triton kernel, which allocates nothing whatever it computes; call ``count`` for its work."""
 
     def __init__(self, count: Callable[[Any, tuple[Any, ...]], None]) -> None:
         self._count = count

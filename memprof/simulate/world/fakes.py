@@ -166,7 +166,7 @@ def _apply(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
 
 
 def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A module's own parameters and buffers, by name, to be changed."""
+    """Return the dicts of a module's own parameters and buffers, for changing them."""
     return torch_names.MODULE_PARAMETERS.of(module), torch_names.MODULE_BUFFERS.of(module)
 
 

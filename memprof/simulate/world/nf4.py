@@ -24,7 +24,7 @@ _MANY, _FEW = 1536, 4
 
 @dataclass(frozen=True)
 class Nf4:
-    """Say how transformers is asked for 4-bit weights.
+    """Describe how a run asks transformers for 4-bit weights.
 
     Attributes:
         compute: what products are computed in, ``bnb_4bit_compute_dtype``.
@@ -110,7 +110,7 @@ class Linear4bit(nn.Linear):
         return torch.uint8 if self.nested else torch.float32
 
     def wrapped_in(self, wrapper: Any) -> None:
-        """Be told of the adapter's layer, which copies this one's result while its adapters are on."""
+        """Note the adapter's layer, which copies this one's result while its adapters are on."""
         self._wrapper = weakref.ref(wrapper)
 
     def forward(self, x: Any) -> Any:
@@ -137,7 +137,7 @@ def quantize_nf4(model: Any, nf4: Nf4) -> None:
 
 
 def tell_of_adapters(model: nn.Module) -> None:
-    """Tell the 4-bit layers of a model which of PEFT's layers they are in."""
+    """Note in each 4-bit layer of a model the PEFT layer that wraps it."""
     for module in model.modules():
         base = getattr(module, "base_layer", None)
         if isinstance(base, Linear4bit):
@@ -145,7 +145,7 @@ def tell_of_adapters(model: nn.Module) -> None:
 
 
 def quantize(layer: Linear4bit, table: list[Any]) -> Iterator[Any]:
-    """Yield a layer's tensors in the order ``quantize_4bit`` makes them, and hold between what it holds meanwhile.
+    """Yield a layer's tensors in the order of ``quantize_4bit``, and hold its temporaries meanwhile.
 
     Args:
         layer: on ``meta``; whoever iterates makes each tensor before it asks for the next.

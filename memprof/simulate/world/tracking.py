@@ -142,7 +142,7 @@ _SPECIAL: dict[Any, Callable[[Tracking, Any, Any, Any], Any]] = {
 
 
 def scalar_of(tensor: Any) -> Any:
-    """Make up the value of a scalar nobody computed: what ``all`` is said to be, else False, 1 or 1.0."""
+    """Return the assumed value of a scalar nobody computed: the given answer of ``all``, else False, 1 or 1.0."""
     known = getattr(tensor, "_memprof_scalar", None)
     if known is not None:
         return known
@@ -152,7 +152,7 @@ def scalar_of(tensor: Any) -> Any:
 
 
 def _asked_by(package: str | tuple[str, ...]) -> bool:
-    """Whether the innermost Python code outside torch belongs to ``package``, or one of several."""
+    """Tell whether the innermost Python code outside torch belongs to ``package``, or one of several."""
     frame: Any = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith((__name__, "torch.", "contextlib")):
         frame = frame.f_back

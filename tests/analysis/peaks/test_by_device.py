@@ -9,10 +9,10 @@ import pytest
 import torch
 from memprof.reports.document.build import document_of
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.analysis import analyze
+from memprof.analysis.report_files import validate
 from memprof.recording.cuda.history import CudaHistory
 from memprof.recording.recorder import DeviceInfo, Tags
 from memprof.recording.session import Session

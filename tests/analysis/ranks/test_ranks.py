@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from memprof.reports.document.build import build_document
 from memprof.reports.document.ranks import ranks_of
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
@@ -21,6 +20,7 @@ from memprof.analysis.counters import CountersFile
 from memprof.analysis.ranks import across, check_summary, rank_summary
 from memprof.analysis.ranks.files import choose, find_recordings, recording_of
 from memprof.analysis.ranks.merge import fullest, merged, missing_ranks, world_size_of
+from memprof.analysis.report_files import validate
 from memprof.errors import InputError, UsageError
 from memprof.redact import redact
 from tests.analysis.ranks.simulated import many_ranks, rank_report

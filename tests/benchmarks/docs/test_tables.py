@@ -21,6 +21,11 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
     assert doc_tables.filled(text) == text, "run python -m benchmarks.docs tables"
 
 
+def test_every_table_stands_on_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in doc_tables.TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
 def test_the_command_line_reference_is_that_of_the_commands() -> None:
     text = cli_reference.PAGE.read_text(encoding="utf-8")
     assert cli_reference.page() == text, "run python -m benchmarks.docs cli-reference"

@@ -52,14 +52,11 @@ def test_a_family_is_equal_or_takes_trls_step(family: str, verdict: str, tmp_pat
 
 def test_asking_leaves_everything_as_it_was(tmp_path: Path) -> None:
     trainer = build("lean", tiny_llama(), tmp_path)
-    calls: list[int] = []
-    trainer.model.register_forward_hook(lambda *_: calls.append(1))
     trainer.model.train()
     trainer.model.model.layers[0].eval()
     modes = [module.training for module in trainer.model.modules()]
     kept, state = copy.deepcopy(dict(trainer.model.named_buffers())), torch.get_rng_state()
     assert ask(trainer._step_context(), torch.arange(4, 40)).why is None
-    assert not calls
     assert modes == [module.training for module in trainer.model.modules()]
     assert all(torch.equal(buffer, kept[name]) for name, buffer in trainer.model.named_buffers())
     assert torch.equal(state, torch.get_rng_state())
@@ -118,6 +115,76 @@ def test_a_hook_in_the_backward_runs_as_often_as_under_trl(
     found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
     assert worst(found[1], found[0]) <= TOLERANCE
     assert "would run once for each piece" in caplog.text
+
+
+def _by_position(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * torch.linspace(0.5, 1.5, out.shape[1])[None, :, None]
+
+
+def _by_rows(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
+    return out + out.mean(dim=(0, 1), keepdim=True)
+
+
+def _by_token(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
+    return out.tanh()
+
+
+@pytest.mark.parametrize(("hook", "whole"), [(_by_position, True), (_by_rows, True), (_by_token, False)])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_forward_hook_is_asked_with_the_model(
+    hook: Any, whole: bool, late: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steering by position, or by a batch's mean, is another function of a piece; also where a later step adds it."""
+    theirs, ours = build("trl", tiny_llama(), tmp_path), build("lean", tiny_llama(), tmp_path, max_tokens_per_piece=30)
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    if late:
+        loss_and_gradients(ours, inputs)
+        assert ours._whole_batch_reason is None
+    for trainer in (theirs, ours):
+        trainer.model.model.layers[0].register_forward_hook(hook)
+    found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
+    assert worst(found[1], found[0]) <= TOLERANCE
+    assert ("(with a forward hook on model.layers.0)" in caplog.text) is whole
+
+
+def test_a_result_that_is_changed_on_its_way_out_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The hook halves what TRL reads, and knows nothing of what pieces return."""
+
+    def halve(_module: Any, _given: Any, out: Any) -> None:
+        if getattr(out, "log_probs", None) is not None:
+            out.log_probs = out.log_probs * 0.5
+
+    theirs, ours = build("trl", tiny_llama(), tmp_path), build("lean", tiny_llama(), tmp_path)
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    for trainer in (theirs, ours):
+        trainer.model.register_forward_hook(halve)
+    found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
+    assert worst(found[1], found[0]) <= TOLERANCE
+    assert "(with a forward hook on the model)" in caplog.text
+
+
+class _Normed(torch.nn.Module):
+    """Normalise over a batch, as training does."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.over = inner, torch.nn.BatchNorm1d(32)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.over(self.inner(hidden).flatten(0, 1)).view_as(hidden)
+
+
+def test_what_couples_rows_in_training_only_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs, ours = build("trl", tiny_llama(), tmp_path), build("lean", tiny_llama(), tmp_path, max_tokens_per_piece=30)
+    for trainer in (theirs, ours):
+        trainer.model.model.norm = _Normed(trainer.model.model.norm)
+    inputs = with_policies(theirs, batch(), beta=0.0)
+    kept = {name: buffer.clone() for name, buffer in ours.model.named_buffers()}
+    assert ask(ours._step_context(), torch.arange(4, 40)).why is not None
+    assert all(torch.equal(buffer, kept[name]) for name, buffer in ours.model.named_buffers())
+    found = [loss_and_gradients(trainer, inputs)[1] for trainer in (theirs, ours)]
+    assert worst(found[1], found[0]) <= TOLERANCE
+    assert "TRL's own step is used: llama reads the padding" in caplog.text
 
 
 def _scaled(kind: Any) -> Any:

@@ -25,8 +25,11 @@ KINDS: dict[str, tuple[Any, torch.dtype, dict[str, Any]]] = {
 }
 
 
-def stepped(kind: str, *at: int) -> tuple[list[torch.Tensor], RunsOut, str]:
-    """Step three times; operators ``at`` of the first step run out of memory. Return weights, and what was said."""
+def stepped(kind: str, *at: int, parks: bool = False) -> tuple[list[torch.Tensor], RunsOut, str]:
+    """Step three times; operators ``at`` of the first step run out of memory. Return weights, and what was said.
+
+    ``parks``: the state goes to host memory between the first step and the second.
+    """
     make, dtype, options = KINDS[kind]
     source = torch.Generator().manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(5, 3 + i, generator=source).to(dtype)) for i in range(4)]
@@ -46,6 +49,8 @@ def stepped(kind: str, *at: int) -> tuple[list[torch.Tensor], RunsOut, str]:
             drawn = torch.randn(weight.shape, generator=source).to(dtype)
             weight.grad = drawn if number or weight is not weights[1] else None
         step()
+        if parks:
+            assert step.park() is (number == 0 and kind in ("fused", "rounded"))
     return [weight.detach() for weight in weights], mode, " ".join(sorted(adaptation.log.said))
 
 
@@ -76,6 +81,13 @@ def test_state_that_has_no_room_stays_on_the_host() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_is_parked_once_where_a_step_can_go_on_from_there(kind: str) -> None:
+    meant, _, _ = stepped(kind)
+    found, _, _ = stepped(kind, parks=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))
+
+
 def test_the_trainers_optimizer_survives_and_counts_as_stepped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -92,4 +104,5 @@ def test_the_trainers_optimizer_survives_and_counts_as_stepped(
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     ours.train()
     assert any("stays in host memory" in line for line in ours._once_log.said)
+    assert ours._adaptation.park.__self__.__class__ is SurvivingStep
     assert not [one for one in recwarn if "lr_scheduler.step" in str(one.message)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memprof.errors import UsageError
 from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
@@ -161,6 +162,24 @@ def test_one_row_that_has_no_room_is_checkpointed_harder_then_ends(
         assert kind in caplog.text
 
 
+def test_what_cannot_be_smaller_gets_the_room_of_the_optimizers_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, inputs, times = trained("full", tmp_path)
+    _, meant = gradients_of(ours, inputs, times)
+    short = RunsOut(*range(20, 100000))
+
+    def park() -> bool:
+        there_was, short.at = bool(short.at), set()
+        return there_was
+
+    ours._adaptation.lighten, ours._adaptation.park = lambda: None, park
+    with running_out(monkeypatch, short):
+        _, found = gradients_of(ours, inputs, times)
+    assert worst(found, meant) <= 3e-6  # halves add up in another order
+    assert any("optimizer's state stays in host memory" in line for line in ours._once_log.said)
+
+
 def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, long completions are offloaded by ``auto``; smaller tiles ended that."""
     monkeypatch.setattr(apply, "checkpointing_of", lambda *_: "offloaded")
@@ -169,6 +188,26 @@ def test_a_harder_kind_stays_where_the_tile_shrinks_next(tmp_path: Path, monkeyp
     assert techniques.checkpointing == "offloaded"
     assert techniques.lighten() == "tiled_mlp=4096"
     assert (techniques.checkpointing, techniques.tile) == ("offloaded", 4096)
+
+
+def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = build("lean", tiny_llama(), tmp_path, on_oom="auto")
+    assert ours._adaptation is None  # a CPU raises no such error
+    monkeypatch.setattr(type(ours.accelerator), "device", torch.device("cuda"))
+    assert ours._adapting(ours.args) is not None
+    ours.args.on_oom = "raise"
+    assert ours._adapting(ours.args) is None
+    ours.args.on_oom = "auto"
+    monkeypatch.setenv("MEMPROF_EMULATE_VALUES", "0")  # a simulation asks whether there is room as it is
+    assert ours._adapting(ours.args) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(type(ours.accelerator), "device", torch.device("cuda"))
+    ours.args.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    assert ours._adapting(ours.args) is None
+    assert any("memory that runs out ends the run: on_oom='adapt' needs" in said for said in ours._once_log.said)
+    ours.args.on_oom = "adapt"
+    with pytest.raises(UsageError, match="on_oom='adapt' needs checkpointing with use_reentrant=False"):
+        ours._adapting(ours.args)
 
 
 def test_memory_that_runs_out_elsewhere_is_told_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

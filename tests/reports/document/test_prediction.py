@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.html.report import render_html
-from memprof.reports.json import validate
 from memprof.reports.markdown.report import render_markdown
 from memprof.reports.terminal.report import render_terminal
 
 from memprof.analysis.prediction import PARTS, usable
+from memprof.analysis.report_files import validate
 from memprof.config.catalogue import find_config
 from memprof.config.expected_error import comparisons, expected_error, stated_range
 from memprof.config.fits import MARGIN, margin_of, stated_error, wide_margin

@@ -40,10 +40,13 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "weights cast and kept": ({}, {"dtype": "float32"}, False),
 }
 _OFTEN = ("adapter", "sharded")
+# Each half has a case of its own.
+_BOTH_APART = ("static sliding window",)
 
 
 def _case(name: str) -> Any:
-    return pytest.param(name, id=name, marks=[] if name in _OFTEN else [pytest.mark.slow])
+    marks = [] if name in _OFTEN else [pytest.mark.heavy if name in _BOTH_APART else pytest.mark.slow]
+    return pytest.param(name, id=name, marks=marks)
 
 
 def _simulated(folder: Path, model: dict[str, Any], asked: dict[str, Any], **more: Any) -> Any:
