@@ -75,7 +75,8 @@ def capture(name: str, snapshots: Path) -> list[dict[str, Any]]:
 
     case = CAPTURES[name]
     seen: dict[str, int] = {}
-    simulate(lambda session: _program(case, session, seen), stacks=False, gpu=find_gpu(case["gpu"]))
+    gpu, before_2_13 = find_gpu(case["gpu"]), "2.11"
+    simulate(lambda session: _program(case, session, seen), stacks=False, gpu=gpu, torch_release=before_2_13)
     real = json.loads((snapshots / "peaks.json").read_text())[f"{name}.pickle"]
     about = {"name": name, "where": "gpu", "note": "requested bytes"}
     return [

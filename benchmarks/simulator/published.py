@@ -77,7 +77,7 @@ def simulated(row: Published) -> int:
 
     gpu = find_gpu(row.card)
     if row.known == "exactly":
-        raw = simulate(lambda session: _loss_loop(session, **row.settings), gpu=gpu, stacks=False)
+        raw = simulate(lambda session: _loss_loop(session, **row.settings), gpu=gpu, stacks=False, torch_release="2.6")
     else:
         raw = simulate_settings(Settings(**row.settings), gpu=gpu, stacks=False)
     highest = raw["memprof"]["highest"]

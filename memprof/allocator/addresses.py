@@ -1,6 +1,6 @@
 """Choose the addresses of segments as CUDA's driver does on Linux.
 
-Addresses decide more than names: between free blocks of one size, the allocator takes the one with the lower address.
+Addresses decide more than names: of free blocks of one size, torch up to 2.11 takes the one with the lower address.
 The driver's rule is not documented. This one is read off the segments of snapshots from GPUs, which
 ``tests/allocator/test_addresses.py`` holds it against:
 

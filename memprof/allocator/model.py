@@ -61,10 +61,11 @@ class Block:
 class _Segment:
     """Hold a segment: memory from the device, or the address range of an expandable segment."""
 
-    __slots__ = ("address", "expandable", "first", "page", "size")
+    __slots__ = ("address", "expandable", "first", "page", "shift", "size")
 
-    def __init__(self, address: int, size: int, expandable: bool, page: int) -> None:
+    def __init__(self, address: int, size: int, expandable: bool, page: int, shift: int) -> None:
         self.address = address
+        self.shift = shift  # from an address to its place among the addresses of all segments, older ones first
         self.size = size
         self.expandable = expandable
         self.page = page
@@ -85,9 +86,13 @@ class Pool:
         self.searches = 0
 
 
-def free_key(size: int, address: int = 0) -> int:
-    """Return what free blocks are sorted by: size, then address. One number compares faster than a pair."""
-    return size << _ADDRESS_BITS | address
+def free_key(size: int, place: int = 0) -> int:
+    """Return what free blocks are sorted by: size, then place. One number compares faster than a pair."""
+    return size << _ADDRESS_BITS | place
+
+
+def _key_of(block: Block) -> int:
+    return block.size << _ADDRESS_BITS | block.address + block.segment.shift
 
 
 EventCallback = Callable[[str, int, int, int, int], None]
@@ -135,6 +140,7 @@ class CachingAllocator:
         self._unmapped: dict[int, Block] = {}
         self._pending: set[int] = set()
         self._segments: dict[int, _Segment] = {}
+        self._placed = 0  # bytes of all segments that there ever were
 
     # ------------------------------------------------------------------ what a program does
 
@@ -342,12 +348,12 @@ class CachingAllocator:
     def _insert(self, block: Block) -> None:
         block.free = True
         block.born = block.pool.searches
-        key = free_key(block.size, block.address)
+        key = _key_of(block)
         insort(block.pool.free, key)
         self._free[key] = block
 
     def _remove(self, block: Block) -> None:
-        free, key = block.pool.free, free_key(block.size, block.address)
+        free, key = block.pool.free, _key_of(block)
         del free[bisect_left(free, key)]
         del self._free[key]
 
@@ -408,12 +414,18 @@ class CachingAllocator:
         size = self.settings.segment_size(need)
         if size > self._device_free():
             return None
-        segment = _Segment(self.addresses.take(size), size, False, size)
+        segment = self._segment(size, False, size)
         block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._reserve(size)
         self._emit("segment_alloc", segment.address, size, home)
         return block
+
+    def _segment(self, size: int, expandable: bool, page: int) -> _Segment:
+        address = self.addresses.take(size)
+        shift = self._placed - address if self.settings.oldest_first else 0
+        self._placed += size
+        return _Segment(address, size, expandable, page, shift)
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
@@ -509,7 +521,7 @@ class CachingAllocator:
         device = self.capacity if self.capacity is not None else 80 * 2**30
         page = SMALL_SEGMENT if home.small else self.settings.large_segment_size
         size = -(-max(device * 9 // 8, need) // page) * page
-        segment = _Segment(self.addresses.take(size), size, True, page)
+        segment = self._segment(size, True, page)
         block = segment.first = Block(segment.address, size, home, segment)
         self._segments[segment.address] = segment
         self._add_unmapped(block)

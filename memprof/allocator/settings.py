@@ -16,6 +16,7 @@ from memprof.errors import UsageError
 __all__ = [
     "MIB",
     "MIN_BLOCK",
+    "OLDEST_FIRST_SINCE",
     "SEGMENT_ROUND",
     "SMALL_LIMIT",
     "SMALL_SEGMENT",
@@ -33,6 +34,8 @@ SMALL_SEGMENT = 2 * MIB
 MIN_LARGE_SEGMENT = 10 * MIB  # requests of this size or more get a segment of their own size
 SEGMENT_ROUND = 2 * MIB
 UNLIMITED = 1 << 62
+#: The release of torch from which on the oldest segment's block is taken; 2.12 was not tried.
+OLDEST_FIRST_SINCE = (2, 13)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class AllocatorSettings:
     """Hold the settings of ``PYTORCH_CUDA_ALLOC_CONF`` (``PYTORCH_ALLOC_CONF``); sizes are bytes.
 
     ``roundup_divisions`` has one entry for each power of two from 1 MiB to 32 GiB; 0 and 1 mean off.
+    ``oldest_first`` is torch's release, not a setting: of free blocks of one size, torch takes the one with the lowest
+    address, and from :data:`OLDEST_FIRST_SINCE` on the one of the oldest segment, there the lowest address.
     """
 
     max_split_size: int = UNLIMITED
@@ -48,6 +53,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
     roundup_divisions: tuple[int, ...] = (0,) * 16
+    oldest_first: bool = True
 
     def round_size(self, size: int) -> int:
         """Return the block bytes for a request, before any unsplit rest is added."""
@@ -259,4 +265,6 @@ def settings_of(recorded: dict[str, Any]) -> AllocatorSettings:
         table = [divisions.get(str(1 << i), 0) for i in range(16)]
         if all(isinstance(d, int) and (d == 0 or (d > 0 and not d & (d - 1))) for d in table):
             values["roundup_divisions"] = tuple(table)
+    # A simulation says it; torch does not, and has written the other name since about the same release.
+    values["oldest_first"] = recorded.get("oldest_first", "max_cached_size" in recorded) is True
     return AllocatorSettings(**values)

@@ -107,8 +107,9 @@ def margin_kept(analysis: Analysis) -> float:
 
 def allocator_of(analysis: Analysis) -> AllocatorSettings:
     """Return the allocator's settings of a simulated run."""
+    recorded = settings_of(analysis.snapshot.settings)
     told = _config(analysis).get("alloc_conf")
-    return parse_settings(str(told)) if told else settings_of(analysis.snapshot.settings)
+    return replace(parse_settings(str(told)), oldest_first=recorded.oldest_first) if told else recorded
 
 
 def fits_within(program: Program, settings: AllocatorSettings, room: int) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.allocator.model import CachingAllocator, OutOfMemory
-from memprof.allocator.settings import not_modelled, parse_settings
+from memprof.allocator.settings import OLDEST_FIRST_SINCE, not_modelled, parse_settings
 from memprof.compat import missing, require
 from memprof.compat import torch as torch_names
+from memprof.compat.versions import installed, release
 from memprof.config.fits import stated_error
 from memprof.config.gpus import Gpu, bfloat16_note, note_of, workspace_bytes
 from memprof.config.model_shape import ModelShape
@@ -40,6 +42,7 @@ def simulate(
     world_size: int = 1,
     stacks: bool = True,
     shortcuts: bool = True,
+    torch_release: str | None = None,
 ) -> dict[str, Any]:
     """Run ``fn(session)`` on fake tensors and return a raw snapshot, as torch's ``_snapshot()`` would.
 
@@ -59,6 +62,8 @@ def simulate(
         world_size: ranks, of which this is the first.
         stacks: keep Python stacks.
         shortcuts: answer operations whose result is known without executing them again.
+        torch_release: such as ``"2.11"``: whose allocator is followed where releases differ, which is in the one of
+            several free blocks of a size that is taken; the installed torch's by default.
 
     Raises:
         UsageError: ``alloc_conf`` is malformed, or the installed torch is not one this was written for.
@@ -73,7 +78,9 @@ def simulate(
     from memprof.simulate.world.tracking import Tracking
 
     cuda = device == "cuda"
-    heap = CachingAllocator(parse_settings(alloc_conf), capacity) if cuda else PlainHeap()
+    oldest_first = release(torch_release or installed("torch") or "") >= OLDEST_FIRST_SINCE
+    settings = replace(parse_settings(alloc_conf), oldest_first=oldest_first)
+    heap = CachingAllocator(settings, capacity) if cuda else PlainHeap()
     name = gpu.name if gpu is not None else "no device: simulated"
     total = gpu.total_bytes if gpu is not None else capacity
     recorder = FakeRecorder(heap, DeviceInfo(0, device, name, total), cuda=cuda, stacks="python" if stacks else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,20 @@ def test_complete_recordings_replayed(shared: Path) -> None:
         assert made == seen, path.name
         count += len(seen)
     assert count > 1000
+
+
+def test_of_equal_free_blocks_torch_s_release_says_which_is_taken() -> None:
+    """Newer segments lie lower here: the lowest address is the newest segment's, and torch 2.13 takes the oldest's."""
+    for oldest_first in (True, False):
+        heap = CachingAllocator(replace(parse_settings(""), oldest_first=oldest_first))
+        made = [heap.malloc(32 * MIB)[0] for _ in range(3)]
+        assert made == sorted(made, reverse=True)
+        for address in (made[1], made[0], made[2]):
+            heap.free(address)
+        assert [heap.malloc(32 * MIB)[0] for _ in range(3)] == (made if oldest_first else made[::-1])
+
+
+def test_a_snapshot_tells_which_free_block_is_taken() -> None:
+    assert settings_of({"oldest_first": False, "max_cached_size": -1}).oldest_first is False
+    assert settings_of({"max_cached_size": -1}).oldest_first is True  # torch 2.13
+    assert settings_of({"max_split_size": -1}).oldest_first is False  # torch 2.11

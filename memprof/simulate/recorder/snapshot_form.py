@@ -11,6 +11,8 @@ from memprof.simulate.recorder.plain_heap import PlainHeap
 
 __all__ = ["Event", "write_snapshot"]
 
+_SETTINGS = ("expandable_segments", "oldest_first")
+
 
 class Event(NamedTuple):
     """Hold one entry of the trace; sizes are bytes, time is a count, ``captured`` a stack not yet written."""
@@ -49,7 +51,7 @@ def write_snapshot(
     return {
         "segments": segments,
         "device_traces": [*([] for _ in range(device)), trace],
-        "allocator_settings": {"expandable_segments": allocator.settings.expandable_segments},
+        "allocator_settings": {name: getattr(allocator.settings, name) for name in _SETTINGS},
         "external_annotations": [],
     }
 
