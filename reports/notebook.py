@@ -42,6 +42,8 @@ def document_fragment(document: Document, link: str = "") -> str:
     """Return a document's first screen as a piece of HTML; ``link`` is the address of its page."""
     shown = document.summary
     rows = [line for row in document.rows for line in _lines(row)]
+    if shown.guessed:
+        rows.append((escape(shown.guessed.label), shown.guessed.value, escape(shown.guessed.note)))
     more = f'<p><a href="{escape(link, quote=True)}">{escape(link)}</a></p>' if link else ""
     return _fragment(
         f"{shown.peak_word} in {shown.where}", shown.peak_bytes, document.headline.sentences, shown.bar,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memprof.reports.document.model import Allocation, Fact, Part, Room, Summary
+from memprof.reports.document.model import GUESS, Allocation, Fact, Part, Room, Summary
 from memprof.reports.document.prediction import prediction_facts, reserving
 from memprof.reports.document.tables import category_parts
 from memprof.reports.document.text import gib, percent, sentence_list, size, where_words
@@ -57,7 +57,7 @@ def _guessed(peak: Mapping[str, Any], allocations: Sequence[Allocation]) -> Fact
             others[label.lower()] += allocation.bytes
     words = sentence_list(label for label, n in others.most_common(2) if n >= n_bytes / 100)
     note = f"could be {words}" if words else "by lifetime, shape or size alone"
-    return Fact("Guessed", f"{gib(n_bytes)} GiB", note, n_bytes)
+    return Fact(f"Guessed (rows marked{GUESS})", f"{gib(n_bytes)} GiB", note, n_bytes)
 
 
 def _rest_of_device(peak: Mapping[str, Any], capacity: int | None) -> tuple[Part, ...]:

@@ -116,7 +116,7 @@ def _bar_axis(summary: Summary) -> Markup:
 
 def _legend(part: Part) -> Markup:
     words = el("span", {"class": "muted"}, amount(part.bytes) if part.bytes else "not at the peak")
-    return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.label, " ", words)
+    return el("li", {"data-category": colour_class(part.id)}, swatch(part.id), part.marked, " ", words)
 
 
 def room_section(room: Room | None) -> Markup | None:

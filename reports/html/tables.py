@@ -65,7 +65,7 @@ def _row(row: Row, level: int, total: int, parent: str) -> Markup:
             "data-parent": parent or None,
             **categories_of_row(level, row.id, colour, [child.id for child in row.children]),
         },
-        el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.label),
+        el("th", {"scope": "row", "title": row.words or None}, swatch(colour) if level == 1 else None, row.marked),
         el("td", {"class": "num"}, amount(row.at_peak)),
         el("td", {"class": "wide fills"}, el("div", {"class": "bar thin"}, *_row_bar(row, colour, level, total))),
         el("td", {"class": "num wide"}, percent(row.at_peak, total)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from memprof.reports.document.model import GUESS, Document, Ranks, RecordingRow, Row
 from memprof.reports.document.text import gib, percent, thousands, time_heading, time_taken
@@ -51,10 +50,8 @@ def _peak(document: Document) -> str:
 
 
 def _facts(document: Document) -> str:
-    guessed = document.summary.guessed
-    facts = document.summary.facts
-    if guessed is not None:
-        facts = (*facts, replace(guessed, label=f"{guessed.label} (rows marked ?)"))
+    summary = document.summary
+    facts = (*summary.facts, summary.guessed) if summary.guessed else summary.facts
     return "\n".join(f"- {text(f.label)}: **{text(f.value)}** ({text(f.note)})" for f in facts)
 
 

@@ -89,7 +89,7 @@ def _print_summary(console: Console, document: Document, colour: bool, facts: bo
     for line in legend(parts, console.width - 1, colour):
         console.print(line)
     if (guessed := summary.guessed) is not None:
-        console.print(Text.assemble("Guessed (rows marked ?): ", (guessed.value, "bold"), (f"  {guessed.note}", "dim")))
+        console.print(Text.assemble(f"{guessed.label}: ", (guessed.value, "bold"), (f"  {guessed.note}", "dim")))
     if document.room is not None:
         print_room(console, document.room, colour, drawn=facts or document.oom is not None)
     for fact in summary.facts if facts else ():

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
+from memprof.reports.document.build import build_document
+from memprof.reports.html.report import render_html
+from memprof.reports.markdown.report import render_markdown
+from memprof.reports.notebook import document_fragment
 from memprof.reports.renderers import FORMATS, RENDERERS, Answer, formats_of, render, renderer
+from memprof.reports.terminal.report import render_terminal
+
+from tests.reports.sample import sample
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 # Files that several renderers share.
@@ -55,3 +63,20 @@ def test_json_asks_for_no_document_and_a_page_for_its_own() -> None:
 
 def _raise() -> None:
     raise RuntimeError("the page's own document")
+
+
+def test_a_guessed_row_looks_guessed_in_every_form() -> None:
+    """The sample's rows that are guessed, and they alone, carry the mark wherever rows are drawn."""
+    document = build_document(sample()[0])
+    rows = [child for row in document.rows for child in row.children if child.at_peak]
+    marked = {row.label for row in rows if row.marked != row.label}
+    assert 0 < len(marked) < len(rows)
+    page = re.search(r'<section id="components".*?</section>', render_html(document), re.DOTALL)
+    assert page is not None
+    tables = {"terminal": render_terminal(document, 100), "markdown": render_markdown(document),
+              "notebook": document_fragment(document), "html": page[0]}  # fmt: skip
+    for form, table in tables.items():
+        words = re.sub(r"<[^>]*>|&nbsp;", "\n", table)
+        found = {row.label for row in rows if re.search(rf"^(  \w |\W*){row.label} \?(\s|$)", words, re.MULTILINE)}
+        assert found == marked, form
+        assert form == "html" or "Guessed (rows marked ?)" in table
