@@ -332,6 +332,8 @@ def test_a_shared_prompt_is_computed_once(tmp_path: Path) -> None:
     inputs = groups()
     seen: list[int] = []
     ours.model.model.embed_tokens.register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    loss_and_gradients(ours, with_policies(ours, inputs, beta=0.0))  # asks the model again, because its hooks changed
+    seen.clear()
     loss_and_gradients(ours, with_policies(ours, inputs, beta=0.0))
     once = inputs["prompt_mask"][:2].sum() + (inputs["completion_mask"].sum(1) - 1).sum()
     assert sum(seen) == 2 * once  # for the old log-probs, and for the loss
