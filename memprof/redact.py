@@ -24,13 +24,14 @@ __all__ = ["HIDDEN", "redact", "redact_snapshot", "redact_text", "short_path"]
 
 HIDDEN = "<redacted>"
 
+_ENVIRONMENTS = r"env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?"
 # Settings whose value is hidden whatever it looks like: secrets, people and places.
 _PRIVATE_KEY = re.compile(
     r"(?i)(?:^|[_.-])(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth(?:orization)?|cookie"
-    r"|host(?:name)?|user(?:_?name)?|login|e?mail|entity|organi[sz]ation|argv|cmd(?:line)?|command(?:_?line)?|cwd|env(?:iron(?:ment)?)?"
-    r"|master_addr|ip(?:_?address)?)(?:$|[_.-])"
+    r"|host(?:name)?|user(?:_?name)?|login|e?mail|entity|organi[sz]ation|cwd"
+    rf"|{_ENVIRONMENTS}|master_addr|ip(?:_?address)?)(?:$|[_.-])"
 )
-_ENVIRONMENT = re.compile(r"(?i)env(?:iron(?:ment)?)?|argv|cmd(?:line)?|command(?:_?line)?")
+_ENVIRONMENT = re.compile(rf"(?i){_ENVIRONMENTS}")
 # Settings named after tokens of text, which are no secrets.
 _INNOCENT_KEY = re.compile(
     r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|image|num|max|min|completion|prompt|truncated|mask_truncated)_tokens?(?:_id|_ids)?"

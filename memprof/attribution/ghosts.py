@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 
 from memprof.attribution.facts import WORKSPACE_BYTES, Bools, Draft, Facts, Ints, codes_of, multiset
-from memprof.attribution.loaded_models import NEVER_RUNS, is_language_model, rank_in_size
+from memprof.attribution.loaded_models import NEVER_RUNS, NOTICEABLE, is_language_model, rank_in_size
 from memprof.vocabulary import Category, Evidence, Phase
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
 _COPY = "fingerprint.parameter-copy"
 _STATE_DTYPES = (1.0, 2.0, 0.5)
 _SMALL = 4096
-_NOTICEABLE = 1024  # bytes; smaller blocks (buffers, scales, counters) do not tell models apart
 _LARGE = 1 << 16
 _CLEAR = 0.1  # a smaller difference between two shares is not evidence
 
@@ -229,7 +228,7 @@ def _equal_models(sizes: Counter[int]) -> int:
         return 1
     norm, norms = max(small.items(), key=lambda item: item[1])
     alone = {s: c for s, c in sizes.items() if s >= 1 << 20 and c <= norms / 4}
-    repeated = [c for s, c in sizes.items() if c >= 4 and s >= _NOTICEABLE]
+    repeated = [c for s, c in sizes.items() if c >= 4 and s >= NOTICEABLE]
     total, total_alone = (sum(s * c for s, c in of.items()) for of in (sizes, alone))
     for copies, stray in ((5, 0), (4, 0), (3, 0), (2, 0), (5, 2), (4, 2), (3, 2)):
         whole = sum(s * c for s, c in sizes.items() if c % copies == 0 or s == norm)
@@ -395,7 +394,7 @@ def _another_model(facts: Facts, draft: Draft, trained: Counter[int]) -> None:
         beside = left if whole else _upper_model(facts, left)
         draft.fill(beside, role, Evidence.FINGERPRINT, rule, alternatives=(Category.WEIGHTS,))
     elif trained:
-        _idle_model(facts, draft, kept[facts.size[kept] >= _NOTICEABLE], trained, whole=whole)
+        _idle_model(facts, draft, kept[facts.size[kept] >= NOTICEABLE], trained, whole=whole)
 
 
 def _idle_model(facts: Facts, draft: Draft, rows: Ints, trained: Counter[int], *, whole: bool) -> None:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from memprof.attribution.facts import Draft, Facts, Ints, multiset
 from memprof.vocabulary import Category, Evidence, Phase
 
-__all__ = ["NEVER_RUNS", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
+__all__ = ["NEVER_RUNS", "NOTICEABLE", "LoadedModel", "apply_loaded_models", "embedding_geometry", "is_language_model"]
 
-_NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales) do not tell models apart
+NOTICEABLE = 1024  # bytes; smaller tensors (buffers, scales, counters) do not tell models apart
 _SAME = 0.9  # two models with this share of bytes in common have the same architecture
 NEVER_RUNS = (Category.VALUE_MODEL, Category.REFERENCE_MODEL, Category.WEIGHTS)  # beside reward, what it may be
 _SMALLEST_VOCABULARY = 30_000  # the matrices between a vision tower and its language model have fewer rows
@@ -95,7 +95,7 @@ def _models(facts: Facts, rows: Ints, trained: Counter[int]) -> list[LoadedModel
 def _split_copies(facts: Facts, rows: Ints, trained: Counter[int]) -> list[Ints]:
     """Split several models of one architecture behind the same caller: the first row of each size is the first's."""
     sizes = multiset(facts.size[rows])
-    large = {s: c for s, c in sizes.items() if s >= _NOTICEABLE}
+    large = {s: c for s, c in sizes.items() if s >= NOTICEABLE}
     copies = _copies(large, trained)
     if copies < 2:
         return [rows]
@@ -232,7 +232,7 @@ def _common(a: Counter[int], b: Counter[int]) -> int:
 
 
 def _noticeable(sizes: Counter[int]) -> Counter[int]:
-    return Counter({s: c for s, c in sizes.items() if s >= _NOTICEABLE and c > 0})
+    return Counter({s: c for s, c in sizes.items() if s >= NOTICEABLE and c > 0})
 
 
 def _runs_modules(facts: Facts, phase: Phase) -> bool:
@@ -260,5 +260,5 @@ def embedding_geometry(sizes: Counter[int]) -> tuple[int, int]:
 
 def is_language_model(sizes: Counter[int]) -> bool:
     """Tell whether a multiset of sizes is a whole language model's: repeated layers and an embedding."""
-    layers = [s for s, c in sizes.items() if c >= 4 and s >= _NOTICEABLE]
+    layers = [s for s, c in sizes.items() if c >= 4 and s >= NOTICEABLE]
     return len(layers) >= 3 and embedding_geometry(sizes)[0] >= _SMALLEST_VOCABULARY

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memprof.vocabulary import Category, History, Kind, Phase
 
-__all__ = ["SCHEMA", "check_extra", "clean", "clean_text"]
+__all__ = ["MOST_RANKS", "SCHEMA", "check_extra", "clean", "clean_text"]
 
 SCHEMA = "memprof.snapshot/1"
 
@@ -53,6 +53,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 _MAX_DEPTH = 16
 _MAX_VALUES = 20_000_000
+
+
+#: The highest rank, and the most ranks, that a file may name; ``report.schema.json`` allows as many.
+MOST_RANKS = 1 << 17
 
 
 class _Range(NamedTuple):
@@ -129,7 +133,7 @@ _FIELDS: dict[str, dict[str, _Kinds]] = {
 }
 _LIMITS: dict[str, _Kinds] = {
     "non_torch_bytes": (_BYTES,),
-    **dict.fromkeys(("rank", "world_size"), (_Range(0, 1 << 17),)),
+    **dict.fromkeys(("rank", "world_size"), (_Range(0, MOST_RANKS),)),
 }
 # What every entry of a list, or value of a dict, must be.
 _INNER: dict[str, _Kinds] = {

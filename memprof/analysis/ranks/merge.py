@@ -10,12 +10,9 @@ from typing import Any
 from memprof.analysis.ranks.across import across
 from memprof.analysis.ranks.run_folders import places_of_run
 from memprof.errors import InputError
+from memprof.snapshot.extra import MOST_RANKS
 
 __all__ = ["fullest", "merged", "missing_ranks", "world_size_of"]
-
-
-# As many as ``report.schema.json`` allows: every rank that is missing is listed.
-_MOST_RANKS = 1 << 17
 
 
 def merged(
@@ -70,7 +67,7 @@ def world_size_of(claims: Iterable[Any], present: Iterable[int]) -> int | None:
             "`memprof compare`."
         )
     highest = max(present, default=0)
-    if highest > _MOST_RANKS:
+    if highest > MOST_RANKS:  # every rank that is missing is listed
         raise InputError(f"a recording is called rank {highest}, which no run has; rename it.")
     return max(sizes[0], highest + 1) if sizes else None
 
