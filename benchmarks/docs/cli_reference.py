@@ -56,7 +56,8 @@ class _Markdown(click.HelpFormatter):
 
 def page() -> str:
     """Return the page's text."""
-    context = click.Context(memprof, info_name="memprof")
+    # The command's own context: click keeps the help option that the first context asked for, here without -h.
+    context = memprof.make_context("memprof", [], resilient_parsing=True)
     text = HEAD
     for name in memprof.list_commands(context):
         command = memprof.get_command(context, name)
