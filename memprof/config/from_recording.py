@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,6 +30,7 @@ from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
 from memprof.config.trl_arguments import assumed_words, left_out_of
 from memprof.errors import InputError, UsageError
+from memprof.files import write_whole
 
 __all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
@@ -286,10 +286,7 @@ def place_model(likeness: Likeness, folder: Path) -> Settings:
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not (place / "config.json").is_file():
-            handle, unfinished = tempfile.mkstemp(dir=place, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-            os.replace(unfinished, place / "config.json")
+            write_whole(place / "config.json", text)
     except OSError as error:
         raise InputError(f"{place}: cannot be written ({error.strerror or error}).") from None
     return settings.with_(model=str(place))
