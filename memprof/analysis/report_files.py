@@ -8,12 +8,14 @@ import math
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from memprof.errors import InputError, refuse_special
+from memprof.errors import InputError
+from memprof.files import refuse_special
 from memprof.snapshot.extra import clean_text
 
 __all__ = ["read_memprof_json", "schema", "validate"]
@@ -30,6 +32,7 @@ _GZIP = b"\x1f\x8b"
 _MARK = b'"memprof.'
 # A report with every one of a million allocations listed stays below this.
 _MAX_BYTES = 2**31
+_PIECE = 2**24
 _MAX_DEPTH = 50
 
 
@@ -166,7 +169,8 @@ def _text(path: Path) -> bytes | None:
                 raise InputError(f"{path}: an HTML page; give the snapshot or the JSON it was made from.")
             if not start.startswith(b"{"):
                 return None
-            text = start + file.read(_MAX_BYTES)
+            # In pieces: one read of the limit would ask for the limit's memory, however small the file.
+            text = b"".join((start, *islice(iter(partial(file.read, _PIECE), b""), _MAX_BYTES // _PIECE + 1)))
     except (OSError, EOFError, zlib.error) as error:
         if _damaged(error):
             return None

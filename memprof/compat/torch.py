@@ -129,16 +129,10 @@ FAKE_TENSOR = Target(_FAKE, "FakeTensor", how=READ, needed_by=("simulate.world",
 FAKE_CONSTANT = Target(_FAKE, "FakeTensor.constant", how=ASSIGNED, needed_by=_SIMULATED)
 FAKE_DEVICE = Target(_FAKE, "FakeTensor.fake_device", how=ASSIGNED, needed_by=_SIMULATED)
 FAKE_MODE = Target(_FAKE, "FakeTensorMode", "(*, allow_non_fake_inputs)", needed_by=_SIMULATED)
-FAKE_KEYS = Target(
-    _FAKE, "FakeTensorMode._prep_args_for_hash", "(self, result, args, state, id_hashed_objects)", how=REPLACED,
-    optional_for=_SIMULATED, consequence="the simulator takes about a quarter longer",
-    used_in="FakeTensorMode._cache_key",
-)  # fmt: skip
-FAKE_SYMBOLIC = Target(
-    "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED,
-    consequence="the simulator takes about a quarter longer",
-)  # fmt: skip
 _SLOWER = "the simulator takes about half as long again"
+FAKE_SYMBOLIC = Target(
+    "torch", "Tensor._has_symbolic_sizes_strides", how=READ, optional_for=_SIMULATED, consequence=_SLOWER
+)
 NO_DISPATCH = Target("torch._C", "_DisableTorchDispatch", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
 MAKE_SUBCLASS = Target("torch", "Tensor._make_subclass", how=READ, optional_for=_SIMULATED, consequence=_SLOWER)
 NO_DATA_POINTER = Target(

@@ -17,7 +17,6 @@ _ROOM = "memprof.simulate.shortcuts"
 #: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
 SHORTCUTS = {
     "decoding": "decoding.learning",  # the steps of a generation between the first and the last ones
-    "keys": "keys",  # torch's own keys of its cache of fake results
     "layers": "layers.repeating",  # decoder layers that are alike, where nothing is differentiated
     "results": "results",  # operations whose result is known
     "rounds": "rounds",  # tiles and chunks that do what the one before did

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_a_count_with_a_point_is_none(number: str, tmp_path: Path) -> None:
     (path := tmp_path / "r.json").write_text(text.replace("HERE", f'"max_requested_bytes": {number}'))
     with pytest.raises(InputError, match=r"must be integer.*max_requested_bytes"):
         read_memprof_json(path)
+
+
+def test_a_small_report_asks_for_little_memory(tmp_path: Path) -> None:
+    from memprof.analysis.report_files import read_memprof_json
+    from tests.reports.sample import sample
+
+    (path := tmp_path / "r.json").write_text(json.dumps(sample()[0]))
+    read_memprof_json(path)  # the schema's checks are compiled once
+    tracemalloc.start()
+    try:
+        read_memprof_json(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 32 * path.stat().st_size + (32 << 20)
 
 
 def test_sentences_stay_one_printable_line() -> None:

@@ -387,3 +387,47 @@ def test_the_right_edge_of_a_rich_log_is_no_part_of_a_message() -> None:
     assert explain_log(f"!!! Exception during processing !!! Allocation on device{' ' * 20}execution.py:430")[
         "failures"
     ]
+
+
+def test_a_merge_of_an_adapter_is_moved_to_the_host_in_the_frameworks_words() -> None:
+    cell = """
+OutOfMemoryError                          Traceback (most recent call last)
+Cell In[21], line 2
+----> 2 {line}
+
+File {file}, in {function}(model)
+"""
+    own = cell.format(
+        line="model.save_pretrained_merged(folder, tokenizer)",
+        file="/usr/lib/python3.11/site-packages/unsloth/save.py:1298",
+        function="unsloth_save_pretrained_merged",
+    )
+    assert actions(own)[0].startswith("maximum_memory_usage=0.5")
+    reload = cell.format(
+        line="base = AutoModelForCausalLM.from_pretrained(name)  # then model.merge_and_unload()",
+        file="/usr/lib/python3.11/site-packages/transformers/models/auto/auto_factory.py:493",
+        function="from_pretrained",
+    )
+    first, second = actions(reload)[:2]
+    assert "device_map='cpu'" in first
+    assert "del the trainer" in second
+    assert not any("state_dict" in action for action in [*actions(own), *actions(reload)])
+
+
+@pytest.mark.parametrize(
+    ("command", "outsider"), [("python train/rewards.py --port 7", True), ("ray::Actor.fit", False)]
+)
+def test_rays_table_of_processes_names_who_holds_the_node(command: str, outsider: bool) -> None:
+    table = f"PID\tMEM(GB)\tCOMMAND\n14\t176.97\t{command}\n8805\t8.80\tray::LLMRayActor\n"
+    (failure,) = explain_log(f"{EXAMPLES['ray.monitor'].text} Top 10 memory users:\n{table}")["failures"]
+    named = command.partition(" --")[0]
+    assert f"held 176.97 GB: {named}." in failure["because"]
+    assert (failure["try"][0]["action"] == f"move or shrink {named}") is outsider
+
+
+def test_the_graph_allocator_of_llama_cpp_is_told_from_its_weights() -> None:
+    first = "allocating 9866.00 MiB on device 1: cudaMalloc failed: out of memory"
+    assert actions(f"{first}\nggml_gallocr_reserve_n: failed to allocate CUDA1 buffer")[0].startswith(
+        "a smaller physical"
+    )
+    assert actions(f"{first}\nalloc_tensor_range: failed to allocate CUDA1 buffer")[0].startswith("fewer layers")

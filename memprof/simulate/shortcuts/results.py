@@ -17,17 +17,19 @@ import torch
 
 from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
-from memprof.simulate.shortcuts.keys import SIMPLE, facts_of, is_plain
 
-__all__ = ["KnownResults", "Making", "known_results", "making"]
+__all__ = ["SIMPLE", "KnownResults", "Making", "facts_of", "is_plain", "known_results", "making"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
+_is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
 _key_of: Callable[[Any], int] = attrgetter(torch_names.STORAGE_KEY.name)
 _Operator: Any = type(torch.ops.aten.add.Tensor)
 _META = torch.device("meta")
 _NEEDED = (torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER, torch_names.KEYS_OF)
 # Their result hangs on values, or they change what their argument is.
 _LEFT_ALONE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+#: Types of arguments that are their own facts.
+SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 _Maker = Callable[[list[Any]], Any]
 
@@ -113,6 +115,28 @@ def _add_facts(values: Iterable[Any], facts: list[Any], tensors: list[Any]) -> b
         else:
             return False
     return True
+
+
+def is_plain(tensor: Any) -> bool:
+    """Tell whether a tensor is dense, and its shape plain numbers."""
+    return tensor.layout is torch.strided and not _is_symbolic(tensor)
+
+
+def facts_of(tensor: Any) -> tuple[Any, ...]:
+    """List all that torch's ``TensorMetadata`` says of a dense tensor; shape and strides give its memory format."""
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.fake_device,
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_quantized,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )
 
 
 class _Shape(NamedTuple):

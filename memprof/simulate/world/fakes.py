@@ -17,7 +17,6 @@ from memprof.compat import torch as torch_names
 from memprof.compat import transformers as transformers_names
 from memprof.compat.patching import replacing
 from memprof.compat.targets import Target
-from memprof.simulate.plain import shortcut
 from memprof.simulate.world.attention import DEFAULT_CAPABILITY, use_cuda_attention
 from memprof.simulate.world.autocast import cuda_autocast
 from memprof.snapshot.unpickle import collector_paused
@@ -45,8 +44,7 @@ def fake_world(
     """
     with ExitStack() as stack:
         stack.enter_context(_modes_kept())
-        keys = shortcut("keys")
-        stack.enter_context(patching(*_changes(), *(keys.quick_keys() if keys is not None else ())))
+        stack.enter_context(patching(*_changes()))
         stack.enter_context(replacing(*_tracing_questions()))
         if cuda:
             stack.enter_context(cuda_autocast())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click import Context, Option
 
-from benchmarks.docs import cli_reference
+from benchmarks.docs import cli_reference, json_reference
 from benchmarks.docs import tables as doc_tables
 from memprof.cli import main as memprof
 from memprof.config.catalogue import find_config
@@ -29,6 +29,11 @@ def test_every_table_stands_on_a_page() -> None:
 def test_the_command_line_reference_is_that_of_the_commands() -> None:
     text = cli_reference.PAGE.read_text(encoding="utf-8")
     assert cli_reference.page() == text, "run python -m benchmarks.docs cli-reference"
+
+
+def test_the_json_reference_is_that_of_the_schema() -> None:
+    text = json_reference.PAGE.read_text(encoding="utf-8")
+    assert json_reference.page() == text, "run python -m benchmarks.docs json-reference"
 
 
 @pytest.mark.parametrize("name", list(memprof.list_commands(Context(memprof))))

@@ -62,7 +62,7 @@ def test_a_shortcut_that_cannot_be_loaded_is_told_of(
     (tmp_path / "broken.py").write_text("import a_library_nobody_has")
     monkeypatch.setattr(shortcuts, "__path__", [*shortcuts.__path__, str(tmp_path)])
     monkeypatch.setitem(SHORTCUTS, "results", "broken")
-    monkeypatch.setitem(SHORTCUTS, "keys", "absent")
+    monkeypatch.setitem(SHORTCUTS, "rounds", "absent")
     got = simulate_settings(settings)["memprof"]
     assert got["highest"] == expected["highest"]
     [note] = [note for note in got["notes"] if "simulated without" in note]

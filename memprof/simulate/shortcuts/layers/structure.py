@@ -13,8 +13,8 @@ from torch import nn
 
 from memprof.compat.torch import AFTER_HOOKS, BEFORE_HOOKS
 from memprof.compat.torch_sharding import CONTRACT_REGISTRY, CONTRACT_STATE
-from memprof.simulate.shortcuts.keys import SIMPLE
 from memprof.simulate.shortcuts.layers.values import NotAlike
+from memprof.simulate.shortcuts.results import SIMPLE
 
 __all__ = ["cache_index", "structure_of"]
 

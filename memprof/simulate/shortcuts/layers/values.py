@@ -7,8 +7,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memprof.compat import torch as torch_names
-from memprof.simulate.shortcuts.keys import SIMPLE, facts_of, is_plain
-from memprof.simulate.shortcuts.results import Making
+from memprof.simulate.shortcuts.results import SIMPLE, Making, facts_of, is_plain
 
 __all__ = ["Many", "NotAlike", "Plain", "Stand", "Values", "constant_of", "rebuilt", "storage_key"]
 
