@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     place = {tests / name: index for index, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+class _Module(pytest.Module):
+    """A test file, skipped where a package that it imports at its top comes with an extra that is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            lacking = str(getattr(error.__cause__, "name", "")).partition(".")[0]
+            if lacking not in ("torch", "transformers", "trl", "peft") or importlib.util.find_spec(lacking):
+                raise
+            raise pytest.skip.Exception(f"no {lacking} here", allow_module_level=True) from None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="module")

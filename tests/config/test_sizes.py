@@ -62,6 +62,7 @@ def _callback(capacity: Any) -> int | None:
 
 
 def _recorder(capacity: Any) -> None:
+    pytest.importorskip("torch")
     make_recorder("cpu", "trace", capacity=capacity)
 
 
@@ -83,6 +84,7 @@ def test_host_memory_is_a_size_too() -> None:
 
 
 def test_commands_refuse_a_bare_number_and_know_cards(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
     from memprof.reports.json import dumps
 
     report, script = tmp_path / "report.json", tmp_path / "train.py"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memprof.recording.phases import ACTIVE
 
@@ -22,8 +21,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Whatever a test does, torch, transformers and the registry are as before."""
-    import torch
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
     from transformers.cache_utils import Cache
 
     update = vars(Cache)["update"]
