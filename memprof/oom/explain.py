@@ -24,7 +24,7 @@ _MOST_RANKS_NAMED = 16
 _APART = 4_000
 # What a rank's own message says, of an event that several have.
 _OF_A_RANK = (
-    "rank", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
+    "rank", "actor", "device", "line", "requested_bytes", "device_free_bytes", "allocated_bytes", "cached_bytes",
     "missing_bytes",
 )  # fmt: skip
 _TASK = re.compile(r"ray::\w{1,60}\.(\w{1,80})\(\)")
@@ -121,6 +121,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "framework": names.framework or None,
         "backend": failure.backend,
         "rank": failure.rank,
+        "actor": failure.actor or None,
         "device": failure.device,
         "line": failure.line,
         "message": failure.text,
@@ -238,9 +239,9 @@ def _verdict(failure: Mapping[str, Any]) -> str:
 
 
 def _who(failure: Mapping[str, Any]) -> str:
-    """Name the rank whose figures these are, and the others of the event."""
+    """Name the rank whose figures these are and the others of the event, or the process that a log names."""
     if failure["rank"] is None:
-        return ""
+        return f"{failure['actor']}: " if failure["actor"] else ""
     others = [str(row["rank"]) for row in failure["ranks"][1:]]
     if not others:
         return f"rank {failure['rank']}, "

@@ -26,6 +26,7 @@ class Failure:
     ``kind`` is ``device`` (torch's own message), ``driver``, ``library``, ``cpu``, ``host``, ``killed`` or ``engine``;
     ``processes`` are (process id, bytes in use) of those that are not said to be this one; ``frames`` of the
     traceback around it, outermost first; ``facts`` what else its form reads, by name;
+    ``actor`` the process of Ray's or an engine's that a log names before the line, with its process id;
     ``around`` the lines around it, ``head`` the log's first.
     """
 
@@ -35,6 +36,7 @@ class Failure:
     line: int
     text: str
     rank: int | None = None
+    actor: str = ""
     device: int | None = None
     requested: int | None = None
     total: int | None = None

@@ -188,3 +188,21 @@ def test_steps_and_learning_rates_are_no_reason_to_read_a_log_closely() -> None:
     steps = "".join(f"step {step} | loss 1.{step} | lr 2.1e-9 | 137 tokens/s\n" for step in range(20_000))
     assert list(regions(steps, notes)) == []
     assert notes == []
+
+
+WORKER = """(WorkerDict pid=4242, ip=10.0.0.7) Traceback (most recent call last):
+(WorkerDict pid=4242, ip=10.0.0.7)   File "/opt/verl/workers/actor/dp_actor.py", line 300, in update_policy
+(WorkerDict pid=4242, ip=10.0.0.7)     output = self.actor_module(input_ids=input_ids)
+(WorkerDict pid=4242, ip=10.0.0.7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a \
+total capacity of 79.15 GiB of which 1.20 GiB is free. Process 4242 has 77.90 GiB memory in use. Of the allocated \
+memory 70.10 GiB is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated.
+"""
+
+
+def test_the_actor_that_ran_out_is_named() -> None:
+    (failure,) = explain_log(WORKER)["failures"]
+    assert (failure["actor"], failure["device"]) == ("WorkerDict pid=4242, ip=10.0.0.7", 0)
+    assert failure["headline"]["verdict"].startswith("WorkerDict pid=4242, ip=10.0.0.7: CUDA 0 (line 4): 2.00 GiB")
+    (failure,) = explain_log(WORKER.replace("(WorkerDict pid=4242, ip=10.0.0.7) ", ""))["failures"]
+    assert failure["actor"] is None
+    assert failure["headline"]["verdict"].startswith("CUDA 0 (line 4): ")

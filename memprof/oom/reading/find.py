@@ -104,6 +104,7 @@ def _failure(stream: Stream, hit: Hit, floor: int, ceiling: int) -> Failure:
         stream.lines[index].number,
         _message(stream, hit),
         rank=int(rank) if rank is not None else _rank(stream, index, end, floor),
+        actor=stream.lines[index].actor,
         processes=hit.processes,
         frames=frames_around(stream.lines, index, floor, ceiling),
         facts=values,
