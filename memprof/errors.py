@@ -10,9 +10,6 @@ MemprofError
 
 from __future__ import annotations
 
-import stat
-from pathlib import Path
-
 from memprof._version import __version__
 
 __all__ = [
@@ -23,7 +20,6 @@ __all__ = [
     "UnsafePickle",
     "UsageError",
     "how_to_install",
-    "refuse_special",
 ]
 
 
@@ -71,15 +67,3 @@ class DoesNotFit(MemprofError):
     """Report a run that needs more memory than the device has."""
 
     exit_code = 4
-
-
-def refuse_special(path: Path) -> None:
-    """Refuse a pipe, a socket or a device in place of a file: reading one may wait without end.
-
-    Raises:
-        InputError: it is one.
-        OSError: there is nothing at ``path``.
-    """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise InputError(f"{path}: not a regular file; write what it holds to one first.")

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from memprof.reports.files import write_text
+from memprof.files import write_text
 
 __all__ = ["dumps", "write_json"]
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"memprof": "memprof", "integrations": "memprof.integrations", "reports": "memprof.reports"}
 
 #: Modules on the first floor: they may be imported from everywhere and import nothing but each other.
-FIRST_FLOOR = ("_version", "errors", "frame_paths", "redact", "units", "vocabulary")
+FIRST_FLOOR = ("_version", "errors", "files", "frame_paths", "redact", "units", "vocabulary")
 
 #: Each room, what it is for, and the rooms it may import. A room comes after all that it imports: no circles.
 ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {

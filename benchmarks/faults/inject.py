@@ -44,8 +44,8 @@ EXCEPTIONS: tuple[Callable[[], Exception], ...] = (
     lambda: RuntimeError("injected"),
     lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "injected"),
 )
-# The door itself, and what torch calls without one (it holds its own ``try``).
-_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__",)
+# What torch calls without the door (it holds its own ``try``), and the user's ``from memprof import``, before any run.
+_ENTRIES = ("dispatch_mode.py:Watching.__torch_dispatch__", "memprof/__init__.py:__getattr__")
 _SECONDS = 60
 # Rooms that only a report enters; the others are broken in runs that write none, which is half the time.
 _REPORTING = ("analysis", "attribution", "timeline", "allocator", "advice", "config", "oom", "reports", "callback")

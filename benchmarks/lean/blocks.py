@@ -17,7 +17,7 @@ import functools
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,45 @@ def one_sequence(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
     return compared(model, {**plain, **tiled}, pairs)
 
 
-def shared_prompt(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
-    from memprof.grpo.techniques.prefix import shared_prefix_forward
+def shared_prefix_forward(
+    body: Any,
+    prompt_ids: Any,
+    completions: Sequence[Any],
+    piece_fn: Callable[[int, Any], Any],
+    *,
+    max_tokens: int | None = None,
+) -> list[Any]:
+    """Run a group forward and backward: ``piece_fn(index, hidden [C, H])`` for each completion, then the prompt's.
 
+    Where ``piece_fn`` returns a tensor with a graph, its backward runs before the next piece's forward; what it
+    returned is then given back detached. Neighbouring completions are packed into rows of at most ``max_tokens``
+    tokens (None: each alone). Under ``torch.no_grad`` nothing is backpropagated.
+    """
+    from memprof.grpo.techniques.prefix import forward_completions, forward_prompt
+
+    groups: list[list[int]] = []
+    room = 0
+    for index, ids in enumerate(completions):
+        if groups and len(ids) <= room:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            room = max_tokens or 0
+        room -= len(ids)
+    prefix = forward_prompt(body, prompt_ids)
+    results: list[Any] = []
+    for group in groups:
+        hidden = forward_completions(body, prefix, [completions[i] for i in group])
+        pieces = [piece_fn(i, h) for i, h in zip(group, hidden, strict=True)]
+        losses = [p for p in pieces if isinstance(p, torch.Tensor) and p.requires_grad]
+        if losses:
+            torch.autograd.backward(losses)
+        results += [p.detach() if isinstance(p, torch.Tensor) else p for p in pieces]
+    prefix.backward()
+    return results
+
+
+def shared_prompt(model: Any, tokens: int, pairs: int) -> dict[str, Any]:
     g = torch.Generator().manual_seed(0)
     length = max(8, tokens // 5)
     prompt = torch.randint(512, (4 * length,), generator=g)

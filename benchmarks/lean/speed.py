@@ -1,6 +1,6 @@
-"""Time one micro-batch of SmolLM2-135M on GSM8K with the lean trainer and with TRL's.
+"""Time one micro-batch of SmolLM2-135M on GSM8K, or of a small Llama, with the lean trainer and with TRL's.
 
-    python -m benchmarks.lean speed [--pairs 7] [--json FILE]
+    python -m benchmarks.lean speed [--pairs 7] [--only CASE]... [--json FILE]
 
 Forward and backward of one micro-batch (no generation, no optimizer) are timed in interleaved rounds of every kind:
 
@@ -38,7 +38,15 @@ SPEED_CASES: dict[str, dict[str, Any]] = {
     "full, prompt four times the answers, shared": {
         "lora": False, "even": True, "prompt": 256, "lean": {"prefix_sharing": True},
     },
+    **{
+        f"small Llama, {kind}, {tokens} tokens": {
+            "lora": kind == "LoRA", "even": True, "small": True, "prompt": 64, "completion": tokens}
+        for kind in ("full", "LoRA") for tokens in (64, 256, 1024)
+    },
 }  # fmt: skip
+#: 9 million random parameters; a third of a token's products are the head's. Long completions take seconds of a CPU.
+_SMALL = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}  # fmt: skip
 
 
 #: By kind, whose trainer it is.
@@ -109,33 +117,38 @@ def step(kind: str, trainer: Any, inputs: dict[str, Any]) -> dict[str, float]:
 
 def speed(model: str, questions: Any, folder: Path, pairs: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Measure seconds and peaks of one micro-batch's forward and backward."""
-    lora, even, lean = settings["lora"], settings["even"], settings.get("lean", {})
+    more = {"max_completion_length": settings["completion"]} if "completion" in settings else {}
+    kinds = {kind: whose for kind, whose in KINDS.items() if kind != "trl" or not settings.get("small")}
 
     def ready(kind: str) -> Any:
-        trainer = build(kind, model, questions, folder, lora, **(lean if kind == "lean" else {}))
+        lean = settings.get("lean", {}) if kind == "lean" else {}
+        trainer = build(kind, model, questions, folder, settings["lora"], **lean, **more)
         trainer.ref_model = None
         if trainer.args.gradient_checkpointing and not trainer.model.is_gradient_checkpointing:
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
         return trainer
 
     built = {kind: ready(kind) for kind in ("trl", "lean")}
-    inputs = micro_batch(built["trl"].processing_class, questions, 4, even, settings.get("prompt", 0))
+    width = settings.get("completion", 64)
+    inputs = micro_batch(
+        built["trl"].processing_class, questions, 4, settings["even"], settings.get("prompt", 0), width
+    )
     for kind, trainer in built.items():
         step(kind, trainer, inputs)
     del trainer
-    tasks = {kind: partial(step, kind, built[whose], inputs) for kind, whose in KINDS.items()}
+    tasks = {kind: partial(step, kind, built[whose], inputs) for kind, whose in kinds.items()}
     timed = interleaved(tasks, pairs)
     tasks.clear()
     built.clear()
     peaks = {}
-    for kind, whose in KINDS.items():
+    for kind, whose in kinds.items():
         gc.collect()  # of another trainer, whose weights the trace would count
         peaks[kind] = _peak_of(kind, ready(whose), inputs, folder)
     return {
         "settings": settings,
-        "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": 64},
-        "wall_ratio": {base: ratio(timed, "lean", base, "wall") for base in KINDS if base != "lean"},
-        "cpu_ratio": {base: ratio(timed, "lean", base, "cpu") for base in KINDS if base != "lean"},
+        "tokens": {"rows": 4, "prompt": int(inputs["prompt_ids"].shape[1]), "completion": width},
+        "wall_ratio": {base: ratio(timed, "lean", base, "wall") for base in kinds if base != "lean"},
+        "cpu_ratio": {base: ratio(timed, "lean", base, "cpu") for base in kinds if base != "lean"},
         "seconds": timed,
         "peak_bytes": peaks,
     }
@@ -156,6 +169,21 @@ def peak(step: Any, trainer: Any, folder: Path) -> dict[str, int]:
     return {"total": found["requested_bytes"], **{k: v for k, v in found["categories"].items() if v}}
 
 
+def small_model(tiny: str) -> str:
+    """Save the small Llama beside the ``tiny`` one, with its tokenizer; return its folder."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    path = Path(tiny).parent / "small-random-llama"
+    if not path.exists():
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(tiny)
+        ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
+        LlamaForCausalLM(LlamaConfig(**_SMALL, **ids)).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return str(path)
+
+
 @click.command(help=__doc__)
 @click.option("--pairs", default=7)
 @click.option("--only", "names", multiple=True, type=click.Choice(list(SPEED_CASES)), metavar="CASE")
@@ -166,11 +194,17 @@ def main(pairs: int, names: tuple[str, ...], out: Path, json_path: Path | None, 
     import torch
 
     torch.set_num_threads(1)
-    model, questions, note = prepared(out, tiny)
     kept = json_path is not None and json_path.is_file()
-    found = json.loads(json_path.read_text(encoding="utf-8"))["cases"] if json_path is not None and kept else {}
+    old = json.loads(json_path.read_text(encoding="utf-8")) if json_path is not None and kept else {}
+    note, found = old.get("model", ""), old.get("cases", {})
     for name in names or SPEED_CASES:
-        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, SPEED_CASES[name])}
+        settings = SPEED_CASES[name]
+        model, questions, made = prepared(out, tiny or bool(settings.get("small")))
+        if settings.get("small"):
+            model = small_model(model)
+        else:
+            note = made
+        found[name] = {"pairs": pairs, **speed(model, questions, out / "_work" / "lean", pairs, settings)}
         gc.collect()
         ordered = {case: found[case] for case in SPEED_CASES if case in found}
         write_result({"model": note, "cases": ordered}, json_path)

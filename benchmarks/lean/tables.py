@@ -159,16 +159,29 @@ def _length(row: Mapping[str, Any]) -> list[object]:
 
 
 def speed() -> str:
-    """Show the lean trainer's CPU time over each baseline's: medians of interleaved rounds."""
+    """Show the lean trainer's CPU time and peak over each baseline's: medians of interleaved rounds, traced bytes."""
     from benchmarks.lean.speed import FAIR, LEAST
 
-    head = ("SmolLM2-135M, fp32, CPU time", "tokens a row", "rounds", "lean ÷ TRL, head as on CUDA",
-            "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU")  # fmt: skip
+    head = ("SmolLM2-135M unless said, fp32", "tokens a row", "rounds", "CPU time: lean ÷ TRL, head as on CUDA",
+            "÷ that in micro-batches of 1", "÷ TRL as it is on a CPU", "peak: lean ÷ TRL, head as on CUDA",
+            "÷ micro-batches of 1")  # fmt: skip
     return table(head, [
         (name, f"{row['tokens']['prompt']} + {row['tokens']['completion']}", row["pairs"],
-         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")))
+         *(row["cpu_ratio"].get(kind, "–") for kind in (FAIR, LEAST, "trl")),
+         *(_peaks(row, kind) for kind in (FAIR, LEAST)))
         for name, row in read("lean_speed")["cases"].items()
     ])  # fmt: skip
+
+
+def _peaks(row: Mapping[str, Any], base: str) -> object:
+    """Divide what is live at the lean trainer's peak, beside weights and adapters, by what is at another's."""
+    if "peak_bytes" not in row:
+        return "–"
+    lean, other = (
+        found["total"] - found.get("weights", 0) - found.get("adapters", 0)
+        for found in (row["peak_bytes"]["lean"], row["peak_bytes"][base])
+    )
+    return float(lean / other)
 
 
 def lengths() -> str:

@@ -7,7 +7,6 @@ goes wrong becomes one warning.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memprof.files import write_whole
 from memprof.recording.guard import Door
 
-__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_whole"]
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise"]
 
 # What `memprof run` prints when the script is over, below its traceback; None: at once.
 LATER: list[str] | None = None
@@ -118,16 +118,6 @@ def _render(result: Result, page: Path | None, analysis: Any) -> None:
 
         write_html(document, page)
         result.page = page
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, complete or not at all."""
-    unfinished = path.with_name(path.name + f".{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _peak(report: dict[str, Any]) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from memprof.integrations.callback.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
-from memprof.integrations.callback.output import Result, write_whole
+from memprof.integrations.callback.output import Result
 
+from memprof.files import write_whole
 from memprof.recording.guard import Door
 
 __all__ = ["put_ranks_together", "summaries_of"]

@@ -75,12 +75,11 @@ def _parts(
     batch = workers or max(1, min(os.cpu_count() or 1, 4))
     with runner(ran_on(report["source"], settings), workers=workers, progress=progress, use_cache=use_cache) as machine:
         found = evaluate_advice(report, settings, machine, seconds=seconds, batch=batch)
-    notes = [f"Simulating this run: {words}." for words in likeness.assumed]
-    notes += [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
+    notes = [f"Not simulated: {name.replace('_', ' ')}, {why.rstrip('.')}." for name, why in found.refused.items()]
     unchanged = {
         "measured_bytes": int(report["peak"]["allocated_bytes"]),
         "simulated_bytes": int(found.base["peak_bytes"]),
-        "assumed": list(likeness.assumed),
+        "assumed": likeness.words(),
     }
     parts = {"advice": found.entries, "unchanged": unchanged, "notes": [*notes, *report["notes"]]}
     if gpu is not None:

@@ -13,6 +13,7 @@ analysed (bytes at its peak), one with ``ended`` when the training is over.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from memprof.analysis.ranks.run_folders import places_of_run
-from memprof.errors import InputError, refuse_special
+from memprof.errors import InputError
+from memprof.files import refuse_special, write_whole
 
 __all__ = ["SCHEMA", "Counters", "CountersFile", "find_counters", "read_counters"]
 
@@ -34,7 +36,7 @@ _MAX_BYTES = 4 * 2**20
 
 
 class CountersFile:
-    """Write the file of one rank. Each line is one write, so that readers see it whole or not at all.
+    """Write the file of one rank. Readers pass over a last line that a killed run left half.
 
     Raises:
         OSError: from any method, when the file cannot be written.
@@ -52,8 +54,10 @@ class CountersFile:
         line = _line(row)
         if self._bytes + len(line) > self._max_bytes:
             self._halve()
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(line)
+        with open(self.path, "ab", buffering=0, opener=_own_file) as file:
+            if (written := file.write(line)) != len(line):  # the disk is full: no half line stays
+                file.truncate(file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._bytes += len(line)
 
     def _halve(self) -> None:
@@ -67,13 +71,13 @@ class CountersFile:
         self._replace([self._first, *lines[len(lines) - kept :]])
 
     def _replace(self, lines: list[bytes]) -> None:
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        try:
-            unfinished.write_bytes(b"".join(lines))
-            os.replace(unfinished, self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(self.path, b"".join(lines))
         self._bytes = sum(map(len, lines))
+
+
+def _own_file(path: str, flags: int) -> int:
+    """Open the file for appending, and no link or pipe that somebody else put in its place."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -59,14 +59,20 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
         listed = peak["allocations"] if peak.get("largest") is None else peak["largest"]
         places = listed_places(listed, category, peak["categories"][category])
     places = [dict(place) for place in places or ()]
-    simulated = report["source"]["kind"] == "simulated"
     return {
         "verdict": _verdict(report),
         "cause": _cause(report, category, places),
         "places": places,
         "action": _action(report),
-        "assumed": assumed_words(report["source"].get("config") or {}) if simulated else [],
+        "assumed": _assumed(report),
     }
+
+
+def _assumed(report: Mapping[str, Any]) -> list[str]:
+    """Say what a simulated run's settings leave open, or what was assumed to simulate a recorded one for its advice."""
+    if report["source"]["kind"] == "simulated":
+        return assumed_words(report["source"].get("config") or {})
+    return list((report.get("unchanged") or {}).get("assumed") or ())
 
 
 def named_category(report: Mapping[str, Any]) -> str | None:

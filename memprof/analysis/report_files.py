@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from memprof.errors import InputError, refuse_special
+from memprof.errors import InputError
+from memprof.files import refuse_special
 from memprof.snapshot.extra import clean_text
 
 __all__ = ["read_memprof_json", "schema", "validate"]

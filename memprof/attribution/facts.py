@@ -90,7 +90,9 @@ class Facts:
     def module(self) -> Bools:
         """Flag rows born inside a module's forward, by stack or tag."""
         of_tag = np.array([r in ("forward", "no_grad", "recompute") for r in self.tags.column("region")], bool)
-        inside: Bools = self.stacks.any_of("module")[self.timeline.stack] | of_tag[self.timeline.metadata]
+        # Some programs call a module's forward by name. So does a custom function, whose forward is a module's no more.
+        by_name = (self.stacks.count(("*:forward",)) > 0) & (self.stacks.count(("torch/autograd/function.py:*",)) == 0)
+        inside: Bools = (self.stacks.any_of("module") | by_name)[self.timeline.stack] | of_tag[self.timeline.metadata]
         return inside
 
     @cached_property

@@ -7,6 +7,7 @@ copies of the policy's sizes are models, gradients or optimizer state, and the r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,6 +20,7 @@ __all__ = [
     "apply_ghosts",
     "copies_of_trained",
     "known_copies",
+    "replaced_by_step",
     "whole_models",
 ]
 
@@ -40,8 +42,11 @@ def copies_of_trained(facts: Facts, draft: Draft, trained: Counter[int]) -> None
         if factor != 1 and not (state_is_old and copies >= 2):
             continue
         known = known_copies(facts, draft, trained)
+        accumulates = _accumulates(facts, draft, trained)
         roles = (
-            [Category.OPTIMIZER_STATE] * copies if factor != 1 else _roles(facts, copies, first, known, state_is_old)
+            [Category.OPTIMIZER_STATE] * copies
+            if factor != 1
+            else _roles(facts, copies, first, known, state_is_old, accumulates)
         )
         if factor == 1 and _state_is_partial(facts, draft, trained):
             # The history begins inside the step that makes the state: the ghosts left over are the part made before.
@@ -66,9 +71,12 @@ def known_copies(facts: Facts, draft: Draft, trained: Counter[int]) -> set[Categ
     return known
 
 
-def _roles(facts: Facts, copies: int, first: Category, known: set[Category], state_is_old: bool) -> list[Category]:
+def _roles(
+    facts: Facts, copies: int, first: Category, known: set[Category], state_is_old: bool, accumulates: bool
+) -> list[Category]:
     """Return the role of each copy of the trained multiset, in order of address."""
     roles = [] if first in known else [first]
+    roles += [Category.GRADIENTS] * int(accumulates and len(roles) < copies)
     left = copies - len(roles)
     reference = first is Category.WEIGHTS and Category.REFERENCE_MODEL not in known
     state = 0
@@ -213,7 +221,8 @@ def whole_models(facts: Facts, draft: Draft) -> None:
     copies = _equal_models(sizes)
     if copies > 1:
         whole_sizes = {s: c // copies for s, c in sizes.items() if c >= copies}
-        _fill_copies(facts, draft, rows, whole_sizes, _roles_without_gradients(facts, copies))
+        roles = _roles_without_gradients(facts, copies, _accumulates(facts, draft, whole_sizes))
+        _fill_copies(facts, draft, rows, whole_sizes, roles)
 
 
 def _equal_models(sizes: Counter[int]) -> int:
@@ -239,14 +248,27 @@ def _equal_models(sizes: Counter[int]) -> int:
     return 1
 
 
-def _roles_without_gradients(facts: Facts, copies: int) -> list[Category]:
-    """Return the roles of equal copies where no gradient is born in the trace.
+def _accumulates(facts: Facts, draft: Draft, sizes: Mapping[int, int]) -> bool:
+    """Tell whether the gradients are older than the history: a backward makes none and adds to those there are.
 
-    A whole backward without a new gradient means that gradients were there before it (accumulation, or
-    zeroed in place).
+    A backward that the history sees the end of would have left new ones. In one that it does not see the end of,
+    what is added to a gradient has the parameter's size, is born there and dies there (``sizes``: how many of each).
     """
+    wanted = sum(s * c for s, c in sizes.items())
+    # The last of what is added may be alive where the history ends.
+    if int(facts.size[draft.category == Category.GRADIENTS.code].sum()) > max(sizes, default=0):
+        return False
+    spans = facts.spans_of(Phase.BACKWARD)
+    if any(end < facts.timeline.n_events for _, end in spans):
+        return True
+    born = facts.born_in(spans[-1]) if spans else np.zeros(0, np.int64)
+    added = multiset(facts.size[born[~facts.survivor[born] & ~facts.module[born]]])
+    return sum(s * min(c, added[s]) for s, c in sizes.items()) > 0.5 * wanted
+
+
+def _roles_without_gradients(facts: Facts, copies: int, accumulates: bool) -> list[Category]:
+    """Return the roles of equal copies where no gradient is born in the trace."""
     refers = facts.has_phase(Phase.REFERENCE_LOGPROBS)
-    accumulates = any(end < facts.timeline.n_events for _, end in facts.spans_of(Phase.BACKWARD))
     weights, reference, state = Category.WEIGHTS, Category.REFERENCE_MODEL, Category.OPTIMIZER_STATE
     if copies == 2:
         return [weights, Category.GRADIENTS if accumulates and not refers else reference]
@@ -302,10 +324,8 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
     life = Evidence.LIFETIME
     sized = np.isin(facts.size, np.array(sorted(trained), np.int64))
     step = facts.death == Phase.OPTIMIZER_STEP.code
-    if trained and _gradients_are_new(facts, draft, trained):
-        # Gradients are born in the trace, so the ghosts that the step frees are its own state.
-        draft.fill(dead & step & sized, Category.OPTIMIZER_STATE, life, "ghost.replaced-by-optimizer",
-                   alternatives=(Category.GRADIENTS,))  # fmt: skip
+    if trained:
+        _replaced_state(facts, draft, trained, dead & step & sized)
     draft.fill(
         dead & step & sized, Category.GRADIENTS, life, "ghost.dies-in-optimizer", alternatives=(Category.TEMPORARIES,)
     )
@@ -332,6 +352,40 @@ def _by_death(facts: Facts, draft: Draft, trained: Counter[int], parameters: Cou
         draft.fill(dead & (facts.death == opens), Category.ACTIVATIONS, life, "ghost.dies-in-its-phase", "no_grad")
     small = facts.size < 1 << 20
     draft.fill(dead & small, Category.INPUTS, life, "ghost.dies-later", alternatives=(Category.TEMPORARIES,))
+
+
+def replaced_by_step(facts: Facts) -> Counter[int]:
+    """Count the sizes of the state that an optimizer step makes anew, where as much is freed as stays; else none.
+
+    Where every size is freed an even number of times there are two moments, and what is odd is a temporary.
+    """
+    born = np.concatenate([facts.born_in(s) for s in facts.spans_of(Phase.OPTIMIZER_STEP)] or [np.zeros(0, np.int64)])
+    freed = multiset(facts.size[_freed_by_step(facts)])
+    made = multiset(facts.size[born[facts.survivor[born]]])
+    total = sum(s * c for s, c in freed.items())
+    if not total or sum(s * c for s, c in (freed & made).items()) < 0.8 * total:
+        return Counter()
+    moments = 1 if any(c % 2 for c in freed.values()) else 2
+    return Counter({s: made[s] // moments * moments for s in freed})
+
+
+def _freed_by_step(facts: Facts) -> Bools:
+    freed: Bools = facts.ghost & (facts.death == Phase.OPTIMIZER_STEP.code) & ~facts.survivor & (facts.size >= 512)
+    return freed
+
+
+def _replaced_state(facts: Facts, draft: Draft, trained: Counter[int], freed: Bools) -> None:
+    """Decide the state that a step replaces: it frees it, but for what the program's own variables still hold."""
+    replaced = replaced_by_step(facts)
+    if not replaced and not _gradients_are_new(facts, draft, trained):
+        return
+    draft.fill(freed, Category.OPTIMIZER_STATE, Evidence.LIFETIME, "ghost.replaced-by-optimizer",
+               alternatives=(Category.GRADIENTS,))  # fmt: skip
+    for size, count in replaced.items():
+        same = np.flatnonzero(facts.ghost & facts.survivor & draft.open & (facts.size == size))
+        held = same[np.argsort(facts.timeline.address[same], kind="stable")][2 * trained[size] :]
+        draft.fill(held[: max(count - int((facts.size[freed] == size).sum()), 0)], Category.OPTIMIZER_STATE,
+                   Evidence.LIFETIME, "ghost.replaced-by-optimizer", alternatives=(Category.WEIGHTS,))  # fmt: skip
 
 
 def _gradients_are_new(facts: Facts, draft: Draft, trained: Counter[int]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memprof.attribution.facts import Draft, Facts, codes_of, multiset
-from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts
+from memprof.attribution.ghosts import apply_ghost_gradients, apply_ghosts, replaced_by_step
 from memprof.attribution.gradients import apply_buckets, apply_gradients, apply_unfinished_gradients, trained_sizes
 from memprof.attribution.lifetime_rules import (
     apply_early_parameters,
@@ -179,12 +179,12 @@ def _apply_matched(facts: Facts, draft: Draft, matched: NDArray[np.int64], *, co
 
 
 def _trained(facts: Facts, draft: Draft, matched: NDArray[np.int64]) -> Counter[int]:
-    """Return the sizes of the trained parameters, from gradients or else from optimizer state made in the trace."""
+    """Return the trained parameters' sizes: from gradients, or else from optimizer state that the trace sees made."""
     found = trained_sizes(facts, draft)
     if found:
         return found
     is_state = np.array([r.category is Category.OPTIMIZER_STATE for r in facts.stacks.rules.rules] + [False], bool)
-    state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)])
+    state = multiset(facts.size[is_state[matched] & ~facts.ghost & (facts.size >= 64)]) or replaced_by_step(facts)
     known = multiset(facts.size[facts.ghost | (facts.phase == Phase.LOAD.code)])
     halves = Counter({s: c // 2 for s, c in state.items()}) if all(c % 2 == 0 for c in state.values()) else state
     total = sum(s * c for s, c in halves.items())

@@ -11,7 +11,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from memprof.errors import InputError, refuse_special
+from memprof.errors import InputError
+from memprof.files import refuse_special
 from memprof.frame_paths import FramePath, package_names
 from memprof.vocabulary import Category, Phase
 

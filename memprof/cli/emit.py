@@ -13,7 +13,7 @@ import click
 
 from memprof.cli.progress import working
 from memprof.errors import UsageError
-from memprof.reports.files import refuse_unwritable
+from memprof.files import refuse_unwritable
 from memprof.reports.renderers import Answer, formats_of, render
 
 __all__ = ["Output", "emit", "output_options"]
@@ -107,7 +107,7 @@ def emit(answer: Answer, output: Output, verdict: str = "", fits: bool = True) -
         InputError: a file cannot be written.
         SystemExit: ``fits`` is False.
     """
-    from memprof.reports.files import write_text
+    from memprof.files import write_text
 
     if output.json_file is not None:
         write_text(output.json_file, render(answer, "json"))

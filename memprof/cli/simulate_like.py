@@ -54,15 +54,19 @@ def simulate_like(like: Path, changes: dict[str, Any], gpu: str | None, output: 
     same = changed == settings
     here = ran_on(given.report["source"], settings)
     its_own = _the_card(here) if here is not None else None
+    measured = given.report["source"]["kind"] != "simulated"
+    # What a simulation took for another card, or for none, differs by the cards too.
+    elsewhere = not measured and card is not None and given.report["source"]["device_total_bytes"] != card.total_bytes
     unchanged = None
-    if given.report["source"]["kind"] != "simulated" or same:
+    if measured or same or elsewhere:
         unchanged = _evaluated("as it was", settings, card, its_own)
     outcome = unchanged if same else _evaluated(_named(changes), changed, card, its_own)
     assert outcome is not None
     page = output.page is not None and output.page.suffix == ".html"
-    answer, documents = _compared(given, unchanged, None if same else outcome, changes, page)
-    answer |= _unchanged(given, unchanged, likeness.assumed)
-    answer["notes"] = [*(f"Simulating this run: {words}." for words in likeness.assumed), *answer["notes"]]
+    first = None if elsewhere and not same else given
+    answer, documents = _compared(first, unchanged, None if same else outcome, changes, page)
+    answer |= _unchanged(given, unchanged, likeness.words())
+    answer["headline"] = {**answer["headline"], "assumed": likeness.words(changed)}
     emit_simulated(comparison_answer(answer, documents), outcome, output)
 
 
@@ -130,20 +134,25 @@ def _plain(value: Any) -> str:
 
 
 def _compared(
-    given: GivenRun,
+    given: GivenRun | None,
     unchanged: Outcome | None,
     changed: Outcome | None,
     changes: dict[str, Any],
     page: bool,
 ) -> tuple[dict[str, Any], list[Document | None]]:
-    """Compare what was recorded with what was simulated; returns ``memprof.compare/1`` and each run's document."""
+    """Compare what was recorded, where it is given, with what was simulated; returns ``memprof.compare/1`` and each
+    run's document.
+    """
     from memprof.analysis.allocations.differences import holdings_of_analysis, holdings_of_report
     from memprof.analysis.compare import Run, badge_of, compare
 
-    held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
-    word = badge_of(given.report)
-    runs = [Run(word if word == "measured" else "as it was", word, given.report, held=held)]
-    documents = [compared_document(given.analysis, page)]
+    runs: list[Run] = []
+    documents: list[Document | None] = []
+    if given is not None:
+        held = holdings_of_analysis(given.analysis) if given.analysis is not None else holdings_of_report(given.report)
+        word = badge_of(given.report)
+        runs.append(Run(word if word == "measured" else "as it was", word, given.report, held=held))
+        documents.append(compared_document(given.analysis, page))
     for label, outcome in (("as it was", unchanged), (_named(changes), changed)):
         if outcome is None:
             continue
@@ -153,7 +162,7 @@ def _compared(
     return compare(runs), documents
 
 
-def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, ...]) -> dict[str, Any]:
+def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: list[str]) -> dict[str, Any]:
     """Say how far off the simulator is on the run that was measured; of a simulation, nothing."""
     if unchanged is None or given.report["source"]["kind"] == "simulated":
         return {}
@@ -161,6 +170,6 @@ def _unchanged(given: GivenRun, unchanged: Outcome | None, assumed: tuple[str, .
         "unchanged": {
             "measured_bytes": int(given.report["peak"]["allocated_bytes"]),
             "simulated_bytes": unchanged.analysis.peak.allocated_bytes,
-            "assumed": list(assumed),
+            "assumed": assumed,
         }
     }

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,19 +28,24 @@ from memprof.config.gpus import find_gpu, known_gpus
 from memprof.config.model_shape import SIZE_NAMES
 from memprof.config.settings import CHOICES, Settings
 from memprof.config.to_grpo import GRPO_NAMES
-from memprof.config.trl_arguments import left_out_of
+from memprof.config.trl_arguments import assumed_words, left_out_of
 from memprof.errors import InputError, UsageError
+from memprof.files import write_whole
 
 __all__ = ["Likeness", "model_values", "place_model", "ran_on", "settings_like"]
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """Settings of a recorded run, the values of its model's config, and in sentences what had to be assumed."""
+    """Settings of a recorded run, the values of its model's config, and in words what else had to be assumed."""
 
     settings: Settings
     model: dict[str, Any]
     assumed: tuple[str, ...]
+
+    def words(self, settings: Settings | None = None) -> list[str]:
+        """List in words all that was assumed; ``settings``: those that are simulated, where some were changed."""
+        return [*self.assumed, *assumed_words((settings or self.settings).to_dict())]
 
 
 def settings_like(source: Mapping[str, Any]) -> Likeness:
@@ -205,10 +209,10 @@ def _lengths(config: Mapping[str, Any], setup: Mapping[str, Any], assumed: list[
         padded = len(seen) > 1
         return {"prompt_length": prompt, "completion_length": completion, "padding": "worst" if padded else "none"}
     prompt = config.get("max_prompt_length")
-    if prompt is None:
-        assumed.append("the recording does not say how long prompts are; 512 tokens are assumed")
+    limits = {"prompt_length": prompt, "completion_length": config.get("max_completion_length")}
+    known = {name: tokens for name, tokens in limits.items() if tokens}
     assumed.append("completions are taken to have their full length")
-    return {"prompt_length": prompt or 512, "completion_length": config.get("max_completion_length") or 256}
+    return {**known, "assumed": tuple(name for name in limits if name not in known)}
 
 
 def _rows(config: Mapping[str, Any], setup: Mapping[str, Any], kind: str, assumed: list[str]) -> dict[str, Any]:
@@ -282,10 +286,7 @@ def place_model(likeness: Likeness, folder: Path) -> Settings:
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not (place / "config.json").is_file():
-            handle, unfinished = tempfile.mkstemp(dir=place, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-            os.replace(unfinished, place / "config.json")
+            write_whole(place / "config.json", text)
     except OSError as error:
         raise InputError(f"{place}: cannot be written ({error.strerror or error}).") from None
     return settings.with_(model=str(place))

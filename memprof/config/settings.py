@@ -11,7 +11,8 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.trl_arguments import left_out_of, said_by_trl
-from memprof.errors import InputError, UsageError, refuse_special
+from memprof.errors import InputError, UsageError
+from memprof.files import refuse_special
 from memprof.units import parse_size
 
 __all__ = ["CHOICES", "TRAINERS_OWN", "Settings", "read_settings"]

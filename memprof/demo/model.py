@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import string
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,11 +44,13 @@ def prepare_checkpoint(cache: Path, *, tiny: bool = False) -> Checkpoint:
 def _once(folder: Path, save: Callable[[Path], None]) -> Path:
     """Fill ``folder`` with ``save`` unless it exists, and return it; it appears complete or not at all."""
     if not folder.is_dir():
-        unfinished = folder.with_name(folder.name + ".part")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        save(unfinished)
-        unfinished.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".memprof-", dir=folder.parent) as work:
+            unfinished = Path(work, folder.name)
+            unfinished.mkdir()
+            save(unfinished)
+            if not folder.is_dir():  # another demo may have been faster
+                unfinished.rename(folder)
     return folder
 
 

@@ -190,7 +190,7 @@ def _compared(runs: tuple[RunResult, ...], page: Path) -> Path:
 
 
 def _write_json(data: dict[str, Any], path: Path) -> None:
-    from memprof.reports.files import write_text
+    from memprof.files import write_text
 
     write_text(path, json.dumps(data, indent=1) + "\n")
 

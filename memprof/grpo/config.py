@@ -158,7 +158,7 @@ class LeanSettings:
         },
     )
     on_oom: str = field(
-        default="raise",
+        default="auto",
         metadata={
             "help": "Where memory runs out in a piece, a generation or the optimizer's first step: 'adapt' (go on "
             "smaller, with the gradient and tokens there would have been), 'raise'. 'auto': adapt on CUDA, but not "

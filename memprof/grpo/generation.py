@@ -29,7 +29,6 @@ __all__ = [
     "pool_size",
     "prompt_bytes",
     "rolling_words",
-    "sequences_together",
 ]
 
 #: The entry of the trainer's state, and so of its checkpoints, that holds how a run generates.
@@ -82,20 +81,13 @@ def prompt_bytes(config: Any, tokens: int, itemsize: int, *, adapters: bool, til
     return (each + tokens * network, 0) if tile is None else (each, tile * network)
 
 
-def sequences_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
-    """Choose how many sequences generate at once, all passes being of like size: 8 where 7 have room are 4 and 4.
-
-    ``generation_batch`` decides where it is given. Else, on CUDA, as many as fit into what is free now; elsewhere all.
-    """
-    return _evenly(max(1, len(prompt_ids)), _most_together(step, prompt_ids))
-
-
 def _evenly(count: int, most: int) -> int:
     """Return the size of passes over ``count`` sequences that are as few and as equal as ``most`` together allow."""
     return math.ceil(count / math.ceil(count / most))
 
 
 def _most_together(step: StepContext, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """Return ``generation_batch`` where it is given; else, on CUDA, how many fit into what is free now, or all."""
     count = max(1, len(prompt_ids))
     if step.settings.generation_batch is not None:
         return min(count, int(step.settings.generation_batch))

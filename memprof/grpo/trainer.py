@@ -87,6 +87,7 @@ class LeanTrainer(_Trainer):
         self._coupling: list[Any] = []  # losses that were seen to couple sequences
         self._whole_batch_reason: str | None = None
         self._in_step = False
+        self._surviving: Any = None  # the optimizer whose step lives through memory that runs out
         check_supported(lean, known_loss=self._loss_is_trls)
         check_parking_of(lean, model, chosen.get("quantization_config"))
         with _put_back(lean, "beta", "model_init_kwargs"):
@@ -338,9 +339,8 @@ class LeanTrainer(_Trainer):
     def create_optimizer(self, *args: Any, **options: Any) -> Any:
         """Return TRL's, whose step lives through memory that runs out where that is wanted."""
         made = super().create_optimizer(*args, **options)
-        if self._adaptation is not None and not isinstance(made.step, SurvivingStep):
-            made.step = surviving = SurvivingStep(made, self._adaptation)
-            self._adaptation.park = surviving.park
+        if self._adaptation is not None and self._surviving is not made:
+            self._surviving, self._adaptation.park = made, SurvivingStep.put_in(made, self._adaptation).park
         return made
 
     def _rows(self, inputs: Mapping[str, Any]) -> list[Row] | None:

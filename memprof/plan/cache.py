@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from memprof._version import __version__
+from memprof.files import write_whole
 
 __all__ = ["cache_folder", "key_of", "load", "store"]
 
@@ -63,10 +63,7 @@ def store(key: str, row: dict[str, Any]) -> None:
     folder = cache_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(row, out)
-        os.replace(name, folder / f"{key}.json")
+        write_whole(folder / f"{key}.json", json.dumps(row))
 
 
 def _version(name: str) -> str:

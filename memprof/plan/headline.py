@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from memprof.config.trl_arguments import assumed_words
@@ -12,12 +12,17 @@ from memprof.vocabulary import CATEGORY_LABELS, phase_words
 __all__ = ["headline_of_plan"]
 
 _LABELS = {str(category): label.lower() for category, label in CATEGORY_LABELS.items()}
-# What the methods set themselves, where nobody gave it.
-_OWN = {"dtype": "dtype", "lora_r": "adapter", "gradient_checkpointing": "checkpointing", "optim": "optimizer"}
+# What the methods set themselves, where nobody gave it; the dtype is told with its values.
+_OWN = {"lora_r": "adapter", "gradient_checkpointing": "checkpointing", "optim": "optimizer"}
 
 
-def headline_of_plan(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``headline`` of ``memprof.plan/1``, as of a report; a plan names no ``places``."""
+def headline_of_plan(data: Mapping[str, Any], not_given: Collection[str]) -> dict[str, Any]:
+    """Return the ``headline`` of ``memprof.plan/1``, as of a report; a plan names no ``places``.
+
+    Args:
+        data: the plan, without its headline.
+        not_given: names of the settings that nobody gave, which the methods and the defaults decide.
+    """
     smallest = min(data["rows"], key=lambda row: row["device_peak_bytes"])
     category, held = smallest["largest_category"], smallest["categories"]
     # A runner that keeps old results may not know how much.
@@ -28,7 +33,7 @@ def headline_of_plan(data: Mapping[str, Any]) -> dict[str, Any]:
         f"{_LABELS[category]}{how_much}.",
         "places": [],
         "action": _action(data),
-        "assumed": _assumed(data),
+        "assumed": _assumed(data, not_given),
     }
 
 
@@ -63,13 +68,26 @@ def _action(data: Mapping[str, Any]) -> str:
     )
 
 
-def _assumed(data: Mapping[str, Any]) -> list[str]:
+def _assumed(data: Mapping[str, Any], not_given: Collection[str]) -> list[str]:
     """Say what nobody gave: what every row has alike, and what each method sets itself."""
-    first, *others = (row["config"] for row in data["rows"])
-    alike = [
-        name for name in first.get("assumed") or ()
-        if all(name in (more.get("assumed") or ()) and more.get(name) == first.get(name) for more in others)
-    ]  # fmt: skip
-    own = [words for name, words in _OWN.items() if any(more.get(name) != first.get(name) for more in others)]
-    chosen = [f"each method's own {', '.join(own)}"] if own and "=" not in data["rows"][0]["method"] else []
-    return [*assumed_words({**first, "assumed": alike}), *chosen]
+    rows = data["rows"]
+    first, *others = (row["config"] for row in rows)
+    differ = {name for name in not_given if any(more.get(name) != first.get(name) for more in others)}
+    if "=" in rows[0]["method"]:  # values of --vary: what a row does not call assumed was given by it
+        alike = [n for n in not_given if n not in differ and all(n in row["config"]["assumed"] for row in rows)]
+        return assumed_words({**first, "assumed": alike})
+    words = assumed_words({**first, "assumed": [name for name in not_given if name not in differ]})
+    if "dtype" in differ:
+        words.append(_dtypes(rows))
+    own = [word for name, word in _OWN.items() if name in differ]
+    return [*words, f"each method's own {', '.join(own)}"] if own else words
+
+
+def _dtypes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say which methods load weights in which dtype: the fewest by name, last all others."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        methods.setdefault(row["config"]["dtype"], []).append(row["method"])
+    *named, (most, _) = sorted(methods.items(), key=lambda item: len(item[1]))
+    words = [f"{dtype} weights in {', '.join(names)}" for dtype, names in named]
+    return f"{', '.join(words)}, {most} in the others"

@@ -37,7 +37,8 @@ class Plan:
 
     ``rows`` are the methods or the values of ``--vary``. ``best`` is, of all that were found to fit, the one with the
     most of ``maximized``; of equal ones that which trains the most. ``fastest`` is, by estimated time, the fastest
-    that fits of all that do a step's work as it was given; None where none fits or no time is estimated.
+    that fits of all that do a step's work as it was given; None where none fits or no time is estimated. ``not_given``
+    names the settings that nobody gave.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Plan:
     maximized: str
     executed: int
     notes: list[str]
+    not_given: tuple[str, ...] = ()
 
     @property
     def fastest(self) -> Row | None:
@@ -68,7 +70,7 @@ class Plan:
             "expected_error": stated_error(*(row.settings.to_dict() for row in self.rows), card=find_gpu(self.gpu)),
             "notes": self.notes,
         }
-        return {**found, "headline": headline_of_plan(found)}
+        return {**found, "headline": headline_of_plan(found, self.not_given)}
 
 
 def make_plan(
@@ -130,7 +132,7 @@ def make_plan(
         elif vary is None:
             best = fastest_of(rows) or best
         notes = [*_notes(base, rows, best, maximize, card), *_reasons(left_out)]
-        return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes)
+        return Plan(base.model, gpu, rows, best, maximize, machine.executed, notes, base.assumed)
 
 
 def _in_half(settings: Settings, card: Gpu, fixed: set[str]) -> Settings:

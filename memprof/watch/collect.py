@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.errors import InputError, UsageError
+from memprof.files import write_whole
 from memprof.watch.attach import REQUEST, attached
 
 __all__ = ["collect", "request_dump"]
@@ -23,7 +24,7 @@ def request_dump(output_dir: str | os.PathLike[str]) -> None:
     folder = Path(output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / REQUEST).write_text(str(time.time()))
+        write_whole(folder / REQUEST, str(time.time()))
     except OSError as error:
         raise InputError(f"{folder}: cannot be written to ({error.strerror or error}).") from None
 

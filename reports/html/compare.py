@@ -8,7 +8,6 @@ from typing import Any
 
 from memprof.reports.document.comparison import Column, Comparison, Line, OnlyIn, Setting, change_words
 from memprof.reports.document.text import amount
-from memprof.reports.files import write_text
 from memprof.reports.html.charts import timelines_section
 from memprof.reports.html.elements import (
     Child,
@@ -31,6 +30,7 @@ from memprof.reports.html.opened import Opened, opened_data
 from memprof.reports.html.page import page_header, render_page
 from memprof.reports.html.summary import headline_lines, room_bar
 
+from memprof.files import write_text
 from memprof.units import GIB
 
 __all__ = ["render_comparison", "write_comparison"]

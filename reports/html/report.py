@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from memprof.reports.document.model import Document
-from memprof.reports.files import write_text
 from memprof.reports.html.advice import advice_section
 from memprof.reports.html.charts import icicle_section, timeline_section
 from memprof.reports.html.elements import Markup, el, join
@@ -17,6 +16,8 @@ from memprof.reports.html.page import page_header, render_page
 from memprof.reports.html.ranks import ranks_section, recordings_section
 from memprof.reports.html.summary import oom_banner, prediction_section, room_section, summary
 from memprof.reports.html.tables import allocation_table, component_table, device_peak_table, phase_table, steps_table
+
+from memprof.files import write_text
 
 __all__ = ["render_html", "write_html"]
 

@@ -72,7 +72,7 @@ def test_what_was_configured_is_what_is_simulated() -> None:
     assert s.checkpointing == "none"
     assert s.alloc_conf == "max_split_size_mb:64"
     assert likeness.model == MODEL
-    assert any("512 tokens are assumed" in words for words in likeness.assumed)
+    assert (likeness.settings.prompt_length, likeness.settings.assumed) == (512, ("prompt_length",))
 
 
 @pytest.mark.parametrize("told", [{"trainer": "RLOOTrainer"}, {"trainer": "Mine", "trainer_kind": "rloo"}])

@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "offloaded": {"settings": {"checkpointing": "offloaded", "max_tokens_per_piece": 60, "tiled_mlp": 16}},
     "host-reference": {"settings": {"beta": 0.04, "reference": "host", "max_tokens_per_piece": 120}},
     "selective": {"lora": True, "settings": {"checkpointing": "selective"}},
+    "selective, raises": {"lora": True, "settings": {"checkpointing": "selective", "on_oom": "raise"}},
     "generation": {"lora": True, "settings": {
         "generation_batch": 2, "generation_cache": "offloaded", "checkpointing": "mlp"}},
     "rolling": {"lora": True, "settings": {
@@ -90,6 +91,16 @@ def test_what_the_optimizer_step_holds_has_closed_forms(told: dict[str, Any], na
         assert held["gradients"] == facts.trainable_bytes
     # At the first step's peak some states are still to be made. With stochastic rounding counters are on the host.
     assert 0 <= facts.optimizer_bytes - held["optimizer_state"] <= 4 * facts.trainable_tensors
+
+
+def test_a_run_that_would_survive_holds_what_one_that_raises_does(told: dict[str, Any]) -> None:
+    """It had an optimizer's state of four bytes more: its last backward was recorded as the optimizer's step."""
+    found, without = report(told, "selective"), report(told, "selective, raises")
+    assert told["selective"]["counters"] == told["selective, raises"]["counters"]
+    assert found["peak"]["categories_requested"] == without["peak"]["categories_requested"]
+    assert found["own_peaks"] == without["own_peaks"]
+    for one in (found, without):
+        assert [phase["phase"] for phase in one["phases"]][-4:] == ["forward", "backward", "optimizer_step", "other"]
 
 
 def test_a_reference_in_host_memory_is_on_the_device_by_layers_only(told: dict[str, Any]) -> None:

@@ -163,12 +163,16 @@ def test_sequences_together_is_what_the_free_memory_holds(monkeypatch: pytest.Mo
     prompt, _ = generation.prompt_bytes(model.config, 10, 4, adapters=False, tile=None)
     each = max(decode, prompt)
     assert min(decode - cache_bytes(model.config, 30, 4), prompt - cache_bytes(model.config, 10, 4)) > 0
+
+    def together() -> int:
+        return generation._evenly(len(prompts), generation._most_together(step, prompts))
+
     for free, expected in ((100 * each, 8), (9 * each, 4), (4.8 * each, 4), (0.1 * each, 1)):
         monkeypatch.setattr(device, "free_bytes", lambda device, free=free: free)
-        assert generation.sequences_together(step, prompts) == expected
+        assert together() == expected
     for asked, expected in ((3, 3), (7, 4), (8, 8)):
         step.settings.generation_batch = asked
-        assert generation.sequences_together(step, prompts) == expected
+        assert together() == expected
 
 
 def test_the_size_of_passes_is_kept_until_it_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def sample_plan(**changes: Any) -> PlanDocument:
         "notes": ["full does not fit."], "code": CODE,
     }  # fmt: skip
     told = {**data, **changes}
-    return build_plan({**told, "headline": headline_of_plan(told)})
+    return build_plan({**told, "headline": headline_of_plan(told, ())})
 
 
 def _row(method: str, needed: int, held: int, *, fits: bool) -> dict[str, Any]:

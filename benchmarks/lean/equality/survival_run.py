@@ -4,7 +4,8 @@
 
 A child process of :mod:`benchmarks.lean.equality.survival`. Every run is a process of its own, two for two ranks. The
 first run has room for all; in the others the allocator's limit is lowered for a while, from the beginning and at random
-operators, and what was logged and the parameters are compared with the first's. The answer is the last line.
+operators, and what was logged and the parameters are compared with the first's. ``pieces``: so are those of runs that
+have room and cut smaller pieces. The answer is the last line.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         free = _run(asked, Path(folder), None, [])
         rows = []
+        for tokens in asked.get("pieces", ()):
+            smaller = {**asked, "settings": {**asked["settings"], "max_tokens_per_piece": tokens}}
+            found = _run(smaller, Path(folder), None, free["operators"])
+            rows.append({"shortage": 0, "pieces": tokens, **compared(found, free)})
         for shortage in asked["shortages"]:
             limit = int(free["allocated_bytes"] * (1 - shortage / 100))
             found = _run(asked, Path(folder), limit, free["operators"])
@@ -54,7 +59,10 @@ def main() -> None:
 
 
 def _run(asked: dict[str, Any], folder: Path, limit: int | None, operators: list[int]) -> dict[str, Any]:
-    """Train once; of several ranks, answer the worst: the highest peak, the first error."""
+    """Train once; of several ranks, answer the worst: the highest peak, the first error.
+
+    ``operators``: of the first run's steps; empty: this is the first.
+    """
     ranks = asked.get("ranks", 1)
     port = str(random.SystemRandom().randrange(20000, 60000))
     works = [
@@ -97,7 +105,7 @@ def _train(
         torch.cuda.set_device(rank)
     trainer = build(asked, folder)
     taken = _taken()(limit, operators, rank)
-    tokens = _with_tokens_of_the_first(trainer, folder / f"tokens-{rank}.pt", keeps=limit is None)
+    tokens = _with_tokens_of_the_first(trainer, folder / f"tokens-{rank}.pt", keeps=not operators)
     trainer.add_callback(_each_step(lambda: taken.steps.append(0)))
     start, error = time.process_time(), None
     try:
@@ -105,7 +113,7 @@ def _train(
             trainer.train()
     except torch.OutOfMemoryError as caught:
         error = str(caught)
-    path = folder / f"{limit}-{rank}.pt"
+    path = folder / f"{limit}-{len(operators)}-{rank}.pt"
     parameters = {name: p.detach().float().cpu() for name, p in trainer.model.named_parameters() if p.requires_grad}
     torch.save(parameters, path)
     adaptation = trainer._adaptation

@@ -10,7 +10,8 @@ import click
 from memprof.cli.answers import redacted
 from memprof.cli.emit import Output, emit, output_options
 from memprof.cli.options import RECORDING, redact_option
-from memprof.errors import InputError, refuse_special
+from memprof.errors import InputError
+from memprof.files import refuse_special
 from memprof.reports.renderers import Answer
 
 __all__ = ["command"]

@@ -114,8 +114,9 @@ class PiecewiseStep:
     def _all_but_last(self, gradient: Gradient | None, states: list[RandomState]) -> torch.Tensor:
         """Run every piece forward and all but the last backward; return the last's surrogate.
 
-        Where memory that runs out is lived through, the last has its backward here too, and a scalar without a graph
-        is returned. ``states``: the random state before each piece, restored where it is given and else written there.
+        Where memory that runs out is lived through, the last has its backward here too (unless the loss may be scaled
+        later), and a scalar without a graph is returned. ``states``: the random state before each piece, restored where
+        it is given and else written there.
         """
         repeats = bool(states)
         with self._sums() as sums:
@@ -124,9 +125,10 @@ class PiecewiseStep:
                 with self._unsynchronised():
                     self._forward_and_backward(piece, gradient, sums)
         self._set_or_note_random_state(states, len(self._pieces) - 1, repeats)
-        if self._step.adaptation is None or self._distributed:
+        if self._step.adaptation is None or self._distributed or self._step.loss.may_be_scaled_later:
             return self._watched(self._surrogate(self._pieces[-1], gradient))
-        self._forward_and_backward(self._pieces[-1], gradient, {})
+        with self._unsynchronised():  # the backward that ends the step is that of the scalar
+            self._forward_and_backward(self._pieces[-1], gradient, {})
         return self._watched(torch.zeros((), device=self._logps.device, requires_grad=True))
 
     def _forward_and_backward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -36,14 +37,26 @@ class SurvivingStep:
         self._optimizer, self._step, self._adaptation = optimizer, optimizer.step, adaptation
         self._on_host: dict[torch.Tensor, list[str]] | None = None
 
-    def __call__(self, _optimizer: Any = None, closure: Any = None) -> Any:
-        """Step as the optimizer does. A scheduler binds what it finds in its place as a method."""
+    @classmethod
+    def put_in(cls, optimizer: torch.optim.Optimizer, adaptation: Adaptation) -> SurvivingStep:
+        """Let ``optimizer.step`` be one of these: still a method, which a scheduler of learning rates wraps."""
+        surviving = cls(optimizer, adaptation)
+
+        def step(_: torch.optim.Optimizer, closure: Any = None) -> Any:
+            return surviving(closure)
+
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        return surviving
+
+    def __call__(self, closure: Any = None) -> Any:
+        """Step as the optimizer does."""
         state, groups = self._optimizer.state, self._optimizer.param_groups
         to_step = [[p for p in group["params"] if p.grad is not None] for group in groups]
         makes_state = any(not state.get(parameter) for group in to_step for parameter in group)
         if closure is not None or not _can_repeat(self._optimizer) or not (makes_state or self._on_host is not None):
             return self._as_ever(closure)
-        for group in filter(None, to_step):
+        waiting = [group for group in to_step if group]
+        for group in waiting if self._on_host is not None else self._left_by_a_step(waiting):
             if self._on_host is not None or not self._together(group):
                 self._singly(group)
         return None
@@ -69,13 +82,38 @@ class SurvivingStep:
             raise end(str(error), f"in a step of {name}, which had begun to change weights: set optim="
                                   "'adamw_torch_fused', which needs no room beside its state") from None  # fmt: skip
 
+    def _left_by_a_step(self, groups: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Step as the optimizer does; return the groups of parameters that memory had no room to step."""
+        had = any(p in self._optimizer.state for group in groups for p in group)
+        try:
+            self._step()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            left = [group for group in groups if not any(map(self._steps_of, group))]
+            # Groups before one whose state was being made have been stepped as a whole.
+            making = any(self._lacks_moments(p) for group in left for p in group)
+            if had or (len(left) < len(groups) and not making):
+                raise _begun(error) from None
+        else:
+            return []
+        self._forget(left)
+        self._adaptation.log.warn("out of memory in the optimizer's step: the cache was given back, and it runs again")
+        return left
+
     def _together(self, group: list[torch.Tensor]) -> bool:
         """Step the parameters of one group; tell whether there was room."""
-        if not self._ran_out(group):
+        try:
+            with _gradients_of(self._optimizer, group):
+                self._step()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if any(map(self._steps_of, group)):
+                raise _begun(error) from None
+        else:
             return True
-        self._adaptation.log.warn("out of memory in the optimizer's step: the cache was given back, and it runs again")
-        if not self._ran_out(group):
-            return True
+        self._forget([group])
         self._adaptation.log.warn(
             "out of memory in the optimizer's step: its state stays in host memory from here on, and passes over the "
             "device one parameter at a time in every step (optim='adamw_8bit' has a quarter of it)"
@@ -83,25 +121,19 @@ class SurvivingStep:
         self._on_host = {}
         return False
 
-    def _ran_out(self, group: list[torch.Tensor]) -> bool:
-        state = self._optimizer.state
-        had = [parameter for parameter in group if state.get(parameter)]
-        try:
-            with _gradients_of(self._optimizer, group):
-                self._step()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if had or any(int(state[p].get("step", 0)) for p in group if p in state):
-                where = "in an optimizer's step that had begun to change weights: take a larger card"
-                raise end(str(error), where) from None
-        else:
-            return False
-        for parameter in group:  # it may have one moment of two, all zeros
-            state.pop(parameter, None)
+    def _steps_of(self, parameter: torch.Tensor) -> int:
+        return int(self._optimizer.state.get(parameter, {}).get("step", 0))
+
+    def _lacks_moments(self, parameter: torch.Tensor) -> bool:
+        """Tell whether the state of a parameter was begun and is not complete."""
+        return parameter in self._optimizer.state and "exp_avg_sq" not in self._optimizer.state[parameter]
+
+    def _forget(self, groups: list[list[torch.Tensor]]) -> None:
+        """Drop the state of parameters that were not stepped: it may have one moment of two, all zeros."""
+        for parameter in (p for group in groups for p in group):
+            self._optimizer.state.pop(parameter, None)
         self._adaptation.again += 1
         self._adaptation.clear()
-        return True
 
     def _singly(self, group: list[torch.Tensor]) -> None:
         for parameter in self._optimizer.state:
@@ -127,6 +159,10 @@ class SurvivingStep:
         assert self._on_host is not None
         for name in self._on_host.get(parameter, ()):
             self._optimizer.state[parameter][name] = self._optimizer.state[parameter][name].to(parameter.device)
+
+
+def _begun(error: BaseException) -> torch.OutOfMemoryError:
+    return end(str(error), "in an optimizer's step that had begun to change weights: take a larger card")
 
 
 @contextmanager

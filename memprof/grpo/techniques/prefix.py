@@ -18,17 +18,14 @@ autocast. What would not be exact is refused by :func:`memprof.grpo.techniques.s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Sequence
 
 import torch
 
 from memprof.grpo.techniques.packing import Body, packed_arguments, run_packed
 from memprof.grpo.techniques.shared_prefix import SharedPrefix
 
-__all__ = ["forward_completions", "forward_prompt", "shared_prefix_forward"]
-
-T = TypeVar("T")
+__all__ = ["forward_completions", "forward_prompt"]
 
 
 def forward_prompt(body: Body, prompt_ids: torch.Tensor, *, fp32_gradients: bool = True) -> SharedPrefix:
@@ -58,45 +55,3 @@ def forward_completions(body: Body, prefix: SharedPrefix, completions: Sequence[
     following = iter(rest)
     first = prefix.last_hidden
     return [torch.cat([first, next(following)]) if ids.shape[0] > 1 else first[: ids.shape[0]] for ids in completions]
-
-
-def shared_prefix_forward(
-    body: Body,
-    prompt_ids: torch.Tensor,
-    completions: Sequence[torch.Tensor],
-    piece_fn: Callable[[int, torch.Tensor], T],
-    *,
-    max_tokens: int | None = None,
-) -> list[T]:
-    """Run a group forward and backward: ``piece_fn(index, hidden [C, H])`` for each completion, then the prompt's.
-
-    Where ``piece_fn`` returns a tensor with a graph, its backward runs before the next piece's forward; what it
-    returned is then given back detached. Completions are packed into rows of at most ``max_tokens`` tokens
-    (None: each alone).
-    Under ``torch.no_grad`` nothing is backpropagated.
-    """
-    prefix = forward_prompt(body, prompt_ids)
-    results: list[T] = []
-    for group in _groups([ids.shape[0] for ids in completions], max_tokens):
-        hidden = forward_completions(body, prefix, [completions[i] for i in group])
-        pieces = [piece_fn(i, h) for i, h in zip(group, hidden, strict=True)]
-        losses = [p for p in pieces if isinstance(p, torch.Tensor) and p.requires_grad]
-        if losses:
-            torch.autograd.backward(losses)
-        results += [cast(T, p.detach()) if isinstance(p, torch.Tensor) else p for p in pieces]
-    prefix.backward()
-    return results
-
-
-def _groups(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
-    """Group neighbouring completions that fit a row together."""
-    groups: list[list[int]] = []
-    room = 0
-    for index, length in enumerate(lengths):
-        if groups and length <= room:
-            groups[-1].append(index)
-            room -= length
-        else:
-            groups.append([index])
-            room = (max_tokens or 0) - length
-    return groups

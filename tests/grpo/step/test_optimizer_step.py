@@ -102,7 +102,55 @@ def test_the_trainers_optimizer_survives_and_counts_as_stepped(
         return own(self, *given)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    ours.create_optimizer_and_scheduler(2)  # as a user may, before anything has wrapped the optimizer
+    once = ours.optimizer.step
+    assert ours.create_optimizer().step is once
     ours.train()
     assert any("stays in host memory" in line for line in ours._once_log.said)
     assert ours._adaptation.park.__self__.__class__ is SurvivingStep
     assert not [one for one in recwarn if "lr_scheduler.step" in str(one.message)]
+
+
+def test_a_step_that_has_room_is_one_call_of_the_optimizers() -> None:
+    """Hooks on its step see what they would: an average of the weights is updated once, whatever the groups."""
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = torch.optim.AdamW([{"params": [one]} for one in weights], fused=True)
+    for weight in weights:
+        weight.grad = torch.ones(3)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(len(optimizer.state)))
+    step = SurvivingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
+    for _ in range(2):
+        step()
+    assert calls == [2, 2]
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_group_is_stepped_once_though_another_has_no_room(has_steps: bool) -> None:
+    """Where the second has state of earlier steps, nobody can tell whether this one has changed it."""
+    meant, found = ([torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in range(2))
+    for weights in (meant, found):
+        optimizer = torch.optim.AdamW([{"params": [one]} for one in weights], fused=True)
+        step: Any = SurvivingStep(optimizer, Adaptation(OnceLog(), lambda: None, lambda: None))
+        if has_steps:
+            weights[1].grad = torch.ones(3)
+            step()
+        for weight in weights:
+            weight.grad = torch.ones(3)
+        if weights is found:
+            counted = RunsOut()
+            own = step._step
+
+            def short(*given: Any, own: Any = own, mode: RunsOut = counted) -> Any:
+                with mode:
+                    return own(*given)
+
+            step._step = short
+            counted.at = {3} if has_steps else {8}
+            if has_steps:
+                with pytest.raises(torch.OutOfMemoryError, match="had begun to change weights"):
+                    step()
+                return
+        step()
+    assert counted.raised
+    assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))

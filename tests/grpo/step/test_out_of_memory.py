@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memprof.errors import UsageError
+from memprof.grpo import LeanGRPOConfig, LeanGRPOTrainer, LeanRLOOConfig
 from memprof.grpo.paged.rolling import RollingBatch
 from memprof.grpo.paged.sampling import Sampling
 from memprof.grpo.paged.schedule import PoolSize, Work
@@ -208,6 +209,43 @@ def test_a_card_adapts_unless_it_cannot(tmp_path: Path, monkeypatch: pytest.Monk
     ours.args.on_oom = "adapt"
     with pytest.raises(UsageError, match="on_oom='adapt' needs checkpointing with use_reentrant=False"):
         ours._adapting(ours.args)
+
+
+def test_auto_is_the_default() -> None:
+    assert LeanGRPOConfig.on_oom == LeanRLOOConfig.on_oom == "auto"
+
+
+def test_a_subclass_may_still_scale_the_loss_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for on_oom in ("raise", "adapt"):
+        ours = build("lean", tiny_llama(), tmp_path, on_oom=on_oom, max_tokens_per_piece=1000)
+        inputs = with_policies(ours, batch(), beta=0.0)
+        own = LeanGRPOTrainer.compute_loss
+        twice = {"compute_loss": lambda self, *given, own=own, **named: 2 * own(self, *given, **named)}
+        monkeypatch.setattr(ours, "__class__", type("Users", (type(ours),), twice))
+        found[on_oom] = loss_and_gradients(ours, inputs)[:2]
+    assert found["adapt"][0] == found["raise"][0]
+    assert worst(found["adapt"][1], found["raise"][1]) == 0.0
+
+
+def test_the_step_that_has_room_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    """Losses, gradient norms, parameters and the optimizer's state, of a run that accumulates and clips."""
+    runs = []
+    for on_oom in ("raise", "adapt"):
+        ours = build("lean", tiny_llama(), tmp_path, on_oom=on_oom, max_tokens_per_piece=40, max_steps=3,
+                     gradient_accumulation_steps=2, max_grad_norm=0.5, num_iterations=2)  # fmt: skip
+        torch.manual_seed(0)
+        ours.train()
+        logs = [{k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in
+                ours.state.log_history]  # fmt: skip
+        state = [dict(ours.optimizer.state[p]) for p in ours.model.parameters()]
+        runs.append((logs, [p.detach() for p in ours.model.parameters()], state))
+    (logs, weights, state), (same_logs, same_weights, same_state) = runs
+    assert str(logs) == str(same_logs)
+    assert all(map(torch.equal, weights, same_weights))
+    for one, other in zip(state, same_state, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_memory_that_runs_out_elsewhere_is_told_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

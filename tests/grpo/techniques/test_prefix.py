@@ -11,10 +11,11 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from benchmarks.lean.blocks import shared_prefix_forward  # noqa: E402
 from memprof.errors import UsageError  # noqa: E402
 from memprof.grpo.techniques import attention_kernels, segment_attention  # noqa: E402
 from memprof.grpo.techniques.checkpointing import apply_checkpointing  # noqa: E402
-from memprof.grpo.techniques.prefix import forward_completions, forward_prompt, shared_prefix_forward  # noqa: E402
+from memprof.grpo.techniques.prefix import forward_completions, forward_prompt  # noqa: E402
 from memprof.grpo.techniques.segment_attention import segment_refusal  # noqa: E402
 from tests.grpo.tiny_models import FAMILIES, assert_same, body_of, build, gradients, tokens, weighted  # noqa: E402
 

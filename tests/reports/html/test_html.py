@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from memprof.reports.document.build import build_document
 from memprof.reports.document.text import plain
-from memprof.reports.files import write_text
 from memprof.reports.html.elements import el, join
 from memprof.reports.html.interactive_timeline import pack_columns
 from memprof.reports.html.report import render_html, write_html
 
 from memprof.errors import InputError
+from memprof.files import write_text
 from tests.reports.sample import HOSTILE, hostile, sample
 
 VOID = {"meta", "input", "br", "hr", "wbr"}
