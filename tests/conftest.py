@@ -26,7 +26,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files of half a minute or more, the longest first: begun last, one of them would leave the other cores idle.
 SLOWEST = (
     "test_docs.py",
-    "simulate/shortcuts/test_repeated_layers.py",
     "benchmarks/gpu/test_checks.py",
     "simulate/trainer/test_lean.py",
     "reports/html/test_browser_compare.py",

@@ -51,15 +51,6 @@ LOCAL_TENSOR = Target(
     "torch.distributed.tensor", "DTensor._local_tensor", how=ASSIGNED, needed_by=("simulate.fsdp2", "simulate.tp"),
     optional_for=_WATCHED, consequence="shards that are views of whole parameters cannot be noticed",
 )  # fmt: skip
-# FSDP2's own state of a module, which lies among the module's attributes.
-CONTRACT_STATE = Target(
-    "torch.distributed._composable.contract", "STATE_KEY", how=READ, optional_for=("simulate.fsdp2",),
-    used_in="contract", consequence="layers that are alike are executed one by one, which takes longer",
-)  # fmt: skip
-CONTRACT_REGISTRY = Target(
-    "torch.distributed._composable.contract", "REGISTRY_KEY", how=READ, optional_for=("simulate.fsdp2",),
-    used_in="contract", consequence="layers that are alike are executed one by one, which takes longer",
-)  # fmt: skip
 FSDP_STATE = Target(
     "torch.distributed.fsdp", "FSDPModule._get_fsdp_state", "(self)", optional_for=_WATCHED, consequence=_FSDP2_WORDS
 )

@@ -17,7 +17,6 @@ _ROOM = "memprof.simulate.shortcuts"
 #: What each leaves out, and its module in :mod:`memprof.simulate.shortcuts`.
 SHORTCUTS = {
     "decoding": "decoding.learning",  # the steps of a generation between the first and the last ones
-    "layers": "layers.repeating",  # decoder layers that are alike, where nothing is differentiated
     "results": "results",  # operations whose result is known
     "rounds": "rounds",  # tiles and chunks that do what the one before did
     "micro_batches": "micro_batches",  # of searches: micro-batches between the third and the last

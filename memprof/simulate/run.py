@@ -142,6 +142,8 @@ def _recording(session: FakeSession) -> Iterator[None]:
 _ADVICE = {
     # its product of grouped experts, which autocast does not reach
     "inputs of BF16 type": " Mixtures of experts need --dtype bfloat16.",
+    # transformers' own, of caches that a sliding window cuts
+    "models with only full attention layers": " Drop --cache-implementation quantized: a real run fails as well.",
     # PEFT's adapter of grouped experts
     "does not work with lora_dropout": " Drop --lora-dropout, or name other modules (--lora-target-modules).",
     # FSDP2 takes the dtype of gradients from its first forward, in which PEFT has the adapter frozen

@@ -49,3 +49,19 @@ def settings_for(tiny: str) -> Callable[..., Any]:
         return Settings(**{**values, **changes})
 
     return make
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the modules of the shortcuts that simulations of this test take."""
+    from memprof.simulate import plain
+
+    found: list[str] = []
+    load = plain.import_module
+
+    def noted(name: str) -> Any:
+        found.append(name)
+        return load(name)
+
+    monkeypatch.setattr(plain, "import_module", noted)
+    return found

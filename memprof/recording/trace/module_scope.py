@@ -63,10 +63,6 @@ class ModuleScope:
         stack = self._threads.stack
         return stack[-1] if stack else None
 
-    def name_of(self, module: nn.Module) -> tuple[str, str | None]:
-        """Return the qualified name of a module, and the role of its model; its type's name where it is not known."""
-        return self._names.get(id(module), (type(module).__name__, None))
-
     def enter(self, module: nn.Module) -> None:
         """Enter a module whose forward began just before the hooks were there."""
         self._enter(module, None)

@@ -27,7 +27,6 @@ class AddressBook(Protocol):
     def now_us(self) -> int: ...
     def watches(self, device_type: str) -> bool: ...
     def address_of(self, storage: Any) -> int: ...
-    def claimed(self, address: int, category: Category, detail: str | None, name: str | None) -> None: ...
     @property
     def rehearsal(self) -> Rehearsal | None: ...
 
@@ -72,18 +71,8 @@ class FakeOwnerBook(OwnerBook):
         if known is not None:
             self.claim_address(after, Category(known[2]), known[3], known[4])
 
-    def know(self, storage: Any) -> None:
-        """Mark a storage as claimed: its block was, by its address."""
-        self._claimed[_key_of(storage)] = weakref.ref(storage)
-
-    def is_known(self, storage: Any) -> bool:
-        """Tell whether a storage was claimed."""
-        known = self._claimed.get(_key_of(storage))
-        return known is not None and known() is storage
-
     def claim_address(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
         """Claim the block alive at ``address``."""
-        self._recorder.claimed(address, category, detail, name)
         if self._recorder.rehearsal is not None:
             self._recorder.rehearsal.claim(address, category, detail, name)
             return

@@ -33,10 +33,9 @@ from memprof.simulate.recorder.owners import FakeOwnerBook
 from memprof.simulate.recorder.plain_heap import PlainHeap
 from memprof.simulate.recorder.reductions import Processors
 from memprof.simulate.recorder.rehearsal import REHEARSED, Rehearsal
-from memprof.simulate.recorder.round_log import Born as Taken
-from memprof.simulate.recorder.round_log import CallLog, Claimed, Rehearsed, RoundLog
+from memprof.simulate.recorder.round_log import RoundLog
 from memprof.simulate.recorder.snapshot_form import Event, write_snapshot
-from memprof.simulate.recorder.work import Tally, Work
+from memprof.simulate.recorder.work import Work
 from memprof.vocabulary import Category, History, Kind
 
 __all__ = ["FakeRecorder"]
@@ -122,7 +121,6 @@ class FakeRecorder:
         self.work = Work()
         self._on_host = 0
         self._noted: RoundLog | None = None
-        self._call: CallLog | None = None
         self._rehearsal: Rehearsal | None = None
         self._claims = 0
 
@@ -232,7 +230,6 @@ class FakeRecorder:
         if self.cuda and not self.paused and asks_for_more(func):
             if self._rehearsal is not None:
                 self._rehearsal.kernel(func, args, kwargs, made)
-                self._log_last()
             else:
                 self.run_kernel(func, args, kwargs, made)
         for address in early:
@@ -264,7 +261,6 @@ class FakeRecorder:
         """Take cuBLAS's workspace for this thread, where it has none."""
         if self._rehearsal is not None:
             self._rehearsal.workspace()
-            self._log_last()
             return
         in_engine = _graph_task() != -1
         if in_engine not in self._workspaces:
@@ -321,8 +317,6 @@ class FakeRecorder:
 
     def release(self, address: int) -> None:
         """Give back what :meth:`hold` or :meth:`take` took."""
-        if self._call is not None:
-            self._call.steps.append(address)
         if address >= REHEARSED:
             if self._rehearsal is not None:
                 self._rehearsal.give(address)
@@ -347,47 +341,12 @@ class FakeRecorder:
     def end_note(self, noted: RoundLog) -> None:
         """Stop logging allocations."""
         self._noted = None
-        self._count_no_more(noted.work)
+        self.work.also.remove(noted.work)
         if self.owners is not None and self.owners.claims != self._claims:
             noted.only_device = False
 
-    @contextlib.contextmanager
-    def logging_call(self) -> Iterator[CallLog]:
-        """Log allocations, claims and frees while open, in a rehearsal too; one log at a time."""
-        assert self._call is None
-        self._call = log = CallLog()
-        self.work.also.append(log.work)
-        try:
-            yield log
-        finally:
-            self._call = None
-            self._count_no_more(log.work)
-
-    def _count_no_more(self, tally: Tally) -> None:
-        self.work.also = [other for other in self.work.also if other is not tally]
-
-    def circumstances(self) -> tuple[Any, ...]:
-        """List what decides, beside an operation's arguments, how memory is taken for it and under which tag."""
-        stream = self.stream_of() if self.stream_of is not None else 0
-        return self._tags, self._rehearsal is not None, self._on_host, stream
-
-    @property
-    def logs_call(self) -> bool:
-        """Tell whether a call is logged now."""
-        return self._call is not None
-
-    def claimed(self, address: int, category: Category, detail: str | None, name: str | None) -> None:
-        """Log the category that a block was given, where a call is logged."""
-        if self._call is not None:
-            self._call.steps.append(Claimed(address, category, detail, name))
-
-    def _log_last(self) -> None:
-        """Log the rehearsal's last entry, where a call is logged."""
-        if self._call is not None and self._rehearsal is not None:
-            self._call.steps.append(self._rehearsal.parts[-1][-1])  # type: ignore[arg-type]
-
-    def repeat_work(self, noted: RoundLog | CallLog) -> None:
-        """Count what a round or a call computed and moved once more."""
+    def repeat_work(self, noted: RoundLog) -> None:
+        """Count what a round computed and moved once more."""
         if noted.work.kernels or noted.work.fused or noted.work.host_bytes:
             self.work.add(noted.work, 1, *self.phase_and_step())
 
@@ -412,8 +371,6 @@ class FakeRecorder:
         """Mark all logs: host memory was allocated or freed, which none of them repeats."""
         if self._noted is not None:
             self._noted.only_device = False
-        if self._call is not None:
-            self._call.only_device = False
         if self._rehearsal is not None:
             self._rehearsal.usable = False
 
@@ -424,10 +381,7 @@ class FakeRecorder:
         born = Born(0, 0, nbytes, None, self._tags, region, running, shape, dtype, func)
         stream = self.stream_of() if self.stream_of is not None else 0
         if self._rehearsal is not None:
-            address = self._rehearsal.take(born, stream, captured)
-            if self._call is not None:
-                self._call.steps.append(Rehearsed(address, born, stream, captured))
-            return address, stream
+            return self._rehearsal.take(born, stream, captured), stream
         return self.take(nbytes, stream, captured, self._tag_writer.write(born)), stream
 
     def take(self, nbytes: int, stream: int, captured: Any, tag: str) -> int:
@@ -447,8 +401,6 @@ class FakeRecorder:
         self.widen_window(heap.allocated, heap.reserved, heap.active, heap.requested)
         if self._noted is not None:
             self._noted.born(address, nbytes, stream, captured, tag)
-        if self._call is not None:
-            self._call.steps.append(Taken(address, nbytes, stream, captured, tag))
         return address
 
     def tell_oom(self, error: OutOfMemory, captured: Any) -> None:
@@ -513,19 +465,6 @@ class FakeRecorder:
             self._captured, self._tag = captured, tag
             self._origin[address] = (captured, tag)
             self._event("alloc", address, size, stream, 0)
-
-    def let_stand(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
-        """Let a storage stand for the block taken at ``address``, which is given back when the storage goes."""
-        self._remember(storage, address, nbytes, stream)
-
-    def let_go(self, storage: Any) -> int:
-        """Return the address a storage stood for, and let it stand for nothing; 0 if it did not."""
-        watch = self._live.pop(_key_of(storage), None)
-        return watch.address if watch is not None else 0
-
-    def stream_at(self, storage: Any) -> int:
-        """Return the stream whose block a storage stands for."""
-        return self._live[_key_of(storage)].stream
 
     def _remember(self, storage: Any, address: int, nbytes: int, stream: int) -> None:
         watch = _Watch(storage, self._died)

@@ -1,14 +1,12 @@
-"""Log one round of a loop, or one call of a layer: what it took of the device and gave back, in order."""
+"""Log one round of a loop: what it took of the device and gave back, in order."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from memprof.simulate.recorder.rehearsal import Kernel, Workspace
 from memprof.simulate.recorder.work import Tally
-from memprof.vocabulary import Category
 
-__all__ = ["Born", "CallLog", "Claimed", "Rehearsed", "RoundLog", "Step"]
+__all__ = ["Born", "RoundLog"]
 
 
 class Born(NamedTuple):
@@ -55,35 +53,3 @@ class RoundLog:
             elif mine.pop(step, None) is None:
                 given.append(step)
         return {number: address for address, number in sorted(mine.items(), key=lambda pair: pair[1])}, given
-
-
-class Rehearsed(NamedTuple):
-    """Keep one allocation of a rehearsal: the address that stands for it, and the rehearsal's entry."""
-
-    address: int
-    born: Any
-    stream: int
-    captured: Any
-
-
-class Claimed(NamedTuple):
-    """Keep the category that a block was given."""
-
-    address: int
-    category: Category
-    detail: str | None
-    name: str | None
-
-
-Step = Born | Rehearsed | Claimed | Kernel | Workspace | int
-
-
-class CallLog:
-    """Log every event of one call of a layer, and its work; an address alone stands for a free.
-
-    ``only_device`` says that it did nothing but take, claim and give back device memory."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.only_device = True
-        self.work = Tally()

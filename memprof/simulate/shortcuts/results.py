@@ -18,7 +18,7 @@ import torch
 from memprof.compat import torch as torch_names
 from memprof.compat.check import fault_of
 
-__all__ = ["SIMPLE", "KnownResults", "Making", "facts_of", "is_plain", "known_results", "making"]
+__all__ = ["KnownResults", "known_results"]
 
 _FakeTensor: Any = torch_names.FAKE_TENSOR.get()
 _is_symbolic = attrgetter(torch_names.FAKE_SYMBOLIC.name)
@@ -28,8 +28,8 @@ _META = torch.device("meta")
 _NEEDED = (torch_names.NO_DISPATCH, torch_names.MAKE_SUBCLASS, torch_names.NO_DATA_POINTER, torch_names.KEYS_OF)
 # Their result hangs on values, or they change what their argument is.
 _LEFT_ALONE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
-#: Types of arguments that are their own facts.
-SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+# Types of arguments that are their own facts.
+_SIMPLE = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 _Maker = Callable[[list[Any]], Any]
 
@@ -37,11 +37,6 @@ _Maker = Callable[[list[Any]], Any]
 def known_results() -> KnownResults | None:
     """Return an empty memory of results; None where torch's release lacks what it needs, which costs time."""
     return None if _lacking() else KnownResults()
-
-
-def making() -> Making | None:
-    """Return what makes fake tensors without dispatch; None where torch's release lacks what it needs."""
-    return None if _lacking() else Making()
 
 
 def _lacking() -> bool:
@@ -54,7 +49,7 @@ class KnownResults:
     def __init__(self) -> None:
         self._makers: dict[tuple[Any, ...], tuple[_Maker | None, int]] = {}
         self._cacheable: dict[int, bool] = {}
-        self._make = Making()
+        self._make = _Making()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
         """Return what ``func`` returns for these arguments, executed only where it is not known.
@@ -102,11 +97,11 @@ def _add_facts(values: Iterable[Any], facts: list[Any], tensors: list[Any]) -> b
     for value in values:
         kind = type(value)
         if kind is _FakeTensor:
-            if value.constant is not None or not is_plain(value):
+            if value.constant is not None or not _is_plain(value):
                 return False
-            facts.append(facts_of(value))
+            facts.append(_facts_of(value))
             tensors.append(value)
-        elif kind in SIMPLE:
+        elif kind in _SIMPLE:
             facts += (kind, value)
         elif kind is list or kind is tuple or kind is torch.Size:
             facts += (list, len(value))
@@ -117,12 +112,12 @@ def _add_facts(values: Iterable[Any], facts: list[Any], tensors: list[Any]) -> b
     return True
 
 
-def is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: Any) -> bool:
     """Tell whether a tensor is dense, and its shape plain numbers."""
     return tensor.layout is torch.strided and not _is_symbolic(tensor)
 
 
-def facts_of(tensor: Any) -> tuple[Any, ...]:
+def _facts_of(tensor: Any) -> tuple[Any, ...]:
     """List all that torch's ``TensorMetadata`` says of a dense tensor; shape and strides give its memory format."""
     return (
         tensor.dtype,
@@ -166,7 +161,7 @@ class _Arguments:
         return None if storage in self.of_storage else storage
 
 
-class Making:
+class _Making:
     """Make results again."""
 
     def __init__(self) -> None:
@@ -186,21 +181,6 @@ class Making:
             return None  # two of them share what is new
         return lambda given: kind([maker(given) for maker in makers])  # type: ignore[misc]
 
-    def maker_in(self, out: Any, base: Any) -> _Maker | None:
-        """Return what makes a tensor like ``out`` in the storage of a tensor like ``base``; None where that is not
-        certain."""
-        return self._tensor(out, [base], 0) if _is_simple_result(out) else None
-
-    def room(self, nbytes: int) -> Any:
-        """Make a tensor, not a fake one, that has nothing but a storage of so many bytes."""
-        with self._no_dispatch():
-            return torch.empty(nbytes, dtype=torch.uint8, device=_META)
-
-    def hold(self, constant: Any, value: Any) -> None:
-        """Put a number into the real tensor of one number that a fake tensor of a known value has."""
-        with self._no_dispatch():
-            constant.fill_(value)
-
     def _one(self, out: Any, arguments: _Arguments) -> _Maker | None:
         if out is None or type(out) in (int, float, bool):
             return lambda given: out
@@ -219,7 +199,7 @@ class Making:
             return None
         meta = self._meta(shape, None if of is None else tensors[of].untyped_storage())
         first = _FakeTensor(out.fake_mode, meta, shape.device)
-        if facts_of(first) != facts_of(out) or self._keys(first) != self._keys(out):
+        if _facts_of(first) != _facts_of(out) or self._keys(first) != self._keys(out):
             return None
         attributes = dict(vars(first))
 
@@ -240,7 +220,7 @@ class Making:
 
 def _is_simple_result(out: Any) -> bool:
     odd = out.requires_grad or out.is_conj() or out.is_neg() or out.is_inference() or out.constant is not None
-    return is_plain(out) and not odd
+    return _is_plain(out) and not odd
 
 
 def _storage(tensor: Any) -> int:

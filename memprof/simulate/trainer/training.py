@@ -82,9 +82,6 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         if not session.growth and (micro_batches := shortcut("micro_batches")) is not None:
             stack.enter_context(micro_batches.middle_left_out(session.fake_recorder))
         stack.enter_context(watched(trainer, session))
-        if (layers := shortcut("layers")) is not None:
-            models = [trainer.model, getattr(trainer, "ref_model", None), *getattr(trainer, "reward_funcs", ())]
-            stack.enter_context(layers.layers_repeated(models, session.fake_recorder))
         trainer.train()
         session.look_again()
 

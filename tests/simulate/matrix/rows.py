@@ -1,7 +1,7 @@
 """The rows of the matrix: what people type, each option with each other, as commands.
 
-All pairs of values of all options, and all triples of those that decide which code trains. The shapes are the first
-layers of published families.
+All pairs of values of all options, all triples of those that decide which code trains, and all pairs of half precisions
+and kinds of cache with what they meet. The shapes are the first layers of published families.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from allpairspy import AllPairs
 
-__all__ = ["FAMILIES", "PAIRS", "TRIPLES", "command"]
+__all__ = ["CACHES", "FAMILIES", "PAIRS", "TRIPLES", "command"]
 
 FAMILIES = [
     *("qwen2", "llama", "qwen3", "gemma3_text", "mistral", "phi3", "qwen3_moe", "gemma2", "olmo2", "granite"),
@@ -41,6 +41,20 @@ _ALL: dict[str, list[str]] = {
     "batch": ["2", "4"],
     "reward": ["", "model"],
 }
+# What a config file says of autocast, and what the command line says of the cache.
+_CACHED: dict[str, list[str]] = {
+    "precision": ["fp16: true", "bf16: true", "bf16: false"],
+    "cache": ["", "static", "quantized", "quantized --cache-dtype int4"],
+    "dtype": ["float32", "bfloat16", "float16"],
+    "family": ["qwen2", "gemma3_text", "gpt_oss", "qwen3_moe"],
+    "lora": [_NOT_LORA, "--lora-r 16"],
+    "trainer": ["grpo", "rloo"],
+    "recipe": ["trl", "lean"],
+    "beta": ["0", "0.04"],
+    "sharding": ["", "ddp", "fsdp2"],
+    "checkpointing": ["full", "none"],
+    "generation": ["hf"],
+}
 
 
 def _rows(options: dict[str, list[str]], together: int) -> list[dict[str, str]]:
@@ -49,6 +63,7 @@ def _rows(options: dict[str, list[str]], together: int) -> list[dict[str, str]]:
 
 PAIRS = _rows(_ALL, 2)
 TRIPLES = _rows(_TRAINED, 3)
+CACHES = _rows(_CACHED, 2)
 
 
 def command(row: dict[str, str], model: str) -> list[str]:
@@ -77,5 +92,9 @@ def command(row: dict[str, str], model: str) -> list[str]:
             "num-generations": "2", "prompt-length": "9", "completion-length": "12",
             "reward-model": model if row.get("reward") else None,
         }  # fmt: skip
+    if "precision" in row:  # which has no option of its own
+        asked["config"] = f"{model}/half.yaml"
+    kept, *more = row["cache"].split() if row.get("cache") else [""]
+    asked["cache-implementation"] = kept
     told = [word for name, value in asked.items() if value for word in (f"--{name}", value)]
-    return [*told, *row["lora"].split(), *row.get("bits", "").split()]
+    return [*told, *row["lora"].split(), *row.get("bits", "").split(), *more]

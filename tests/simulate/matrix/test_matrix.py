@@ -14,12 +14,13 @@ pytest.importorskip("allpairspy")
 pytest.importorskip("trl")
 
 from tests.simulate.families.shapes import four_layers
-from tests.simulate.matrix.rows import PAIRS, TRIPLES, command
+from tests.simulate.matrix.rows import CACHES, PAIRS, TRIPLES, command
 
 pytestmark = [pytest.mark.trl, pytest.mark.slow]
 
-_ROWS = [(f"pair {n}", row) for n, row in enumerate(PAIRS)] + [(f"triple {n}", row) for n, row in enumerate(TRIPLES)]
-_OFTEN = ("pair 0", "pair 3", "pair 28", "triple 7", "triple 20")
+_KINDS = {"pair": PAIRS, "triple": TRIPLES, "cache": CACHES}
+_ROWS = [(f"{kind} {n}", row) for kind, rows in _KINDS.items() for n, row in enumerate(rows)]
+_OFTEN = ("pair 0", "pair 3", "pair 28", "triple 7", "triple 20", "cache 0", "cache 4", "cache 15")
 _EXECUTED_AT_ITS_ENDS = "generation was executed at its first and last tokens only"
 _SAYS_WHAT_TO_DO = re.compile(r"\b(add|drop|use|choose|give|load|need|needs|make|set|install|say)\b", re.IGNORECASE)
 
@@ -44,6 +45,7 @@ def held(report: dict[str, Any]) -> Any:
 def check(row: dict[str, str], folder: Path) -> str:
     """Hold a row to what is promised of it; return how it ended."""
     (folder / "config.json").write_text(json.dumps(four_layers(row.get("family", "qwen2"))))
+    (folder / "half.yaml").write_text(row.get("precision", ""))
     arguments = command(row, str(folder))
     code, said, report = ended(arguments, folder / "with.json")
     if report is None:

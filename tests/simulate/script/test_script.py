@@ -135,6 +135,24 @@ def test_from_the_command_line(script: Path, model: Path, tmp_path: Path) -> Non
     assert any("TRL's was, with its arguments" in note for note in json.loads(broken.stdout)["notes"])
 
 
+@pytest.mark.slow
+def test_a_script_is_executed_whole_where_that_is_asked(
+    script: Path, model: Path, tmp_path: Path, loaded: list[str]
+) -> None:
+    from memprof.cli import main
+
+    out, peaks = tmp_path / "out.json", []
+    for more in ([], ["--no-shortcuts"]):
+        loaded.clear()
+        arguments = ["--script", str(script), *more, "--json", str(out), "--", "--model", str(model)]
+        done = CliRunner().invoke(main, ["simulate", *arguments])
+        assert done.exit_code == 0, done.output
+        assert bool(loaded) is not bool(more)
+        peak = json.loads(out.read_text())["peak"]
+        peaks.append([peak["allocated_bytes"], peak["reserved_bytes"]])
+    assert peaks[0] == peaks[1]
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path, model: Path) -> None:
     from memprof.cli import main
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 pytestmark = [pytest.mark.trl]
 
@@ -36,14 +38,14 @@ def test_a_shortcut_that_fails_is_told_of_and_changes_nothing(
     error: type[Exception], settings_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memprof.simulate.run import simulate_settings
-    from memprof.simulate.shortcuts.layers import repeating
+    from memprof.simulate.shortcuts import results
 
     def failing(*_: Any) -> Any:
         raise error("never seen before")
 
     settings = settings_for(dtype="bfloat16", generation="none", beta=0.1)
     expected = simulate_settings(settings, shortcuts=False)
-    monkeypatch.setattr(repeating, "layers_repeated", failing)
+    monkeypatch.setattr(results, "known_results", failing)
     got = simulate_settings(settings)
     assert got["memprof"]["highest"] == expected["memprof"]["highest"]
     assert [note for note in got["memprof"]["notes"] if "without shortcuts" in note and error.__name__ in note]
@@ -67,3 +69,22 @@ def test_a_shortcut_that_cannot_be_loaded_is_told_of(
     assert got["highest"] == expected["highest"]
     [note] = [note for note in got["notes"] if "simulated without" in note]
     assert "'results' (ModuleNotFoundError: No module named 'a_library_nobody_has')" in note
+
+
+def test_a_recorded_run_is_executed_whole_too(tiny: str, tmp_path: Path, loaded: list[str]) -> None:
+    from memprof.cli import main
+    from tests.simulate.test_cli import SMALL
+
+    run, out = tmp_path / "run.pickle", tmp_path / "out.json"
+    asked = ["--model", tiny, *SMALL, "--dtype", "bfloat16", "-o", str(run)]
+    assert CliRunner().invoke(main, ["simulate", *asked]).exit_code == 0
+    peaks = []
+    for more in ([], ["--no-shortcuts"]):
+        loaded.clear()
+        arguments = ["--like", str(run), "--set", "completion_length=15", *more, "--json", str(out)]
+        done = CliRunner().invoke(main, ["simulate", *arguments])
+        assert done.exit_code == 0, done.output
+        assert bool(loaded) is not bool(more)
+        [_, changed] = json.loads(out.read_text())["runs"]
+        peaks.append([changed["report"]["peak"][name] for name in ("allocated_bytes", "reserved_bytes")])
+    assert peaks[0] == peaks[1]

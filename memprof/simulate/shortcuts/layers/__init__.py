@@ -1,1 +1,0 @@
-"""Repeat the layers of a model that are alike, in passes without gradients."""
