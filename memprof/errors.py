@@ -10,6 +10,9 @@ MemprofError
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
 from memprof._version import __version__
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "MemprofError",
     "UnsafePickle",
     "UsageError",
+    "did_you_mean",
     "how_to_install",
 ]
 
@@ -27,6 +31,19 @@ def how_to_install(extra: str) -> str:
     """Say how an extra is installed: from a checkout or a wheel, because no registry has the package."""
     wheel = f"grpo_memprof-{__version__}-py3-none-any.whl"
     return f"pip install '.[{extra}]' in a checkout of memprof, or pip install '{wheel}[{extra}]'"
+
+
+def did_you_mean(word: str, names: Iterable[str], most: int = 2) -> str:
+    """Return `` (did you mean A or B?)`` for the names that a misspelt word is near; empty where none is.
+
+    Args:
+        word: what was typed.
+        names: what there is; of a mapping the values are shown.
+        most: names at most.
+    """
+    shown = names if isinstance(names, Mapping) else {name: name for name in names}
+    near = dict.fromkeys(str(shown[name]) for name in get_close_matches(word, shown, most))
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 class MemprofError(Exception):

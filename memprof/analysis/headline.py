@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memprof.analysis.allocations.places import listed_places
+from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.units import GIB, amount, format_bytes, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, Category, phase_words
@@ -69,10 +70,13 @@ def headline_of(report: Mapping[str, Any], places: Sequence[Mapping[str, Any]] |
 
 
 def _assumed(report: Mapping[str, Any]) -> list[str]:
-    """Say what a simulated run's settings leave open, or what was assumed to simulate a recorded one for its advice."""
+    """Say what a simulated run's settings leave open, or what was assumed to simulate a recorded one for its advice;
+    last what a card is that was named by its size."""
+    words = list((report.get("unchanged") or {}).get("assumed") or ())
     if report["source"]["kind"] == "simulated":
-        return assumed_words(report["source"].get("config") or {})
-    return list((report.get("unchanged") or {}).get("assumed") or ())
+        words = assumed_words(report["source"].get("config") or {})
+    sizes = dict.fromkeys(size_words(str((report.get(part) or {}).get("gpu"))) for part in ("fit", "combination"))
+    return [*words, *filter(None, sizes)]
 
 
 def named_category(report: Mapping[str, Any]) -> str | None:
@@ -112,16 +116,22 @@ def _where(phase: str | None, step: int | None) -> str:
     return f"{known}, step {step}" if step is not None else known
 
 
+def _in(phase: str | None, step: int | None) -> str:
+    """Say where something happened; nothing where no phase is known."""
+    return f" in {_where(phase, step)}" if phase else ""
+
+
 def _verdict(report: Mapping[str, Any]) -> str:
     if oom := report.get("oom"):
         return _out_of_memory(oom)
     source, peak = report["source"], report["peak"]
     unknown = source.get("phases_known_by") == "none" and peak["phase"] == "other"
-    where = _where(None if unknown else peak["phase"], peak["step"])
-    held = f"{gib(peak['allocated_bytes'])} GiB in {where}"
     if fit := report.get("fit"):
         return _judged(fit)
+    held = f"{gib(peak['allocated_bytes'])} GiB{_in(None if unknown else peak['phase'], peak['step'])}"
     words = f"{_PEAK.get(source['kind'], 'Peak allocated memory')}: {held}"
+    if source["history"] == "none":  # what was freed before is not known, nor how high it went
+        words = f"Allocated at the dump: {held}"
     capacity = _capacity(report)
     return f"{words}, {percent(peak['allocated_bytes'], capacity)} of the device" if capacity else words
 
@@ -152,15 +162,15 @@ def _capacity(report: Mapping[str, Any]) -> int | None:
 
 
 def _out_of_memory(oom: Mapping[str, Any]) -> str:
-    where = _where(oom["phase"], oom["step"])
+    where = _in(oom["phase"], oom["step"])
     asked = format_bytes(oom["requested_bytes"]) if oom.get("requested_bytes") else ""
     short = int((oom.get("ahead") or {}).get("short_bytes") or 0)
     if missing := missing_bytes(oom):
         whole = " for the whole step" if missing == short else ""
-        return f"Out by {amount(missing)}{whole} in {where}"
+        return f"Out by {amount(missing)}{whole}{where}"
     if oom.get("fits_defragmented") and asked:
-        return f"Out of memory in {where}: {asked} would have fitted in one piece"
-    return f"Out of memory in {where}" + (f": {asked} did not fit" if asked else "")
+        return f"Out of memory{where}: {asked} would have fitted in one piece"
+    return f"Out of memory{where}" + (f": {asked} did not fit" if asked else "")
 
 
 # ---- cause -----------------------------------------------------------------------------------------------------------

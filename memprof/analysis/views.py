@@ -21,7 +21,7 @@ from memprof.analysis.peaks.counted import (
     unseen_by_span,
 )
 from memprof.attribution import Attribution
-from memprof.errors import UsageError
+from memprof.errors import UsageError, did_you_mean
 from memprof.snapshot import Snapshot
 from memprof.snapshot.model import I64
 from memprof.timeline.idle_memory import idle_memory
@@ -237,7 +237,8 @@ class Views:
         found = [b for b in self.phases if b.phase == phase]
         if not found:
             seen = ", ".join(sorted({b.phase for b in self.phases})) or "none"
-            raise UsageError(f"no phase {phase!r} in this run; phases seen: {seen}.")
+            meant = did_you_mean(phase, seen.split(", "))
+            raise UsageError(f"no phase {phase!r} in this run{meant}; phases seen: {seen}.")
         return max(found, key=lambda b: b.not_in_history_bytes + int(self.timeline.requested_total[b.instant])).instant
 
     def _time_instant(self, time_us: int) -> int:
@@ -308,4 +309,5 @@ def _code_of(category: str) -> int:
     try:
         return Category(category).code
     except ValueError:
-        raise UsageError(f"no category {category!r}; there are: {', '.join(Category)}.") from None
+        meant = did_you_mean(category, list(Category))
+        raise UsageError(f"no category {category!r}{meant}; there are: {', '.join(Category)}.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from memprof.cli.progress import working
 from memprof.cli.simulating import emit_simulated
 from memprof.cli.simulation_options import names_of, value_of
 from memprof.cli.unused_options import refuse_unused
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from memprof.config.gpus import Gpu
@@ -93,9 +92,9 @@ def changes_of(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
         name = name.strip().replace("-", "_")
         name = _ALIASES.get(name, name)
         if not equals or name not in known:
-            near = get_close_matches(name, known, 3)
-            hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UsageError(f"--set {text!r}: write NAME=VALUE with the name of a setting{hint}.")
+            raise UsageError(
+                f"--set {text!r}: write NAME=VALUE with the name of a setting{did_you_mean(name, known, 3)}."
+            )
         found[name] = (
             None if value.strip().lower() in ("none", "null", "") and name in _OPTIONAL else value_of(value.strip())
         )

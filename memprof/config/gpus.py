@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from memprof.errors import UsageError
-from memprof.units import parse_size
+from memprof.errors import UsageError, did_you_mean
+from memprof.units import GIB, format_gib, parse_size
 
 __all__ = [
     "CONTEXT_BYTES",
@@ -21,6 +20,7 @@ __all__ = [
     "known_gpus",
     "note_of",
     "older_note",
+    "size_words",
     "workspace_bytes",
     "workspaces_of",
 ]
@@ -164,10 +164,9 @@ def find_gpu(text: str) -> Gpu:
         if not (size := parse_size(text)):
             raise UsageError(f"{text}: no card has no memory; give a size such as 24GB.")
         return Gpu(text.strip(), size)
-    near = [names[name].name for name in get_close_matches(wanted, names, 2)]
-    meant = f" (did you mean {' or '.join(dict.fromkeys(near))}?)" if near else ""
+    meant = did_you_mean(wanted, {key: gpu.name for key, gpu in names.items()})
     known = f"{text!r} is not a size and no card that is known{meant}"
-    raise UsageError(f"{known}: give a size such as 24GB, or {_listed()}.")
+    raise UsageError(f"{known}: give a size such as 24GB{'' if meant else f', or {_listed()}'}.")
 
 
 def capacity_bytes(capacity: str | int) -> int:
@@ -218,6 +217,23 @@ def note_of(gpu: Gpu) -> str | None:
         f"{gpu.name}: its memory, and torch's allocator, whose rules are CUDA's there too; what its kernels and "
         f"libraries ask for was never compared, and {known}."
     )
+
+
+def size_words(name: str) -> str:
+    """Say how many GiB a size such as ``24GB`` is, beside a card that is sold so; empty for a card's name or GiB."""
+    sold = re.fullmatch(r"\s*(\d+)\s*GB?\s*", name, re.IGNORECASE)
+    if sold is None:
+        return ""
+    words = f"{name.strip()} is {format_gib(parse_size(name))} GiB"
+    alike = [
+        card
+        for card in known_gpus()
+        if card.maker == "nvidia" and not card.before_ampere and 0 <= int(sold[1]) * GIB - card.total_bytes < 0.9 * GIB
+    ]
+    if not alike:
+        return words
+    least = min(alike, key=lambda card: card.total_bytes)
+    return f"{words} (a card sold as such, {least.name}, has {format_gib(least.total_bytes)}: name yours)"
 
 
 def older_note(gpu: Gpu) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.config.optimizers import OPTIMIZERS, optimizer
 from memprof.config.trl_arguments import left_out_of, said_by_trl
-from memprof.errors import InputError, UsageError
+from memprof.errors import InputError, UsageError, did_you_mean
 from memprof.files import refuse_special
 from memprof.units import parse_size
 
@@ -113,7 +113,8 @@ class Settings:
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if isinstance(value, str) and value not in allowed:
-                raise UsageError(f"--{name.replace('_', '-')} {value!r}: choose from {', '.join(allowed)}.")
+                meant = did_you_mean(value, allowed)
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}{meant}: choose from {', '.join(allowed)}.")
         if self.host_memory is not None:
             parse_size(str(self.host_memory))
         self._check_trainer()
@@ -208,7 +209,8 @@ class Settings:
 
     def _check_optimizer(self) -> None:
         if self.optim not in OPTIMIZERS:
-            raise UsageError(f"--optim {self.optim!r} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
+            asked = f"--optim {self.optim!r}{did_you_mean(self.optim, OPTIMIZERS)}"
+            raise UsageError(f"{asked} cannot be simulated; choose from {', '.join(OPTIMIZERS)}.")
 
     def _check_generation(self) -> None:
         if self.cache_implementation != "dynamic" and self.generation != "hf":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from memprof.config.gpus import size_words
 from memprof.config.trl_arguments import assumed_words
 from memprof.units import amount, gib, percent
 from memprof.vocabulary import CATEGORY_LABELS, phase_words
@@ -33,7 +34,7 @@ def headline_of_plan(data: Mapping[str, Any], not_given: Collection[str]) -> dic
         f"{_LABELS[category]}{how_much}.",
         "places": [],
         "action": _action(data),
-        "assumed": _assumed(data, not_given),
+        "assumed": [*_assumed(data, not_given), *filter(None, [size_words(data["gpu"])])],
     }
 
 

@@ -13,7 +13,7 @@ from memprof.config.gpus import Gpu, bfloat16_note, find_gpu, older_note
 from memprof.config.model_shape import positions_of
 from memprof.config.settings import TRAINERS_OWN, Settings
 from memprof.config.speeds import speed_of
-from memprof.errors import UsageError
+from memprof.errors import UsageError, did_you_mean
 from memprof.plan.front import fastest_of, front_of
 from memprof.plan.grid import methods_for
 from memprof.plan.headline import headline_of_plan
@@ -175,8 +175,8 @@ def _with_front(rows: list[Row], both: bool) -> list[dict[str, Any]]:
 
 def _varied(base: Settings, vary: tuple[str, list[Any]], fixed: set[str]) -> list[tuple[str, Settings]]:
     name, values = vary
-    if name not in {f.name for f in fields(base)}:
-        raise UsageError(f"--vary {name}: no such setting.")
+    if name not in (known := [f.name for f in fields(base)]):
+        raise UsageError(f"--vary {name}: no such setting{did_you_mean(name, known)}.")
     if name in _NOT_VARIED:
         raise UsageError(f"--vary {name}: {_NOT_VARIED[name]}.")
     out = []

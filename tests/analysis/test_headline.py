@@ -68,7 +68,7 @@ def test_a_place_that_holds_nothing_is_no_cause(shared: Path) -> None:
 
 @pytest.mark.heavy
 def test_places_of_every_snapshot(shared: Path) -> None:
-    for path in sorted((shared / "snapshots").glob("*.pickle")):
+    for path in sorted([*(shared / "snapshots").glob("*.pickle"), *(shared / "truth").glob("*.pickle")]):
         _check(path)
 
 

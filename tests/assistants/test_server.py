@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -189,6 +190,25 @@ def test_a_folder_whose_recordings_are_a_link_to_elsewhere_is_refused(runs: Path
         reader.path("linked")
     assert reader.path("inside") == str(runs / "inside")
     assert reader.path("a.pickle") == str(runs / "a.pickle")
+
+
+def test_a_file_named_like_an_option_is_a_file_and_nothing_is_written(runs: Path) -> None:
+    names = ("--json=written.json", "-o", "--help")
+    for name in names:
+        shutil.copy(runs / "a.pickle", runs / name)
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+
+    async def talk(client: Any) -> None:
+        for name in names:
+            good, text = await asked(client, "report", path=name)
+            assert (good, "GiB" in text) == (True, True), text
+        good, text = await asked(client, "explain", path="a.pickle", at="--json=written.json")
+        assert not good, text
+        good, text = await asked(client, "compare", paths=["a.pickle", "b.pickle"], fail_above="--json=written.json")
+        assert not good, text
+
+    with_client(talk, runs, cwd=runs)
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
 def test_a_huge_file_and_a_long_answer_are_bounded(runs: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli.group import main
-from memprof.config.gpus import find_gpu
+from memprof.config.gpus import find_gpu, size_words
 from memprof.errors import UsageError
 
 
@@ -24,5 +24,38 @@ def test_nothing_is_guessed_of_what_is_like_no_command() -> None:
 
 
 def test_a_card_like_one_is_named() -> None:
-    with pytest.raises(UsageError, match=r"did you mean RTX 4090"):
+    with pytest.raises(UsageError, match=r"did you mean RTX 4090 or RTX 4080\?\): give a size such as 24GB\.$"):
         find_gpu("RTX4009")
+    with pytest.raises(UsageError, match=r"or one of T4, .*MI300X"):
+        find_gpu("zzz9")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["simulate", "--gpu", "RTX4009"], "RTX 4090"),  # before the model is looked for
+        (["simulate", "--gpu", "RTX4009", "--model", "nobody/has-it"], "RTX 4090"),
+        (["plan", "--gpu", "RTX4009", "--model", "nobody/has-it"], "RTX 4090"),
+        (["simulate", "--model", "Qwen/Qwen2.5-0.5B", "--recipe", "leen"], "lean"),
+        (["simulate", "--model", "Qwen/Qwen2.5-0.5B", "--optim", "adamw_8bits"], "adamw_8bit"),
+        (["plan", "--model", "Qwen/Qwen2.5-0.5B", "--gpu", "4090", "--vary", "num_gen=2,4"], "num_generations"),
+    ],
+)
+def test_a_value_like_one_is_named(typed: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, typed)
+    assert done.exit_code == 2
+    assert f"did you mean {said}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("24GB", "24GB is 22.35 GiB (a card sold as such, RTX 4090, has 23.52: name yours)"),
+        ("80G", "80G is 74.51 GiB (a card sold as such, A100-80GB, has 79.15: name yours)"),
+        ("23GB", "23GB is 21.42 GiB"),  # an L4 has as much, and is sold as 24 GB
+        ("24GiB", ""),
+        ("H100", ""),
+    ],
+)
+def test_a_size_is_explained_in_gib(typed: str, words: str) -> None:
+    assert size_words(typed) == words

@@ -95,3 +95,12 @@ def test_two_bare_messages_of_two_tracebacks_are_two_failures() -> None:
     assert len(explain_log(head + first + "retrying\n" + head + second)["failures"]) == 2
     assert len(explain_log(head + first + chained + head + second)["failures"]) == 1
     assert len(explain_log(head + first + second)["failures"]) == 1
+
+
+@pytest.mark.parametrize("end", ["\n16 nodes are left", "\n\n16 nodes are left", " in all", ""])
+def test_a_number_at_a_messages_end_takes_no_digits_of_the_next_line(end: str) -> None:
+    """It was read as 409616 bytes."""
+    text = f"ERROR: Failed to allocate memory for requested buffer of size 4096{end}\n"
+    (failure,) = explain_log(text)["failures"]
+    assert failure["requested_bytes"] == 4096
+    assert "16" not in failure["message"]

@@ -92,6 +92,7 @@ def test_the_page_allows_its_own_scripts_and_no_others(board: str) -> None:
     assert len(scripts) == 1
     assert scripts[0].count("'sha256-") == body.count(b"<script>") >= 1
     assert "'unsafe-inline'" not in scripts[0]
+    assert headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_nothing_else_is_read(board: str, query: str) -> None:
     status, headers, body = get(f"{board}{PLUGIN}/page?{query}")
     assert status == 404
     assert headers["content-type"].startswith("text/plain")
+    assert headers["x-content-type-options"] == "nosniff"
     assert body == b"no such recording"
 
 

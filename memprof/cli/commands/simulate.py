@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memprof.cli.advising import check_card
 from memprof.cli.answers import report_answer
 from memprof.cli.emit import Output, output_options
 from memprof.cli.group import OWN_PROCESS
@@ -103,6 +104,7 @@ def command(
     if memory_budget is not None and (like is not None or script is not None):
         raise UsageError("--memory-budget chooses for settings given here; drop --like and --script.")
     gpu = gpu or given_settings(config_file, given).get("gpu")
+    check_card(gpu)
     if like is not None:
         if script is not None or completion_lengths is not None:
             raise UsageError("--like takes everything from a recording; drop --script and --completion-lengths.")

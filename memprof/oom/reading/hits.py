@@ -59,9 +59,11 @@ def _form_hits(stream: Stream) -> Iterator[Hit]:
             continue
         for match in form.pattern.finditer(text):
             if match.end() > match.start() and _stands(stream, form, match):
-                values = {name: _value(form, name, text_) for name, text_ in match.groupdict().items() if text_}
+                stop = _stop(stream, form, match)
+                found = {name: text[match.start(name) : min(match.end(name), stop)] for name in match.groupdict()}
+                values = {name: _value(form, name, text_) for name, text_ in found.items() if text_}
                 backend = str(values.pop("backend", "")).upper() or form.backend
-                yield _hit(stream, match.start(), match.end(), form, values, backend)
+                yield _hit(stream, match.start(), stop, form, values, backend)
                 if form.weak:
                     break  # a guess counts once, if at all
 
@@ -78,6 +80,15 @@ def _stands(stream: Stream, form: Form, match: re.Match[str]) -> bool:
         return rest == 0
     after = stream.squeezed[match.end() : match.end() + 1] if rest > 0 else ""
     return rest >= 0 and not (after.isalnum() and form.pattern.pattern.endswith("error"))
+
+
+def _stop(stream: Stream, form: Form, match: re.Match[str]) -> int:
+    """Return where a match ends; a number that ends it ends with its line, and takes no digits of the next."""
+    last = match.lastgroup
+    if last is None or form.types.get(last) not in ("int", "num") or match.end(last) != match.end():
+        return match.end()
+    following = stream.index_at(match.start(last)) + 1
+    return min(match.end(), stream.starts[following]) if following < len(stream.starts) else match.end()
 
 
 def _value(form: Form, name: str, text: str) -> int | float | str:
