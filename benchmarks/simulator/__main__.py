@@ -20,6 +20,7 @@ main = group_of(
         "programs": ("programs", "Simulate public programs that were measured on GPUs."),
         "published": ("published", "Simulate what others measured on GPUs and described."),
         "rivals": ("rivals", "Ask other estimators about the same configurations."),
+        "shortcuts": ("shortcuts", "Measure what each shortcut saves, in CPU seconds."),
         "speed": ("speed", "Time simulations, here and in another checkout, in CPU seconds."),
         "time": ("time", "Hold estimated times against published ones."),
         "rough": ("rough", "Compare formulas with simulations, for docs/grpo-memory.md."),

@@ -121,6 +121,29 @@ def test_split_limit() -> None:
     assert allocator.reserved == 400 * MIB
 
 
+def test_limits_are_met_exactly() -> None:
+    small, _ = recorded()
+    small.malloc(MIB)
+    assert small.malloc(MIB - 512)[1] == MIB - 512, "a rest of one smallest block is split off"
+    full, _ = recorded(capacity=2 * MIB)
+    full.malloc(512)
+    assert full.reserved == 2 * MIB, "the last byte of a device can be had"
+    limited, _ = recorded("max_split_size_mb:100")
+    big, _ = limited.malloc(100 * MIB)
+    limited.free(big)
+    limited.malloc(50 * MIB)
+    assert limited.reserved == 150 * MIB, "a block as large as the limit is above it"
+
+
+def test_a_segment_with_a_block_in_use_stays() -> None:
+    allocator, _ = recorded()
+    first, _ = allocator.malloc(4 * MIB)
+    allocator.malloc(4 * MIB)
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MIB
+
+
 def test_garbage_collection_takes_the_oldest() -> None:
     allocator, events = recorded("garbage_collection_threshold:0.5", capacity=200 * MIB)
     often, _ = allocator.malloc(12 * MIB)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from memprof import analyze
+from memprof.attribution.loaded_models import is_language_model
 from memprof.vocabulary import Category
 from tests.attribution.runs import LOAD, PARAMETERS, Result, Run, train
 from tests.synthetic import SnapshotBuilder, frame
@@ -101,3 +102,11 @@ def test_a_loaded_model_that_never_runs_is_another_model() -> None:
     result = run.attribute()
     assert {result.category(address) for address in addresses} == {Category.REWARD_MODEL}
     assert {result.rule(address) for address in addresses} == {"models.never-runs"}
+
+
+def test_a_language_model_has_layers_and_an_embedding() -> None:
+    sizes = Counter(parameters(640, 2560, 6))
+    embedding = max(sizes)
+    assert is_language_model(sizes)
+    assert not is_language_model(Counter({size: count for size, count in sizes.items() if size != embedding}))
+    assert not is_language_model(Counter({embedding: 1, 640 * 2: 13}))

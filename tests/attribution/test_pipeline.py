@@ -173,6 +173,44 @@ def test_a_history_that_ends_in_backward() -> None:
     assert result.rule(embedding) == "gradient.unfinished-backward"
 
 
+def test_scratch_at_the_end_of_a_history_is_no_gradient() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    run.forward()
+    run.alloc(MATRIX, [*LAYER, *LOSS, *MAIN])  # so the size alone does not say gradient
+    run.alloc(4, [*MAKE_GRADS, *MAIN])
+    scratch = run.alloc(MATRIX, [])
+    assert run.attribute().category(scratch) is Category.ACTIVATION_GRADIENTS
+
+
+def test_what_the_backward_needs_is_saved_and_the_rest_of_a_forward_is_not() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    run.free(run.alloc(HIDDEN_STATES, [*LAYER, *LOSS, *MAIN]))
+    saved = run.forward()
+    run.free(run.alloc(HIDDEN_STATES, [*LAYER, *LOSS, *MAIN]))
+    run.backward(saved)
+    run.alloc(64, MAIN)
+    said = run.attribute().said
+    details = Counter(said.details[d] for d in said.detail[said.category == Category.ACTIVATIONS.code])
+    assert details == {"saved": len(saved) - 2, "transient": 2}
+
+
+def test_what_outlives_its_step_is_retained_and_what_the_history_ends_on_is_not() -> None:
+    run = Run()
+    run.load(5, Category.WEIGHTS)
+    left = []
+    for step in range(2):
+        saved = run.forward()
+        left.append(run.alloc(HIDDEN_STATES, [*LAYER, *LOSS, *MAIN]))
+        gradients = run.backward(saved)
+        run.step(first=step == 0)
+        for address in gradients:
+            run.free(address, [*ZERO_GRAD, *MAIN])
+    result = run.attribute()
+    assert result.timeline.address[result.said.retained].tolist() == left[:1]
+
+
 def test_preallocated_cache() -> None:
     run = Run()
     run.load(5, Category.WEIGHTS)

@@ -32,6 +32,7 @@ OFF_POLICY = {"old_per_token_logps": torch.zeros(1)}
     [
         ({}, {}, ON_POLICY, TOKEN),
         ({}, {}, OFF_POLICY, TOKEN),
+        ({"beta": 0.1}, {}, ON_POLICY, TOKEN),
         ({"beta": 0.1}, {"use_bias_correction_kl": True}, OFF_POLICY, TOKEN),
         ({"loss_type": "vespo"}, {}, ON_POLICY, TOKEN),
         ({"loss_type": "vespo"}, {}, OFF_POLICY, SEQUENCE),
@@ -44,6 +45,7 @@ OFF_POLICY = {"old_per_token_logps": torch.zeros(1)}
             SEQUENCE,
         ),
         ({"off_policy_mask_threshold": 0.1}, {}, ON_POLICY, SEQUENCE),
+        ({"off_policy_mask_threshold": 0.0}, {}, ON_POLICY, SEQUENCE),
         ({}, {"fused_loss": False}, ON_POLICY, SEQUENCE),
         ({"top_entropy_quantile": 0.5}, {}, ON_POLICY, TWO_PASS),
         ({"loss_type": "a loss of tomorrow"}, {}, ON_POLICY, TWO_PASS),
@@ -60,6 +62,8 @@ def test_the_cheapest_scheme_that_is_exact(
     )
     found = scheme_of(replace(PLAIN, **terms), given, inputs, scales=False)
     assert (found.name, bool(found.why)) == (scheme, True)
+    # Without a ratio that moves and without a KL the gradient is known before any log-probability is.
+    assert found.known_before == (scheme == TOKEN and inputs is ON_POLICY and not terms.get("beta"))
     # What a router's auxiliary loss counts is all in one piece.
     alone = scheme_of(replace(PLAIN, **terms), given, inputs, scales=False, one_piece=True)
     assert alone.name == (TOKEN if "balances" in terms else scheme)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from memprof import load_snapshot, record  # noqa: E402
 from memprof.grpo.techniques import rounding  # noqa: E402
-from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike  # noqa: E402
+from memprof.grpo.techniques.rounding import StochasticAdamW, drawing_alike, round_to_bf16  # noqa: E402
 from memprof.timeline.timeline import build_timeline  # noqa: E402
 from tests.launched_ranks import found_by_two_ranks  # noqa: E402
 
@@ -127,3 +127,19 @@ def test_ranks_stay_equal_to_the_bit(tmp_path: Path) -> None:
         assert first[kind] == second[kind]
         assert first[kind]["1"] != first[kind]["50"]
     assert first["apart"]["1"] != second["apart"]["1"], "else this test shows nothing"
+
+
+def test_rounding_is_right_on_average_and_takes_a_neighbour() -> None:
+    value = 1 + 2**-9  # a quarter of the way to bf16's next number
+    rounded = round_to_bf16(torch.full((1 << 16,), value), torch.Generator().manual_seed(0)).float()
+    assert set(rounded.unique().tolist()) == {1.0, 1 + 2**-7}
+    deviation = 2**-7 * (0.25 * 0.75) ** 0.5 / (1 << 8)
+    assert abs(float(rounded.double().mean()) - value) < 5 * deviation
+
+
+def test_what_is_no_number_stays_none() -> None:
+    largest_nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    values = torch.cat([torch.tensor([float("inf"), float("-inf")]), largest_nan])
+    rounded = round_to_bf16(values, torch.Generator().manual_seed(0))
+    assert rounded[:2].tolist() == [float("inf"), float("-inf")]
+    assert bool(rounded[2].isnan())

@@ -79,3 +79,20 @@ def test_generation_says_what_it_reserves_and_what_is_given_back(flushes: int, w
     told = {"held_bytes": 2**30, "reserved_bytes": 3 * 2**30, "flushes": flushes, "expandable": False}
     assert reserving({"fit": {"generation": told}}) == f"; reserves 3.00, {words}"
     assert not reserving({"fit": None})
+
+
+def test_a_tensor_trace_says_what_every_phase_holds() -> None:
+    report, _ = sample()
+    report["peak"]["reserved_bytes"] = report["device_peak"]["reserved_bytes"] = None
+    lowest = summary_of(report).facts[0]
+    assert (lowest.label, lowest.bytes) == ("Lowest phase peak", min(p["peak_bytes"] for p in report["phases"]))
+
+
+def test_other_devices_are_named_and_the_one_shown_is_not() -> None:
+    report, _ = sample()
+    of_one = {"allocated_bytes": 3 * MIB, "categories": {"weights": 3 * MIB}, "phase": "forward", "step": 1}
+    report["devices"] = [
+        {"device": n, "shown": n == 0, "peak": of_one | {"allocated_bytes": (5 - 2 * n) * MIB}} for n in (0, 1)
+    ]
+    facts = {f.label: f.bytes for f in summary_of(report).facts}
+    assert (facts["Device 1"], facts["All 2 devices"], "Device 0" in facts) == (3 * MIB, 8 * MIB, False)

@@ -133,6 +133,14 @@ def test_why_attention_is_computed_in_full_is_said(card: str, words: str | None)
     assert words is None or words in notes[0]
 
 
+def test_results_that_fill_the_card_are_not_divided() -> None:
+    from memprof.simulate.recorder.reductions import Processors, reduction_buffers
+
+    card = Processors(108, 2048)  # 432 blocks of 512 threads at a time
+    assert reduction_buffers([1000, 1 << 18], [1 << 18, 1], [1], 4, card) == []
+    assert reduction_buffers([100, 1 << 18], [1 << 18, 1], [1], 4, card) != []
+
+
 def test_the_cards_differ() -> None:
     assert len(set(RECORDED["attention"].values())) > 1
     products = RECORDED["operations"]["a product, with its workspace"]
