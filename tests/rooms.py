@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "watch": (
         "watch runs without a trainer of ours: attach, collect, run",
-        ("integrations", "recording", "compat", "advice", "analysis", "reports", "snapshot"),
+        ("integrations", "recording", "compat", "analysis", "reports"),
     ),
     "grpo": ("train lean: TRL's trainer in less memory", ("config", "plan", "compat", "recording")),
     "simulate": (

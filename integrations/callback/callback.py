@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import os
 import warnings
@@ -11,11 +12,11 @@ from typing import Any
 
 from memprof.integrations.callback.finder import find_trainer
 from memprof.integrations.callback.options import Options
-from memprof.integrations.callback.output import Result, say, say_oom, summarise
 from memprof.integrations.callback.ranks import put_ranks_together
-from memprof.integrations.callback.run import TrainingRun
 from memprof.integrations.callback.schedule import Schedule
 from memprof.integrations.callback.sessions import load_session, uses_cuda
+from memprof.integrations.callback.training_run import TrainingRun
+from memprof.integrations.run_recorder.output import Result
 from transformers.trainer_callback import TrainerCallback
 
 from memprof.compat import require
@@ -125,8 +126,8 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.door(self._begin, state)
         if self._options.rehearse and (run := self._following(state)) is not None:
             sentence = run.rehearse(kwargs.get("train_dataloader"))
-            if sentence is not None and run.rank == 0 and self._print:
-                say(sentence, self.stream)
+            if sentence is not None and self._print:
+                run.recorder.say(sentence, self.stream)
 
     @way_in
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -142,7 +143,7 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._over = self._state is None or state is self._state
         if (run := self._following(state)) is not None:
-            with run.finishing():
+            with run.recorder.finishing():
                 self.door(run.end)
                 self._finish()
 
@@ -187,31 +188,18 @@ class MemProfCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if run is None:
             return
         self._over = True
-        self.result = Result(list(run.snapshots))
-        if not run.snapshots or not self._options.report:
-            run.gathering.tell([])
+        recorder = run.recorder
+        self.result = Result(list(recorder.snapshots))
+        if recorder.snapshots and self._options.report and report:
+            together = functools.partial(
+                put_ranks_together, folder=run.folder, gathering=run.gathering, failed=run.failed
+            )
+            self.result = recorder.report(self.stream, self._print, self._print, run.notes(), together)
+            run.attach(self.result.page)
             return
-        names = ", ".join(str(path) for path in run.snapshots)
-        if not report:
-            say(f"memprof: interrupted again, no report; recorded: {names}", self.stream)
-            run.gathering.tell([])
-            return
-        try:
-            notes = run.not_written()
-            self.result = summarise(run.snapshots, run.folder, page=run.rank == 0, done=run.result, notes=notes)
-            put_ranks_together(self.result, run.folder, run.gathering, run.failed)
-        except KeyboardInterrupt:
-            say(f"memprof: interrupted, no report; recorded: {names}", self.stream)
-            return
-        run.attach(self.result.page)
-        if run.rank == 0 and self._print:
-            if self.result.table:
-                say(self.result.table, self.stream)
-            for note in notes:
-                say(f"memprof: {note}", self.stream)
-            if self.result.page is not None:
-                say(f"memprof: {self.result.page}", self.stream)
-        say_oom(self.result)
+        if recorder.snapshots and self._options.report:
+            recorder.say_interrupted(self.stream, "interrupted again")
+        run.gathering.tell([])
 
     def _repr_html_(self) -> str:
         """Show in a notebook the peak, its bar and its rows, and a link to the page."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memprof.integrations.callback.distributed import FAILED_SECONDS, NORMAL_SECONDS, Gathering
-from memprof.integrations.callback.output import Result
+from memprof.integrations.run_recorder.output import Result
 
 from memprof.files import write_whole
 from memprof.recording.guard import Door

@@ -149,7 +149,7 @@ class Session:
         removes = [handle.remove for handle in handles]
         self.door.tidy(*sampler, *active, *removes, self.owners.unhook, self.caches.stop, self.recorder.stop)
 
-    def on_oom(self, tell: Callable[[], None]) -> None:
+    def on_oom(self, tell: Callable[[], object]) -> None:
         """Set the function to call at once when an allocation runs out of memory (CUDA only)."""
         if hasattr(self.recorder, "on_oom"):
             self.recorder.on_oom = tell

@@ -24,11 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.compat import missing, require
 from memprof.errors import UsageError
-from memprof.recording.api import switched_off
-from memprof.recording.guard import Door, way_in
+from memprof.integrations.run_recorder.output import write_report
+from memprof.integrations.run_recorder.recorder import RunRecorder
+from memprof.recording.api import device_of, make_recorder, switched_off
+from memprof.recording.guard import Door, Seams, way_in
+from memprof.recording.owners import unwrap_optimizer
+from memprof.recording.phases import PhaseMark, phase_id
+from memprof.recording.session import Session
+from memprof.vocabulary import Kind, Phase
+from memprof.watch.training_method import TRAIN, TrainingPhases
 
 if TYPE_CHECKING:
-    from memprof.watch.rehearsal import Rehearsed
+    from memprof.integrations.run_recorder.rehearsal import Rehearsed
 
 __all__ = ["REQUEST", "Attachment", "attach", "attached"]
 
@@ -82,23 +89,16 @@ def attach(
         raise UsageError(f"role={role!r} is not known; use one of {', '.join(_ROLES)}.")
     if role in _attached:
         raise UsageError(f"this process has a {role!r} attached already; detach it first.")
-    from memprof.recording.api import device_of, make_recorder
-    from memprof.recording.session import Session
-    from memprof.vocabulary import Kind
-
     place = _place(rank, world_size)
     watch = Attachment(role, Path(output_dir) / role, place[0])
     if switched_off():
         return watch
     require("attach")
     try:
-        recorder = make_recorder(
-            device if device is not None else device_of(model), kind, max_entries=max_entries, stacks=stacks
-        )
+        where = device_of(model) if device is None else device
+        recorder = make_recorder(where, kind, max_entries=max_entries, stacks=stacks)
         if recorder.kind is Kind.TRACE and max_entries is None:
-            recorder = make_recorder(
-                device_of(model) if device is None else device, kind, max_entries=_RING, stacks=stacks
-            )
+            recorder = make_recorder(where, kind, max_entries=_RING, stacks=stacks)
         facts = {"role": role, **(config or {})}
         session = Session(recorder, config=facts, rank=place[0], world_size=place[1], redact=redact, door=watch.door)
         for one, what in ((model, _ROLES[role]), (reference_model, "reference")):
@@ -107,13 +107,12 @@ def attach(
         if optimizer is not None:
             session.owners.add_optimizer(optimizer)
         session.notes += missing("attach")
-        session.start()
+        watch._begin(session)
     except UsageError:
         raise
     except Exception as error:
         watch.door.shut(error)
         return watch
-    watch._begin(session)
     watch._given = (model, optimizer)
     _attached[role] = watch
     return watch
@@ -133,30 +132,30 @@ class Attachment:
         role: as given.
         folder: where its files go.
         rank: its place.
-        snapshots: what was written so far.
     """
 
     def __init__(self, role: str, folder: Path, rank: int) -> None:
         self.role = role
         self.folder = folder
         self.rank = rank
-        self.snapshots: list[Path] = []
         self.door = Door("worker", "what the ring holds, from here on")
-        self._session: Any = None
+        self._recorder = RunRecorder(folder, rank)
         self._given: tuple[Any, Any] = (None, None)
-        self._seams: Any = None
+        self._seams: Seams | None = None
         self._waited: list[tuple[Any, str, Any]] = []
-        self._step = 0
         self._asked = 0.0
+
+    @property
+    def snapshots(self) -> list[Path]:
+        """List what was written so far."""
+        return self._recorder.snapshots
 
     # -- what a worker calls -----------------------------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
         """Mark what the code inside does; record out of memory in it, and let the error pass on."""
-        from memprof.recording.phases import phase_id
-
-        mark = self.door(self._enter, phase_id(name), step)
+        mark = self.door(self._recorder.enter, phase_id(name), step)
         try:
             yield
         except BaseException as error:
@@ -168,9 +167,9 @@ class Attachment:
     @way_in
     def step(self, number: int) -> None:
         """Set the training step that runs from now on."""
-        self._step = number
-        if self._session is not None:
-            self._session.set_step(number)
+        self._recorder.step = number
+        if self._recorder.session is not None:
+            self._recorder.session.set_step(number)
 
     def methods(self, worker: Any, **phases: str) -> list[str]:
         """Wrap methods of ``worker`` so that each is a phase: ``methods(self, generate="generate", update="train")``.
@@ -184,14 +183,9 @@ class Attachment:
         Raises:
             UsageError: a phase that is none.
         """
-        from memprof.recording.phases import phase_id
-        from memprof.watch.training_method import TRAIN
-
         names = {method: phase if phase == TRAIN else phase_id(phase) for method, phase in phases.items()}
-        if self._session is None:
+        if self._recorder.session is None:
             return []
-        from memprof.recording.guard import Seams
-
         if self._seams is None:
             self._seams = Seams(self.door, self._failed)
         return [m for m, phase in names.items() if self._wrap(worker, m, phase)]
@@ -209,33 +203,45 @@ class Attachment:
             UsageError: ``attach`` was given no model or optimizer that could be put back.
             BaseException: what ``step`` raises; where memory ran out, the snapshot is written first.
         """
-        if self._session is None:
+        session, (model, optimizer) = self._recorder.session, self._given
+        if session is None:
             return None
-        from memprof.watch.rehearsal import Rehearsed, rehearse
+        import torch
 
-        call = functools.partial(step, *batch)
+        from memprof.integrations.run_recorder.keeping import Kept, make_optimizer_state
+        from memprof.integrations.run_recorder.rehearsal import Rehearsed, rehearse
+
+        inner = unwrap_optimizer(optimizer) if optimizer is not None else None
+        if not isinstance(model, torch.nn.Module) or not isinstance(inner, torch.optim.Optimizer):
+            raise UsageError(
+                "rehearse() puts weights and optimizer back: attach(model=..., optimizer=...) with a torch module and "
+                "a torch optimizer (DeepSpeed and Megatron keep theirs elsewhere)."
+            )
+
+        def update() -> None:
+            make_optimizer_state(inner)
+            with TrainingPhases(model, self._recorder.enter, self._recorder.leave, self.door):
+                step(*batch)
+
         try:
-            peak = rehearse(self._session, call, *self._given, self._enter, self._inner, self._failed)
+            peak = rehearse(session, update, Kept(model, inner), self._failed)
         finally:
-            self._session.set_step(self._step)
+            session.set_step(self._recorder.step)
         return Rehearsed(peak, self.dump("a step was rehearsed"))
 
     def dump(self, reason: str = "asked for") -> Path | None:
         """Write what the ring holds now; return the snapshot's path, or None where that failed."""
-        session = self._session
-        if session is None:
-            return None
-        path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
+        session = self._recorder.session
+        return None if session is None else self._write(session, reason)
 
-        def write() -> bool:
-            self.folder.mkdir(parents=True, exist_ok=True)
+    def _write(self, session: Session, reason: str) -> Path | None:
+        writing, step = self._recorder.writing, self._recorder.step
+
+        def write() -> Path:
             session.notes = [*(n for n in session.notes if not n.startswith("written ")), f"written because {reason}"]
-            session.write(path)
-            return True
+            return writing.now(session, step)
 
-        if not Door("worker", str(path))(write):
-            return None
-        self.snapshots = [*(p for p in self.snapshots if p != path), path]
+        path: Path | None = Door("worker", str(writing.path_of(step)))(write)
         return path
 
     def report(self, path: Path | None = None) -> dict[str, Any] | None:
@@ -243,55 +249,45 @@ class Attachment:
         path = path or (self.snapshots[-1] if self.snapshots else None)
         if path is None:
             return None
-        found: dict[str, Any] | None = Door("worker", f"the report of {path}")(_write_report, path)
-        return found
+        written = Door("worker", f"the report of {path}")(write_report, path)
+        return None if written is None else written[1]
 
     @way_in
     def detach(self, dump: bool = True) -> Path | None:
         """Stop watching; write what the ring holds unless ``dump`` is false. Return the snapshot's path, if any."""
-        session = self._session
-        if session is None:
+        if self._recorder.session is None:
             return None
         if self._seams is not None:
             self._seams.restore()
         for worker, method, waited in self._waited:
             if vars(worker).get(method) is waited:
                 delattr(worker, method)
-        session.stop()
-        path = self.dump("the worker was done") if dump else None
-        # The recorder's hooks hold this object: with the model it would be a circle, and stay until collected.
-        self._session = self._seams = None
-        self._given, self._waited = (None, None), []
+        # The session's hooks hold this object: with the model it would be a circle, and stay until collected.
+        session = self._recorder.stop()
+        self._seams, self._given, self._waited = None, (None, None), []
         _attached.pop(self.role, None)
-        return path
+        return self._write(session, "the worker was done") if dump and session is not None else None
 
     # -- our own -----------------------------------------------------------------------------------------------
 
-    def _begin(self, session: Any) -> None:
-        self._session = session
+    def _begin(self, session: Session) -> None:
         self._asked = time.time()
-        session.on_oom(lambda: self.dump("memory ran out"))
+        self._recorder.begin(session, lambda: self.dump("memory ran out"))
 
-    def _enter(self, phase: str, step: int | None = None) -> Any:
-        return None if self._session is None else self._session.enter_phase(phase, step)
-
-    def _leave(self, mark: Any) -> None:
-        if mark is not None and self._session is not None:
-            self._session.exit_phase(mark)
-            if self._session.phases.depth == 0 and self._is_asked():
-                path = self.dump("the driver asked for it")
-                self.report(path)
+    def _leave(self, mark: PhaseMark | None) -> None:
+        self._recorder.leave(mark)
+        session = self._recorder.session
+        if mark is not None and session is not None and session.phases.depth == 0 and self._is_asked():
+            self.report(self.dump("the driver asked for it"))
 
     def _wrap(self, worker: Any, method: str, phase: str) -> bool:
-        from memprof.watch.training_method import TRAIN
-
+        assert self._seams is not None
         original = getattr(worker, method, None)
         if phase == TRAIN:
-            wrapped: bool = self._seams.wrap(worker, method, self._train, self._trained)
-            return wrapped
+            return self._seams.wrap(worker, method, self._train, self._trained)
         if not inspect.iscoroutinefunction(original):
-            wrapped = self._seams.wrap(worker, method, self._entering(phase), self._leaving)
-            return wrapped
+            enter = lambda *_: self._recorder.enter(phase)  # noqa: E731
+            return self._seams.wrap(worker, method, enter, lambda mark, *_: self._leave(mark))
 
         @functools.wraps(original)
         async def waited(*args: Any, **kwargs: Any) -> Any:
@@ -303,40 +299,30 @@ class Attachment:
         self._waited.append((worker, method, waited))
         return True
 
-    def _train(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    def _train(self, *_: Any) -> tuple[PhaseMark | None, TrainingPhases] | None:
         """Enter a method that trains: tell its phases apart until it ends."""
-        from memprof.watch.training_method import TrainingPhases
-
-        if self._session is None:
+        recorder = self._recorder
+        if recorder.session is None:
             return None
-        mark = self._enter("other")
-        model = next((m for m, _ in self._session.owners.models), None)
-        return mark, TrainingPhases(model, self._enter, self._inner, self.door).__enter__()
+        mark = recorder.enter(Phase.OTHER.value)
+        model = next((m for m, _ in recorder.session.owners.models), None)
+        return mark, TrainingPhases(model, recorder.enter, recorder.leave, self.door).__enter__()
 
-    def _trained(self, token: Any, _result: Any, _error: BaseException | None) -> None:
+    def _trained(self, token: Any, *_: Any) -> None:
         if token is not None:
             mark, inside = token
             inside.__exit__()
             self._leave(mark)
 
-    def _inner(self, mark: Any) -> None:
-        if mark is not None and self._session is not None:
-            self._session.exit_phase(mark)
-
-    def _entering(self, phase: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        return lambda _args, _kwargs: self._enter(phase)
-
-    def _leaving(self, mark: Any, _result: Any, _error: BaseException | None) -> None:
-        self._leave(mark)
-
     def _failed(self, error: BaseException) -> None:
         """Write if the exception that leaves the worker's code says that memory ran out."""
         import torch
 
-        if self._session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        session = self._recorder.session
+        if session is None or not isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
             return
-        path = self.folder / f"step-{self._step:06d}.rank-{self.rank}.pickle"
-        if path not in self.snapshots or self._session.recorder.oom() is None:
+        path = self._recorder.writing.path_of(self._recorder.step)
+        if path not in self.snapshots or session.recorder.oom() is None:
             self.dump("memory ran out")
         self.report(path)
 
@@ -348,16 +334,6 @@ class Attachment:
             return False
         asked, self._asked = when > self._asked, max(when, self._asked)
         return asked
-
-
-def _write_report(path: Path) -> dict[str, Any]:
-    from memprof.advice.advised import analyze
-    from memprof.reports.json import write_json
-    from memprof.snapshot import load_snapshot
-
-    found: dict[str, Any] = analyze(load_snapshot(path)).to_dict()
-    write_json(found, path.with_suffix(".json"))
-    return found
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

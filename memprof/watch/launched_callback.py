@@ -13,7 +13,7 @@ from memprof.analysis.ranks.run_folders import RUN_FOLDER
 from memprof.compat import require
 from memprof.integrations.callback.callback import MemProfCallback
 from memprof.integrations.callback.finder import find_trainer
-from memprof.integrations.callback.output import say
+from memprof.integrations.run_recorder.output import say
 from memprof.recording.guard import Door
 from memprof.watch.run_folder import RunFolder
 

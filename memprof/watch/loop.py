@@ -7,7 +7,6 @@ forward (or generation) begins. Phases the script marks with :func:`memprof.phas
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Mapping
@@ -19,13 +18,12 @@ from memprof.compat import torch as torch_names
 from memprof.compat.patching import Patches
 from memprof.compat.transformers import GENERATE
 from memprof.errors import MemprofError
-from memprof.integrations.callback.output import Result, prune, say, say_oom, summarise
+from memprof.integrations.run_recorder.recorder import RunRecorder
 from memprof.recording import phases
 from memprof.recording.api import make_recorder
 from memprof.recording.guard import Door, on_stderr, way_in
 from memprof.recording.phases import PhaseMark
 from memprof.recording.session import Session
-from memprof.recording.system.signals import Interrupts, Terminations
 from memprof.units import parse_size
 from memprof.vocabulary import Phase
 from memprof.watch.loading import LoadWatch
@@ -51,10 +49,11 @@ class PlainLoop:
         self._steps = None if steps is None else frozenset([steps] if isinstance(steps, int) else steps)
         self._every: int | None = options.get("every")
         self._options = options
-        self._folder = Path(options.get("output_dir") or "_memprof")
+        disk = options.get("max_disk")
+        limit = parse_size(disk) if isinstance(disk, str) else disk
+        folder = Path(options.get("output_dir") or "_memprof")
+        self._recorder = RunRecorder(folder, max_disk=limit, rescue=self._terminated)
         self._thread = threading.get_ident()
-        self._session: Session | None = None
-        self._first = 0  # step the recording began with
         self._step = 1
         self._stepped = False
         self._depth = 0
@@ -62,15 +61,12 @@ class PlainLoop:
         self._optimizer_mark: PhaseMark | None = None
         self._handles: list[Any] = []
         self._patches = Patches()
-        self._snapshots: list[Path] = []
-        self._oom_written: dict[str, Any] | None = None  # the failure that the file on disk tells of
         self._over = False
         self.door = Door("loop", lost="the steps being recorded", say=on_stderr)
         self.door.when_shut(self._give_up)
         self._loading = LoadWatch(options, self._ran_out_while_loading)
         self._load_snapshot: Path | None = None
         self._unseen = torch_names.IS_COMPILING.get()
-        self._terminations = Terminations(self._terminated)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -95,8 +91,7 @@ class PlainLoop:
         """Note that a model runs: loading is over, and memory that ran out meanwhile did not end the script."""
         self._loading.end()
         if self._load_snapshot is not None:
-            self._load_snapshot.unlink(missing_ok=True)
-            self._snapshots = [path for path in self._snapshots if path != self._load_snapshot]
+            self._recorder.writing.forget(self._load_snapshot)
             self._load_snapshot = None
 
     def watch_generation(self, mixin: Any) -> None:
@@ -110,18 +105,12 @@ class PlainLoop:
         self.door.settle()
         if self._over:
             return
-        interrupts = Interrupts()
-        with self._terminations.finishing():
-            with interrupts:
-                self._finish()
-            if not interrupts.pending:
-                self._report()
-        self._terminations.stop()
+        self._recorder.finish(self._finish, lambda waited_for: self._report() if waited_for else None)
 
     @property
     def recorded(self) -> bool:
         """Tell whether anything was recorded: a forward in a chosen step, or memory that ran out before."""
-        return self._first > 0 or self._load_snapshot is not None
+        return self._recorder.step > 0 or self._load_snapshot is not None
 
     def _finish(self) -> None:
         self._over = True
@@ -148,9 +137,9 @@ class PlainLoop:
         self.loaded()
         self._next_step()
         self._begin_if_due(module)
-        if self._session is not None:
-            role = self._introduce(module)
-            self._session.owners.claim_inputs(args)
+        if (session := self._recorder.session) is not None:
+            role = self._introduce(session, module)
+            session.owners.claim_inputs(args)
             self._marks.append(self._enter(_phase_of_forward(module, role)))
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
@@ -158,10 +147,10 @@ class PlainLoop:
             return
         self._depth -= 1
         if not self._depth and self._marks:
-            self._leave(self._marks.pop())
+            self._recorder.leave(self._marks.pop())
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if not self._elsewhere() and self._session is not None:
+        if not self._elsewhere() and self._recorder.session is not None:
             self._depth = 0  # an exception somebody caught may have skipped a forward's end
             self._optimizer_mark = self._enter(Phase.OPTIMIZER_STEP)
 
@@ -169,17 +158,17 @@ class PlainLoop:
         if not self._elsewhere():
             self._stepped = True
             mark, self._optimizer_mark = self._optimizer_mark, None
-            self._leave(mark)
+            self._recorder.leave(mark)
 
     def _next_step(self) -> None:
         if not self._stepped:
             return
         self._stepped = False
         self._step += 1
-        if self._session is None:
+        if self._recorder.session is None:
             return
         if self._wanted(self._step):
-            self._session.set_step(self._step)
+            self._recorder.session.set_step(self._step)
         else:
             self._write_recording()
             if self._steps is None and self._every is None:
@@ -197,7 +186,7 @@ class PlainLoop:
                 self._before_generation(args)
             return self._enter(phase)
 
-        leave = lambda mark, *_: self._leave(mark)  # noqa: E731
+        leave = lambda mark, *_: self._recorder.leave(mark)  # noqa: E731
         self._patches.put(owner, name, self.door.around(original, before, leave, self._unseen))
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
@@ -214,7 +203,7 @@ class PlainLoop:
         return step in (self._steps or ()) or (self._every is not None and step % self._every == 0)
 
     def _begin_if_due(self, module: Any) -> None:
-        if self._session is not None or not self._wanted(self._step) or phases.ACTIVE:
+        if self._recorder.session is not None or not self._wanted(self._step) or phases.ACTIVE:
             return  # where the script records itself, it knows better
         parameter = next(module.parameters(), None)
         if parameter is None or parameter.is_meta:
@@ -230,20 +219,19 @@ class PlainLoop:
             reset_peaks=options.get("reset_peaks", True),
         )
         session = Session(recorder, config=_facts(module), door=self.door, redact=options.get("redact", False))
-        session.on_oom(self._out_of_memory)
         session.notes += missing("run")
-        session.start()
+        self._recorder.step = self._step
+        self._recorder.writing.rank = session.rank  # known by now, where the script sets RANK itself
+        self._recorder.begin(session)
         session.set_step(self._step)
-        self._session, self._first = session, self._step
         scope = getattr(recorder, "scope", None)
         if scope is not None and self._depth:
             scope.enter(module)  # its own hook came too late for this one
-        self._terminations.start()
+        self._recorder.terminations.start()
 
-    def _introduce(self, module: Any) -> str:
+    def _introduce(self, session: Session, module: Any) -> str:
         """Claim the module by its role: what learns is the policy, what is frozen a reference or a reward model."""
-        assert self._session is not None
-        known = {id(model): role for model, role in self._session.owners.models}
+        known = {id(model): role for model, role in session.owners.models}
         if id(module) in known:
             return known[id(module)]
         parameters = list(module.parameters())
@@ -251,78 +239,43 @@ class PlainLoop:
             return ""
         role = "policy"
         if not any(p.requires_grad for p in parameters):
-            sizes = [sum(p.numel() for p in m.parameters()) for m, r in self._session.owners.models if r == "policy"]
+            sizes = [sum(p.numel() for p in m.parameters()) for m, r in session.owners.models if r == "policy"]
             role = "reference" if sum(p.numel() for p in parameters) in sizes else "reward"
             note = f"{type(module).__name__} has no trainable parameter and was taken for a {role} model"
-            if note not in self._session.notes:
-                self._session.notes.append(note)
-        self._session.add_model(module, role)
-        self._session.look_again()
+            if note not in session.notes:
+                session.notes.append(note)
+        session.add_model(module, role)
+        session.look_again()
         return role
 
     def _enter(self, phase: Phase | None) -> PhaseMark | None:
-        session = self._session
+        session = self._recorder.session
         if phase is None or session is None or session.phases.current is not None:
             return None
         return session.enter_phase(phase.value)
 
-    def _leave(self, mark: PhaseMark | None) -> None:
-        if mark is not None and self._session is not None:
-            self._session.exit_phase(mark)
-
-    def _out_of_memory(self) -> None:
-        session = self._session
-        if session is not None and self._oom_written is None:
-            self._oom_written = session.recorder.oom()
-            session.look_again()
-            self._write(session)
-
     def _ran_out_while_loading(self, session: Session) -> None:
-        self._load_snapshot = self._folder / f"step-000000.rank-{session.rank}.pickle"
-        self._write_to(self._load_snapshot, session)
+        self._recorder.writing.rank = session.rank
+        self._load_snapshot = self._recorder.writing.now(session, 0)
 
     def _write_recording(self) -> None:
-        session, self._session = self._session, None
+        session = self._recorder.stop()
         self._marks = []
         self._optimizer_mark = None
-        if session is not None:
-            session.stop()
-            # Written when memory first ran out; once more where the script caught that, and went on or failed later.
-            if self._oom_written is None or self._oom_written != session.recorder.oom():
-                self._write(session)
-            self._oom_written = None
-
-    def _write(self, session: Session) -> None:
-        self._write_to(self._folder / f"step-{self._first:06d}.rank-{session.rank}.pickle", session)
-
-    def _write_to(self, path: Path, session: Session) -> None:
-        session.write(path)
-        disk = self._options.get("max_disk")
-        limit = parse_size(disk) if isinstance(disk, str) else disk
-        self._snapshots = prune([*(p for p in self._snapshots if p != path), path], limit)
+        # Written when memory first ran out; once more where the script caught that, and went on or failed later.
+        if session is not None and not self._recorder.knows_failure(session):
+            self._recorder.writing.now(session, self._recorder.step)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        if not self._snapshots or not self._options.get("report", True):
-            return
-        result = Result(list(self._snapshots))
-        rank = _rank()
-        try:
-            result = summarise(self._snapshots, self._folder, page=rank == 0)
-        except KeyboardInterrupt:
-            say(f"memprof: interrupted, no report; recorded: {', '.join(map(str, self._snapshots))}", "stderr")
-            return
-        if rank == 0 and self._options.get("table", True) and result.table:
-            say(result.table, "stderr")
-        if rank == 0 and result.page is not None:
-            say(f"memprof: {result.page}", "stderr")
-        say_oom(result)
+        if self._recorder.snapshots and self._options.get("report", True):
+            self._recorder.report("stderr", self._options.get("table", True), page=True)
 
     def _terminated(self) -> None:
         self._over = True
-        if self._session is not None:
-            self._write(self._session)
+        if (session := self._recorder.session) is not None:
+            self._recorder.writing.now(session, self._recorder.step)
         self._report()
 
     def _elsewhere(self) -> bool:
@@ -332,9 +285,8 @@ class PlainLoop:
     def _give_up(self) -> None:
         """Undo everything after a failure of memprof's own."""
         self._over = True
-        session, self._session = self._session, None
-        ends = [] if session is None else [session.stop]
-        self.door.tidy(self._loading.end, self._unhook, self._terminations.stop, *ends)
+        recorder = self._recorder
+        self.door.tidy(self._loading.end, self._unhook, recorder.terminations.stop, recorder.stop)
 
 
 def _phase_of_forward(module: Any, role: str) -> Phase | None:
@@ -345,10 +297,6 @@ def _phase_of_forward(module: Any, role: str) -> Phase | None:
     if torch.is_grad_enabled():
         return Phase.FORWARD
     return None if module.training else Phase.EVALUATE
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", 0))
 
 
 def _facts(module: Any) -> dict[str, Any]:

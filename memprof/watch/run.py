@@ -42,7 +42,7 @@ class Attachment:
 
     def begin(self) -> None:
         """Wait for imports; nothing heavy is imported here."""
-        from memprof.integrations.callback import output
+        from memprof.integrations.run_recorder import output
 
         output.LATER = []
         when_imported("torch", self._torch)
@@ -51,7 +51,7 @@ class Attachment:
 
     def end(self, error: BaseException | None) -> None:
         """Report when the script is over; ``error`` ended it, or None."""
-        from memprof.integrations.callback.output import say, say_later
+        from memprof.integrations.run_recorder.output import say, say_later
 
         if self._loop is not None:
             self._loop.end()

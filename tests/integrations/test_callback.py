@@ -391,9 +391,9 @@ SEAMS = {
     "an operation": ("memprof.recording.trace.training_regions.Region.now", None),
     "a cache": ("memprof.recording.owners.OwnerBook.claim", None),
     "writing": ("memprof.recording.session.Session.write", None),
-    "facts": ("memprof.integrations.callback.run.collect_facts", None),
-    "the step": ("memprof.integrations.callback.run.TrainingRun.step_begin", None),
-    "the end": ("memprof.integrations.callback.run.TrainingRun.end", None),
+    "facts": ("memprof.integrations.callback.training_run.collect_facts", None),
+    "the step": ("memprof.integrations.callback.training_run.TrainingRun.step_begin", None),
+    "the end": ("memprof.integrations.callback.training_run.TrainingRun.end", None),
 }
 
 
@@ -524,7 +524,7 @@ def test_the_table_the_json_and_the_page(model: Path, tmp_path: Path, capsys: py
 def test_a_report_that_fails_costs_one_warning(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memprof.integrations.callback.output._summarise", lambda *_: 1 / 0)
+    monkeypatch.setattr("memprof.integrations.run_recorder.output._summarise", lambda *_: 1 / 0)
     callback = MemProfCallback(tmp_path / "r")
     trainer = plain(model, tmp_path / "a", [callback])
     with pytest.warns(UserWarning, match="memprof report"):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from memprof.integrations.callback import distributed
 from memprof.integrations.callback.distributed import Gathering
-from memprof.integrations.callback.output import Result, add_report, summarise
 from memprof.integrations.callback.ranks import put_ranks_together
+from memprof.integrations.run_recorder.output import Result, add_report, summarise
 
 from memprof.analysis.report_files import validate
 from tests.analysis.ranks.simulated import rank_report

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memprof.integrations.callback.background import Background
 from memprof.integrations.callback.records import NewRecords
-from memprof.integrations.callback.writing import Writing
+from memprof.integrations.run_recorder.background import Background
+from memprof.integrations.run_recorder.writing import Writing
 
 GIB = 2**30
 

@@ -159,7 +159,7 @@ def test_a_training_that_fails_leaves_no_hook_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         worker.train()
     assert torch.autograd.backward is backward
-    assert worker.watch._session.phases.depth == 0
+    assert worker.watch._recorder.session.phases.depth == 0
 
 
 def test_methods_that_are_awaited_are_phases_too(tmp_path: Path) -> None:

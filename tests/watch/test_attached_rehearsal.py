@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from memprof.integrations.run_recorder.rehearsal import Rehearsed
 
 from memprof import analyze
 from memprof.errors import UsageError
 from memprof.watch.attach import Attachment, _attached, attach
-from memprof.watch.rehearsal import Rehearsed
 
 WIDTH, LONG, SHORT = 64, 512, 8
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from memprof.integrations.callback import output
+from memprof.integrations.run_recorder import output
 from torch import nn
 
 from memprof import phase, record

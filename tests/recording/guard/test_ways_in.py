@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-WATCHING = ("memprof/recording", "memprof/watch", "memprof/compat", "integrations/callback", "integrations/trackers")
+WATCHING = (
+    "memprof/recording", "memprof/watch", "memprof/compat",
+    "integrations/callback", "integrations/run_recorder", "integrations/trackers",
+)  # fmt: skip
 # What hands a function to somebody who calls it later, and which argument that is.
 REGISTERS = {
     "Thread": "target", "register_at_fork": "after_in_child", "register": 0, "finalize": 1, "signal": 1, "put": 2,

@@ -6,7 +6,6 @@ goes wrong becomes one warning.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memprof.files import write_whole
 from memprof.recording.guard import Door
 
-__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise"]
+__all__ = ["Result", "add_report", "prune", "say", "say_later", "say_oom", "summarise", "write_report"]
 
 # What `memprof run` prints when the script is over, below its traceback; None: at once.
 LATER: list[str] | None = None
@@ -82,8 +80,24 @@ def add_report(
     ``notes`` join those that were recorded.
 
     Raises:
-        MemprofError, OSError: the snapshot cannot be analysed, or a file not written.
+        MemprofError: the snapshot cannot be analysed, or a file not written.
     """
+    analysis, report = write_report(path, notes)
+    result.reports[path] = report
+    if result.highest == path:
+        _render(result, folder / "report.html" if page else None, analysis)
+        result.drawn = path
+    return report
+
+
+def write_report(path: Path, notes: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """Analyse one snapshot, write its JSON beside it, and return the analysis and the report.
+
+    Raises:
+        MemprofError: the snapshot cannot be analysed, or the file not written.
+    """
+    from memprof.reports.json import write_json
+
     from memprof.advice.advised import analyze
     from memprof.snapshot import load_snapshot
 
@@ -91,12 +105,9 @@ def add_report(
     if notes:
         snapshot.extra["notes"] = [*(snapshot.extra.get("notes") or []), *notes]
     analysis = analyze(snapshot)
-    result.reports[path] = report = analysis.to_dict()
-    write_whole(path.with_suffix(".json"), json.dumps(report, indent=1))
-    if result.highest == path:
-        _render(result, folder / "report.html" if page else None, analysis)
-        result.drawn = path
-    return report
+    report = analysis.to_dict()
+    write_json(report, path.with_suffix(".json"))
+    return analysis, report
 
 
 def _summarise(result: Result, folder: Path, page: bool, notes: Sequence[str]) -> None:

@@ -1,8 +1,7 @@
-"""One step at the worst case a configuration allows, before the first: what would run out of memory late does so now.
+"""Make a trainer's step at the worst case its configuration allows: what would run out of memory late does so now.
 
 Every prompt is the longest of the dataset, every completion has its full length, the batch is full, gradients of
-earlier micro-batches and the optimizer's state are there. Then everything is put back (:mod:`keeping`): the run that
-follows is the run that would have been, to the bit.
+earlier micro-batches and the optimizer's state are there.
 
 Functions that score completions are not called (they may count, log, or cost money): they are stood in for. Reward
 *models* run, because they hold memory.
@@ -18,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from memprof.integrations.callback.keeping import Kept, make_optimizer_state
+from memprof.integrations.run_recorder.keeping import Kept, make_optimizer_state
 
 from memprof.compat import require
 from memprof.compat.accelerate import SET_SYNC_GRADIENTS
@@ -26,7 +25,7 @@ from memprof.compat.transformers import BATCH_SIZE
 from memprof.errors import UsageError
 from memprof.recording.owners import unwrap_optimizer
 
-__all__ = ["Rehearsal", "ran_out_of_memory", "refusal"]
+__all__ = ["WorstStep", "refusal"]
 
 # Examples looked at where a dataset has no end or cannot be asked for its length.
 _MOST_STREAMED = 1024
@@ -48,11 +47,6 @@ def refusal(trainer: Any) -> str | None:
     return None
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Tell whether this is what a rehearsal is there to find."""
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error)
-
-
 @dataclass(frozen=True)
 class Worst:
     """Describe the rehearsed batch: how many sequences, and the tokens of the longest example."""
@@ -62,8 +56,8 @@ class Worst:
     tokens: int
 
 
-class Rehearsal:
-    """Run the step and put everything back.
+class WorstStep:
+    """Run the step; ``kept`` is what it changes.
 
     Args:
         trainer: a ``transformers.Trainer``, TRL's included, at ``on_train_begin``.
@@ -82,14 +76,13 @@ class Rehearsal:
         if (settings := getattr(trainer, "generation_config", None)) is not None:
             objects.append(settings)
         wrapped = tuple(n for n, v in vars(trainer).items() if hasattr(v, "__wrapped__"))
-        self._kept = Kept(
-            trainer.model, self._optimizer, objects, [scaler] if scaler is not None else [], (*_DATA, *wrapped)
-        )
+        scalers = [scaler] if scaler is not None else []
+        self.kept = Kept(trainer.model, self._optimizer, objects, scalers, (*_DATA, *wrapped))
         self.worst = _worst_batch(trainer, dataloader)
 
     @property
     def sentence(self) -> str:
-        """Return what was rehearsed, in words."""
+        """Return how large the step is, in words."""
         trainer = self._trainer
         lengths = f"{self.worst.tokens}"
         if (completion := getattr(trainer, "max_completion_length", None)) is not None:
@@ -118,10 +111,6 @@ class Rehearsal:
             trainer.optimizer.step()
             model.zero_grad()
             self._step_ended()
-
-    def restore(self) -> None:
-        """Put everything back."""
-        self._kept.restore()
 
     def _clip(self, model: Any) -> None:
         norm = self._trainer.args.max_grad_norm

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memprof.integrations.callback.background import Background
-from memprof.integrations.callback.output import Result, add_report, prune
+from memprof.integrations.run_recorder.background import Background
+from memprof.integrations.run_recorder.output import Result, add_report, prune
 
 from memprof.recording.session import Session
 from memprof.snapshot import save_snapshot
@@ -44,16 +44,18 @@ class Writing:
         self._background = Background()
         self._pruned: list[str] = []
 
-    def now(self, session: Session, step: int) -> None:
-        """Write the session at once: at the end, or where nothing may run afterwards.
+    def now(self, session: Session, step: int) -> Path:
+        """Write the session at once: at the end, or where nothing may run afterwards; return the file.
 
         Raises:
             InputError: the file cannot be written.
         """
         self.settle()
-        path = self._path(step)
+        path = self.path_of(step)
+        self.folder.mkdir(parents=True, exist_ok=True)
         session.write(path)
         self._keep(path)
+        return path
 
     def report_newest(self) -> None:
         """Analyse what was just written, so that its categories are seen while the run goes."""
@@ -74,7 +76,7 @@ class Writing:
             InputError: the snapshot before could not be written.
         """
         self.settle()
-        path, began = self._path(step), time.monotonic()
+        path, began = self.path_of(step), time.monotonic()
         with collector_paused():
             raw = session.to_raw()
         taking = time.monotonic() - began
@@ -109,8 +111,13 @@ class Writing:
             f"{', '.join(self._pruned)}."
         ]
 
-    def _path(self, step: int) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def forget(self, path: Path) -> None:
+        """Delete a recording that turned out not to be wanted."""
+        path.unlink(missing_ok=True)
+        self.snapshots = [p for p in self.snapshots if p != path]
+
+    def path_of(self, step: int) -> Path:
+        """Return the file of this rank's recording that is named after ``step``."""
         return self.folder / f"step-{step:06d}.rank-{self.rank}.pickle"
 
     def _keep(self, path: Path) -> None:

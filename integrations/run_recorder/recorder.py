@@ -1,0 +1,168 @@
+"""Record one run, whoever drives it: a trainer's callback, hooks on a loop, or a worker that was attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memprof.integrations.run_recorder.output import Result, say, say_oom, summarise
+from memprof.integrations.run_recorder.writing import Writing
+
+from memprof.recording import phases
+from memprof.recording.guard import Door
+from memprof.recording.phases import PhaseMark
+from memprof.recording.session import Session
+from memprof.recording.system.signals import Interrupts, Terminations
+
+__all__ = ["RunRecorder"]
+
+
+class RunRecorder:
+    """Hold the session that runs, write it when memory runs out or the process is ended, report when all is over.
+
+    Args:
+        folder: where its files go.
+        rank, world_size: this process's place; the ranks share ``max_disk``.
+        max_disk: bytes its snapshots may take; None for no bound.
+        rescue: writes what there is before a SIGTERM ends the process.
+        reported: called with each report that is made while the run goes; None: none is made.
+
+    Attributes:
+        session: that records; None between recordings.
+        step: after which what is written now is named.
+        failed_step: step whose failure is written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        world_size: int = 1,
+        max_disk: int | None = None,
+        rescue: Callable[[], None] = lambda: None,
+        reported: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.writing = Writing(folder, rank, world_size, max_disk, reported)
+        self.session: Session | None = None
+        self.step = 0
+        self.failed_step: int | None = None
+        self._failure: dict[str, Any] | None = None
+        self.terminations = Terminations(rescue)
+
+    # -- session -----------------------------------------------------------------------------------------------
+
+    def begin(self, session: Session, on_oom: Callable[[], object] | None = None) -> None:
+        """Start a session, or take one that runs; call ``on_oom`` where memory runs out, else write it."""
+        session.on_oom(on_oom or self.out_of_memory)
+        self.session = session
+        try:
+            if session not in phases.ACTIVE:
+                session.start()
+        except BaseException:
+            self.session = None
+            raise
+
+    def stop(self) -> Session | None:
+        """End the session and return it."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.stop()
+        return session
+
+    def enter(self, phase: str, step: int | None = None) -> PhaseMark | None:
+        """Open a phase in the session that runs."""
+        return None if self.session is None else self.session.enter_phase(phase, step)
+
+    def leave(self, mark: PhaseMark | None) -> None:
+        """Close a phase."""
+        if mark is not None and self.session is not None:
+            self.session.exit_phase(mark)
+
+    # -- failure -----------------------------------------------------------------------------------------------
+
+    def out_of_memory(self) -> None:
+        """Write when the allocator is about to raise, at once (nothing may run afterwards) and once a step."""
+        session = self.session
+        if session is None or self.failed_step == self.step:
+            return
+        self.failed_step, self._failure = self.step, session.recorder.oom()
+        door = Door("training", "the recording of the moment at which memory ran out, unless the next attempt succeeds")
+        if not door(self.writing.now, session, self.step):
+            self.failed_step = self._failure = None  # tried again when the exception leaves the run
+
+    def knows_failure(self, session: Session) -> bool:
+        """Tell whether the failure of this session is written, and nothing followed it."""
+        return self._failure is not None and self._failure == session.recorder.oom()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Guard writing and reporting at the end: a signal to end waits for it."""
+        try:
+            with self.terminations.finishing():
+                yield
+        finally:
+            self.terminations.stop()
+
+    def finish(self, end: Callable[[], None], report: Callable[[bool], None]) -> bool:
+        """End and report; put off a Ctrl-C until the end is written, and tell whether one came.
+
+        Args:
+            end: writes what is recorded.
+            report: called with False where a Ctrl-C came: somebody will not wait for a report.
+        """
+        interrupts = Interrupts()
+        with self.finishing():
+            try:
+                with interrupts:
+                    end()
+            finally:
+                report(not interrupts.pending)
+        return interrupts.pending
+
+    # -- report ------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshots(self) -> list[Path]:
+        """List what is written and kept, in order."""
+        return self.writing.snapshots
+
+    def say(self, text: str, stream: str) -> None:
+        """Print what there is to say on rank 0 alone."""
+        if self.writing.rank == 0 and text:
+            say(text, stream)
+
+    def say_interrupted(self, stream: str, how: str = "interrupted") -> None:
+        """Say where the recordings are that nobody waited for a report of."""
+        say(f"memprof: {how}, no report; recorded: {', '.join(map(str, self.snapshots))}", stream)
+
+    def report(
+        self,
+        stream: str,
+        table: bool,
+        page: bool,
+        notes: Sequence[str] = (),
+        ranks: Callable[[Result], None] = lambda result: None,
+    ) -> Result:
+        """Analyse what was written; write the JSON and the page; print where and what.
+
+        Args:
+            stream: ``stdout`` or ``stderr``.
+            table, page: print the table with the notes; print where the page is.
+            notes: what the run has to say of itself.
+            ranks: puts other ranks' figures into the result.
+        """
+        writing, result = self.writing, Result(list(self.snapshots))
+        try:
+            result = summarise(self.snapshots, writing.folder, writing.rank == 0, writing.result, notes)
+            ranks(result)
+        except KeyboardInterrupt:
+            self.say_interrupted(stream)
+            return result
+        for line in [result.table, *(f"memprof: {note}" for note in notes)] if table else []:
+            self.say(line, stream)
+        if page and result.page is not None:
+            self.say(f"memprof: {result.page}", stream)
+        say_oom(result)
+        return result
