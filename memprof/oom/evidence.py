@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memprof.allocator.settings import AllocatorSettings
-from memprof.oom.arithmetic import Parts, missing_bytes
+from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes
 from memprof.oom.expressions import Scope
 from memprof.oom.failure import Failure, Frame
 from memprof.oom.frameworks import PLAIN, Names
@@ -117,7 +117,7 @@ def _numbers(failure: Failure, parts: Parts) -> dict[str, Any]:
         **{k: v for k, v in asdict(parts).items() if k not in ("processes", "contradictions", "own_process")},
         "asked": asked,
         "total": failure.total,
-        "free": failure.free,
+        "free": free_bytes(failure),
         "allowed": failure.allowed,
         "other": failure.other,
         "private_pools": failure.private_pools,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memprof.oom.arithmetic import Parts, missing_bytes, parts_of
+from memprof.oom.arithmetic import Parts, free_bytes, missing_bytes, parts_of
 from memprof.oom.evidence import scope_of
 from memprof.oom.failure import Failure
 from memprof.oom.frameworks import PLAIN, Names, names_for_program, names_in
@@ -127,7 +127,7 @@ def _explained(failure: Failure) -> dict[str, Any]:
         "message": failure.text,
         "requested_bytes": failure.requested,
         "device_total_bytes": failure.total,
-        "device_free_bytes": failure.free,
+        "device_free_bytes": free_bytes(failure),
         "allowed_bytes": failure.allowed,
         "in_use_bytes": parts.in_use,
         "allocated_bytes": parts.allocated,
@@ -189,7 +189,7 @@ def _meanings(failure: Failure, parts: Parts) -> list[dict[str, Any]]:
     rows = [
         (failure.requested, "asked for", "the block that did not fit, rounded up as the allocator does"),
         (failure.total, "device", "all memory of the device, or of the MIG slice"),
-        (failure.free, "free", "what no process has taken, by the driver"),
+        (free_bytes(failure), "free", "what no process has taken, by the driver"),
         (failure.allowed, "allowed", "the limit set for this process"),
         (parts.in_use, "in use", f"what this process holds on the device, by the driver{who}"),
         (parts.allocated, "allocated", "in tensors that are alive"),
