@@ -28,6 +28,7 @@ from memprof.reports.document.text import (
 
 from memprof.analysis.allocations.alike import tag_shape
 from memprof.analysis.allocations.places import is_native, is_torch, place_of
+from memprof.analysis.headline import peak_phase
 from memprof.frame_paths import text_path
 from memprof.vocabulary import GROUP_OF, Evidence, Group
 
@@ -121,7 +122,12 @@ def _details(category: str, peak: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def phase_rows(report: Mapping[str, Any]) -> tuple[PhaseRow, ...]:
-    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown."""
+    """Fill one row a phase, in order of first appearance; repeats are folded and the highest is shown.
+
+    Where no phase is known there are none.
+    """
+    if peak_phase(report) is None:
+        return ()
     runs: dict[str, list[dict[str, Any]]] = {}
     for phase in report["phases"]:
         runs.setdefault(phase["phase"], []).append(phase)
