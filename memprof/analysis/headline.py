@@ -118,7 +118,9 @@ def _room(oom: Mapping[str, Any]) -> int:
 
 def peak_words(source: Mapping[str, Any]) -> str:
     """Name the peak by what was recorded; without a history it is not known how high memory went."""
-    return "Allocated at the dump" if source["history"] == "none" else _PEAK.get(source["kind"], "Peak allocated memory")
+    if source["history"] == "none":
+        return "Allocated at the dump"
+    return _PEAK.get(source["kind"], "Peak allocated memory")
 
 
 def peak_phase(report: Mapping[str, Any]) -> str | None:
