@@ -55,14 +55,16 @@ Cell = Union[str, int, None, Words, "tuple[Part, ...]"]
 class Column:
     """A column's heading.
 
-    ``wide`` ones are left out of narrow screens, words of those that ``wrap`` are never cut short there; ``on`` are the
-    kinds of screens it is for: ``t``, ``m`` and ``p`` for terminal, Markdown and page.
+    ``wide`` ones are left out of narrow screens. Where there is no room, words of those that ``wrap`` go over several
+    lines, those of ``whole`` ones stay as they are, and others are cut short. ``on`` are the kinds of screens it is
+    for: ``t``, ``m`` and ``p`` for terminal, Markdown and page.
     """
 
     title: str
     right: bool = False
     wide: bool = False
     wraps: bool = False
+    whole: bool = False
     on: str = "tmp"
 
 
@@ -97,7 +99,7 @@ class Table:
         """Return the headings, those above sizes with their unit: for screens whose sizes have none of their own."""
         sized = [any(isinstance(line.cells[i], int) for line in self.lines) for i in range(len(self.columns))]
         return [
-            f"{column.title}, GiB" if has and column.title != "GiB" else column.title
+            ("GiB" if column.title in ("GiB", "Size") else f"{column.title}, GiB") if has else column.title
             for column, has in zip(self.columns, sized, strict=True)
         ]
 
@@ -106,12 +108,12 @@ def table(heads: str, lines: list[Line], kind: str = "plain", scale: int = 1) ->
     """Make a table of headings such as ``Phase|Peak>|Held by~p``; None without rows.
 
     Behind a heading ``>`` sets figures to the right, ``~`` leaves it out of narrow screens, ``+`` lets words go over
-    several lines, and letters after ``@`` say what kinds of screens it is for.
+    several lines, ``!`` keeps them whole, and letters after ``@`` say what kinds of screens it is for.
     """
     columns = []
     for head in heads.split("|"):
         title, _, on = head.partition("@")
-        name = title.rstrip(">~+")
+        name = title.rstrip(">~+!")
         marks = title[len(name) :]
-        columns.append(Column(name, ">" in marks, "~" in marks, "+" in marks, on or "tmp"))
+        columns.append(Column(name, ">" in marks, "~" in marks, "+" in marks, "!" in marks, on or "tmp"))
     return Table(tuple(columns), tuple(lines), kind, scale=scale or 1) if lines else None

@@ -150,7 +150,11 @@ def draw_table(rows: Table | None, label: str = "") -> Markup | None:
     head = [column(c.title, c.right, "wide" if c.wide else "") for c in shown.columns]
     headed = any(c.title for c in shown.columns)
     body = [
-        el("tr", {}, *[_cell(cell, shown.columns[i], not i, rows.scale) for i, cell in enumerate(line.cells)])
+        el(
+            "tr",
+            {"class": "chosen" if line.strong else None},
+            *[_cell(cell, shown.columns[i], not i, rows.scale) for i, cell in enumerate(line.cells)],
+        )
         for line in shown.lines
     ]
     top = el("thead", {}, el("tr", {}, *head)) if headed else None
@@ -158,8 +162,8 @@ def draw_table(rows: Table | None, label: str = "") -> Markup | None:
 
 
 def _cell(cell: Cell, above: Column, first: bool, scale: int) -> Markup:
-    kind = " ".join(name for name, has in (("num", above.right), ("wide", above.wide)) if has) or None
-    tag, place = ("th", {"scope": "row", "class": kind}) if first else ("td", {"class": kind})
+    kind: object = " ".join(name for name, has in (("num", above.right), ("wide", above.wide)) if has) or None
+    tag, place = "th" if first else "td", {"scope": "row" if first else None, "class": kind}
     if isinstance(cell, Words):
         return el(tag, place, *_words(cell))
     if isinstance(cell, tuple):

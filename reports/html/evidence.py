@@ -25,7 +25,7 @@ def bottom(document: Document) -> Markup:
     )
 
 
-_MARKS = {True: Words("✓", "ok"), False: Words("✗ differs:", "bad"), None: ""}
+_MARKS: dict[bool | None, Words | str] = {True: Words("✓", "ok"), False: Words("✗ differs:", "bad"), None: ""}
 
 
 def _adds_up(sums: AddsUp) -> Markup:

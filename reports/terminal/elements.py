@@ -128,8 +128,8 @@ def table_of(*columns: tuple[str, str, bool]) -> Table:
     return table
 
 
-# Below this width a screen is narrow; a bar is at least so long.
-_WIDE, _SHORTEST_BAR = 80, 10
+# Below this width a screen is narrow; a bar and a column of words are at least so wide.
+_WIDE, _SHORTEST_BAR, _SHORTEST_WORDS = 80, 10, 6
 
 
 def draw_table(rows: Rows, width: int, colour: bool) -> Table:
@@ -138,17 +138,18 @@ def draw_table(rows: Rows, width: int, colour: bool) -> Table:
     cells = [[_cell(cell, colour) for cell in line.cells] for line in shown.lines]
     heads = shown.heads()
     bars = [any(isinstance(line.cells[i], tuple) for line in shown.lines) for i in range(len(heads))]
-    taken = sum(
-        2 + max(len(head), 6 if column.right else 0, *(row[i].cell_len for row in cells))
-        for i, (head, column) in enumerate(zip(heads, shown.columns, strict=True)) if not bars[i]
-    )  # fmt: skip
-    space = max(width - taken - 1, _SHORTEST_BAR)
-    table = table_of(
-        *[(h, "right" if c.right else "left", not c.right) for h, c in zip(heads, shown.columns, strict=True)]
-    )
-    for made, column in zip(table.columns, shown.columns, strict=True):
+    columns = list(enumerate(shown.columns))
+    wide = [
+        0 if bars[i] else max(6 if c.right else 0, len(heads[i]), *(row[i].cell_len for row in cells))
+        for i, c in columns
+    ]
+    _narrowed(wide, [i for i, c in columns if not (c.right or c.whole or bars[i])], width - 2 * (len(wide) - 1))
+    space = max(width - sum(wide) - 2 * (len(wide) - 1) - 1, _SHORTEST_BAR)
+    table = table_of(*[(heads[i], "right" if c.right else "left", not c.right) for i, c in columns])
+    for i, column in columns:
+        table.columns[i].width = space if bars[i] else wide[i]
         if column.wraps:
-            made.no_wrap, made.overflow, made.min_width = False, "fold", min(12, width // 6)
+            table.columns[i].no_wrap, table.columns[i].overflow = False, "fold"
     for line, row in zip(shown.lines, cells, strict=True):
         for i, cell in enumerate(line.cells):
             if isinstance(cell, tuple):
@@ -157,11 +158,17 @@ def draw_table(rows: Rows, width: int, colour: bool) -> Table:
     return table
 
 
+def _narrowed(wide: list[int], columns: Sequence[int], room: int) -> None:
+    """Take from the widest of ``columns`` until all together have ``room``."""
+    while sum(wide) > room and columns and wide[widest := max(columns, key=lambda i: wide[i])] > _SHORTEST_WORDS:
+        wide[widest] -= 1
+
+
 def _cell(cell: Cell, colour: bool) -> Text:
     from rich.text import Text
 
     if isinstance(cell, Words):
-        before = [swatch(cell.category, colour), " "] if cell.category else []
+        before: list[Text | str] = [swatch(cell.category, colour), " "] if cell.category else []
         return Text.assemble(*before, " ".join((cell.text, *cell.badges)))
     if isinstance(cell, tuple):
         return Text()

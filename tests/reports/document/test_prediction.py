@@ -63,7 +63,11 @@ def _parts() -> dict[str, Any]:
             "phases": [{**need, "fits": False}],
             "host": None,
             "ensemble": {
-                "members": 6, "failed": 2, "flushes": False, "lowest_bytes": 9 * GIB, "highest_bytes": 11 * GIB,
+                "members": 6,
+                "failed": 2,
+                "flushes": False,
+                "lowest_bytes": 9 * GIB,
+                "highest_bytes": 11 * GIB,
             },
             "sentence": "Does not fit: needs 11.00 GiB <i>.",
         },
