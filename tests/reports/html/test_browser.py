@@ -246,6 +246,14 @@ def test_narrow_screens_do_not_scroll_sideways(browser: Any, file: Path, width: 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_no_column_is_clipped_at_400_pixels(browser: Any, file: Path) -> None:
+    """The last column of components and the sizes of the device peak were outside the screen."""
+    clipped = """() => [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth)
+        .map((e) => e.closest("section").id)"""
+    with open_page(browser, file, viewport={"width": 400, "height": 900}) as page:
+        assert page.evaluate(clipped) == []
+
+
 def test_prints_the_static_picture(browser: Any, file: Path, tmp_path: Path) -> None:
     with open_page(browser, file) as page:
         page.emulate_media(media="print")
