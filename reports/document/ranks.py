@@ -57,9 +57,11 @@ def ranks_of(report: Mapping[str, Any]) -> Ranks | None:
         ),
         rows=tuple(rows),
         phases=table(
-            "Phase|Highest>| |Median>|Lowest>|  |Above the mean>", [_phase(p) for p in across["phases"]], _SPREAD
+            "Phase|Highest>|by rank>|Median>|Lowest>|by rank>|Above the mean>",
+            [_phase(p) for p in across["phases"]],
+            _SPREAD,
         ),
-        nodes=table("Node|Ranks|Fullest>| |Mean>|Together>", [_node(n) for n in nodes], _SPREAD),
+        nodes=table("Node|Ranks|Fullest>|by rank>|Mean>|Together>", [_node(n) for n in nodes], _SPREAD),
         several_nodes=len(nodes) > 1,
         median_bytes=peak["median_bytes"],
         lowest_bytes=peak["lowest_bytes"],
@@ -195,12 +197,12 @@ def _difference(difference: Mapping[str, Any]) -> str:
 
 
 def _phase(spread: Mapping[str, Any]) -> Line:
-    high, low = (f"rank {spread[f'{end}_rank']}" for end in ("highest", "lowest"))
+    high, low = (str(spread[f"{end}_rank"]) for end in ("highest", "lowest"))
     name = Words(plain(phase_label(spread["phase"])), phase=plain(spread["phase"]))
     figures = (spread["highest_bytes"], high, spread["median_bytes"], spread["lowest_bytes"], low)
     return Line((name, *figures, f"{100 * spread['imbalance']:.1f} %"))
 
 
 def _node(spread: Mapping[str, Any]) -> Line:
-    figures = (spread["highest_bytes"], f"rank {spread['highest_rank']}", spread["mean_bytes"], spread["total_bytes"])
+    figures = (spread["highest_bytes"], str(spread["highest_rank"]), spread["mean_bytes"], spread["total_bytes"])
     return Line((plain(spread["node"] or "not known"), ", ".join(_runs(spread["ranks"])), *figures))
