@@ -182,8 +182,8 @@ def cutting(recorder: FakeRecorder | None) -> Any:
     """
 
     def unfinished(self: Any, *_: Any, **__: Any) -> bool:
-        if recorder is not None and recorder.rehearsal is not None:
-            recorder.rehearsal.cut()
+        if recorder is not None and recorder.blocks.rehearsal is not None:
+            recorder.blocks.rehearsal.cut()
             recorder.work.next_part()
         self._memprof_tokens -= 1
         token_made()
