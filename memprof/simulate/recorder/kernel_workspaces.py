@@ -17,7 +17,7 @@ from memprof.simulate.recorder.blocks import Blocks
 from memprof.simulate.recorder.reductions import Processors, reduction_buffers
 from memprof.vocabulary import Category
 
-__all__ = ["KernelMemory"]
+__all__ = ["KernelMemory", "hidden_bytes"]
 
 _ATEN = torch.ops.aten
 _graph_task: Any = torch_names.GRAPH_TASK.get()
@@ -205,6 +205,13 @@ _HIDDEN: dict[Any, _Hidden] = {
 }
 
 
+def hidden_bytes(
+    func: Any, args: _Arguments, kwargs: dict[str, Any], out: Sequence[Any], card: Processors
+) -> list[list[int]]:
+    """List the sizes of what ``func``'s CUDA kernel allocates after its results: groups, one after the other."""
+    return _HIDDEN[func](args, kwargs, out, card)
+
+
 class KernelMemory:
     """Take what CUDA's kernels take beside the results of operations.
 
@@ -231,7 +238,7 @@ class KernelMemory:
 
     def run(self, func: Any, args: _Arguments, kwargs: dict[str, Any], made: Sequence[Any]) -> None:
         """Take what the kernel of one of these operations takes, and give it back: groups, one after the other."""
-        for sizes in _HIDDEN[func](args, kwargs, made, self.processors):
+        for sizes in hidden_bytes(func, args, kwargs, made, self.processors):
             self._blocks.scratch(sizes, func)
 
     def multiply(self, func: Any) -> None:

@@ -31,8 +31,8 @@ def alike_rounds(recorder: FakeRecorder, rounds: Sequence[slice]) -> Iterator[sl
         if pattern is not None:
             pattern.settle()
             pattern = None
-        noted = None
-        if number < _EXECUTED and len(rounds) > 2 and recorder.blocks.round is recorder.blocks.rehearsal is None:
+        blocks, noted = recorder.blocks, None
+        if number < _EXECUTED and len(rounds) > 2 and blocks.round is None and blocks.rehearsal is None:
             noted = RoundLog()
         with contextlib.nullcontext() if noted is None else _logged(recorder, noted):
             yield rows
