@@ -58,7 +58,7 @@ def build_trainer(
         UsageError: options that cannot be satisfied.
     """
     recorder = session.fake_recorder
-    recorder.paused += settings.whole_nowhere
+    recorder.storages.paused += settings.whole_nowhere
     if by_name and settings.gpus > 1:
         raise UsageError("Loading by name is simulated for one GPU.")
     if by_name or settings.load_in_4bit:  # weights become 4-bit ones while they are loaded
@@ -71,7 +71,7 @@ def build_trainer(
     trainer = trainer_of(settings, model, folder)
     tell_of_adapters(trainer.model)
     if recorder.cuda and not settings.supervised:
-        recorder.disown(trainer.reward_weights)  # TRL keeps them on the host
+        recorder.storages.disown(trainer.reward_weights)  # TRL keeps them on the host
     if mesh is not None:
         _shard(trainer, mesh, settings, session)
     elif settings.sharded_by_zero:
@@ -130,7 +130,7 @@ def _shard(trainer: Any, mesh: Any, settings: Settings, session: FakeSession) ->
         register_fsdp_forward_method(trainer.model, "generate")
     if reference is not None and settings.sharding == "fsdp2":
         shard(reference, mesh, settings)
-    recorder.paused -= 1
+    recorder.storages.paused -= 1
     for model in (trainer.model, reference):
         if model is not None:
             count_shards(model, recorder)
