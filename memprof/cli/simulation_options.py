@@ -61,6 +61,8 @@ _OPTIONS = (
     click.option("--num-iterations", type=_COUNT, metavar="N", help="Make N optimizer passes over one generation."),
     click.option("--prompt-length", type=int, metavar="TOKENS", help="Make each prompt this long."),
     click.option("--completion-length", type=int, metavar="TOKENS", help="Make the longest completion this long."),
+    click.option("--images", type=_COUNT, metavar="N", help="Put N images into each prompt (Qwen2-VL, Gemma 3)."),
+    click.option("--image-size", metavar="WxH", help="With --images: their size in pixels; default: 1024x1024."),
     click.option(
         "--gradient-checkpointing", is_flag=False, flag_value="auto", metavar="[KIND]", callback=_keep,
         help="Choose what is kept for backward: full (layer inputs), selective (attention's outputs too), offloaded "

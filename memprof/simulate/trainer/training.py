@@ -19,6 +19,7 @@ from memprof.simulate.sharding.fsdp2 import gathered_owned
 from memprof.simulate.sharding.zero import gathering_for_zero
 from memprof.simulate.trainer.build import build_trainer
 from memprof.simulate.trainer.checkpointing import offloading_to_host
+from memprof.simulate.trainer.images import shapes_unchecked
 from memprof.simulate.trainer.kv_caches import modelled_quanto
 from memprof.simulate.trainer.positions import notes_on_length
 from memprof.simulate.trainer.recipes import liger_note
@@ -66,6 +67,8 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         load = session.enter_phase(Phase.LOAD.value)
         stack.enter_context(trl_on_fakes(settings, config, session))
         stack.enter_context(modelled_quanto())
+        if settings.images:
+            stack.enter_context(shapes_unchecked())
         if settings.recipe != "lean" and settings.checkpointing == "offloaded":  # the lean trainer has its own
             stack.enter_context(offloading_to_host(session))
         if mesh is not None:
