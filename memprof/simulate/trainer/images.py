@@ -20,7 +20,9 @@ from memprof.compat.patching import bind
 from memprof.config.settings import Settings
 from memprof.errors import InputError, UsageError
 
-__all__ = ["HostValues", "Images", "fake_images", "images_of", "processor_of", "put_images", "resized", "shapes_unchecked"]
+__all__ = [
+    "HostValues", "Images", "fake_images", "images_of", "processor_of", "put_images", "resized", "shapes_unchecked",
+]  # fmt: skip
 
 # Smallest and largest image in pixels where the model's folder has no preprocessor_config.json, as published.
 _QWEN_PIXELS = {"qwen2_vl": (56 * 56, 28 * 28 * 16384), "qwen2_5_vl": (56 * 56, 28 * 28 * 16384)}
@@ -163,7 +165,7 @@ def put_images(trainer: Any, images: Images, length: int) -> None:
 
 
 def fake_images(trainer: Any, images: Images) -> None:
-    """Let a trainer whose prompts have ``images`` compute log-probabilities on fake tensors."""
+    """Let a trainer whose prompts have ``images`` compute log-probabilities where tensors have no values."""
     original = trl_names.LOGPS.of(trainer)
     number, patches = images.number, images.pixels[0]
 
@@ -187,8 +189,8 @@ def fake_images(trainer: Any, images: Images) -> None:
     for module in trainer.model.modules():
         if hasattr(module, "get_rope_index"):
             module.get_rope_index = _positions
-        if hasattr(module, "fullatt_block_indexes"):
-            module.register_forward_pre_hook(_with_windows, with_kwargs=True)
+        if images.grid is not None and hasattr(module, "patch_embed"):
+            module.register_forward_pre_hook(_with_places, with_kwargs=True)
 
 
 def _positions(input_ids: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,14 +199,18 @@ def _positions(input_ids: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tenso
     return input_ids.new_zeros(3, rows, tokens), input_ids.new_zeros(rows, 1)
 
 
-def _with_windows(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Give a vision tower its windows of attention, which it would compute from values."""
+def _with_places(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give a vision tower the places of its patches and its windows, which it would compute from values."""
     from transformers.vision_utils import get_vision_window_index
 
-    grid = kwargs["grid_thw"].plain()
-    with torch_names.NO_MODES.get()():
-        index, ends = get_vision_window_index(grid, module.spatial_merge_size, module.window_size, module.patch_size)
-    return args, {**kwargs, "window_index": HostValues.of(index), "cu_window_seqlens": HostValues.of(ends)}
+    pixels, grid = args[0], kwargs["grid_thw"].plain()
+    kwargs = {**kwargs, "position_ids": torch.zeros(pixels.shape[0], 2, dtype=torch.long, device=pixels.device)}
+    if hasattr(module, "window_size"):
+        sizes = (module.spatial_merge_size, module.window_size, module.patch_size)
+        with torch_names.NO_MODES.get()():
+            index, ends = get_vision_window_index(grid, *sizes)
+        kwargs |= {"window_index": HostValues.of(index), "cu_window_seqlens": HostValues.of(ends)}
+    return args, kwargs
 
 
 @contextlib.contextmanager
@@ -215,13 +221,17 @@ def shapes_unchecked() -> Iterator[None]:
 
 
 class HostValues(torch.Tensor):
-    """A few integers with their values, beside fake tensors: what follows from them alone has values too."""
+    """A few integers on the host, beside tensors that have no values: what follows from them alone has values too."""
 
     @classmethod
     def of(cls, values: Any) -> Any:
         """Make one of numbers or of a tensor that has values."""
         with torch_names.NO_MODES.get()():
             return torch.as_tensor(values).as_subclass(cls)
+
+    def to(self, *_: Any, **__: Any) -> Any:
+        """Stay on the host."""
+        return self
 
     def plain(self) -> torch.Tensor:
         """Return an ordinary tensor with the values."""
@@ -231,16 +241,20 @@ class HostValues(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found: list[bool] = []
-        _each((args, kwargs), lambda one: found.append(isinstance(one, torch_names.FAKE_TENSOR.get())))
-        if any(found):
-            return func(*_each(args, _without_values), **_each(kwargs, _without_values))
+        others: list[torch.device] = []
+
+        def note(one: Any) -> None:
+            if isinstance(one, torch.Tensor) and not isinstance(one, cls):
+                others.append(one.device)
+
+        def without_values(one: Any) -> Any:
+            return torch.zeros(one.shape, dtype=one.dtype, device=others[0]) if isinstance(one, cls) else one
+
+        _each((args, kwargs), note)
+        if others:
+            return func(*_each(args, without_values), **_each(kwargs, without_values))
         with torch_names.NO_MODES.get()():
             return super().__torch_function__(func, types, args, kwargs)
-
-
-def _without_values(one: Any) -> Any:
-    return torch.zeros(one.shape, dtype=one.dtype) if isinstance(one, HostValues) else one
 
 
 def _each(of: Any, change: Callable[[Any], Any]) -> Any:
