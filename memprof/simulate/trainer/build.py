@@ -19,13 +19,13 @@ from memprof.simulate.sharding.zero import attach_zero
 from memprof.simulate.supervised.build import supervised_trainer
 from memprof.simulate.supervised.full_logits import loss_with_full_logits
 from memprof.simulate.trainer.checkpointing import choose_checkpointing
-from memprof.simulate.trainer.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.trainer.loading import load_model
 from memprof.simulate.trainer.models import build_model
 from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
+from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.world.nf4 import Nf4, tell_of_adapters
 
 if TYPE_CHECKING:

@@ -254,7 +254,7 @@ class HostValues(torch.Tensor):
         if others:
             return func(*_each(args, without_values), **_each(kwargs, without_values))
         with torch_names.NO_MODES.get()():
-            return super().__torch_function__(func, types, args, kwargs)
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def _each(of: Any, change: Callable[[Any], Any]) -> Any:
