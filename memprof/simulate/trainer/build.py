@@ -25,6 +25,7 @@ from memprof.simulate.trainer.optimizers import modelled_optimizer
 from memprof.simulate.trainer.recipes import apply_recipe, classes_of, config_of
 from memprof.simulate.trainer.rewards import RewardTokenizer, reward_function, reward_model
 from memprof.simulate.trainer.rollout import fake_rollout
+from memprof.simulate.world.images import HostValues, fake_images, images_of, processor_of, put_images
 from memprof.simulate.world.nf4 import Nf4, tell_of_adapters
 
 if TYPE_CHECKING:
@@ -68,7 +69,11 @@ def build_trainer(
     session.add_model(model, "policy")
     if settings.recipe != "lean":  # which has its own
         choose_checkpointing(model, settings.checkpointing)
-    trainer = trainer_of(settings, model, folder)
+    images = images_of(settings, config)
+    processor = None
+    if images is not None:
+        processor = processor_of(images, settings.prompt_length, make_tokenizer(), HostValues.of)
+    trainer = trainer_of(settings, model, folder, processor)
     tell_of_adapters(trainer.model)
     if recorder.cuda and not settings.supervised:
         recorder.storages.disown(trainer.reward_weights)  # TRL keeps them on the host
@@ -87,14 +92,20 @@ def build_trainer(
     set_optimizer(trainer, settings, session)
     if not settings.supervised:
         fake_rollout(trainer, settings, session)
+        if images is not None:
+            put_images(trainer, images, settings.prompt_length)
+            fake_images(trainer, images)
         apply_recipe(trainer, settings)
     elif settings.recipe == "trl-full-logits":
         loss_with_full_logits(trainer)
     return trainer
 
 
-def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> Any:
-    """Make the trainer of these settings; ``rewards`` stand for what the settings say of rewards."""
+def trainer_of(settings: Settings, model: Any, folder: str, processor: Any = None, **rewards: Any) -> Any:
+    """Make the trainer of these settings.
+
+    ``processor`` takes the tokenizer's place; ``rewards`` stand for what the settings say of rewards.
+    """
     if settings.supervised:
         return supervised_trainer(
             settings, model, make_tokenizer(), adapter_of(settings), _unattended(folder, WARM_UP + MEASURED)
@@ -104,7 +115,7 @@ def trainer_of(settings: Settings, model: Any, folder: str, **rewards: Any) -> A
         model=model,
         args=trainer_arguments(settings, folder),
         train_dataset=dataset_of(settings),
-        processing_class=make_tokenizer(),
+        processing_class=processor or make_tokenizer(),
         peft_config=adapter_of(settings),
         **(rewards or _rewards(settings)),
     )
@@ -219,7 +230,8 @@ def dataset_of(settings: Settings) -> Any:
     from datasets import Dataset
 
     rows = settings.per_device_train_batch_size * settings.generation_steps * settings.gpus
-    return Dataset.from_dict({"prompt": ["a"] * max(2, rows)})
+    prompt = [{"role": "user", "content": "a"}] if settings.images else "a"
+    return Dataset.from_dict({"prompt": [prompt] * max(2, rows)})
 
 
 def make_tokenizer() -> Any:
