@@ -71,6 +71,8 @@ class Settings:
     num_iterations: int = 1
     prompt_length: int = 512
     completion_length: int = 256
+    images: int = 0
+    image_size: str = "1024x1024"
     gradient_checkpointing: bool | str = True
     beta: float = 0.0
     optim: str = "adamw_torch_fused"
@@ -124,6 +126,7 @@ class Settings:
         self._check_lean()
         self._check_fp16()
         self._check_together()
+        self._check_images()
 
     def _check_kinds(self) -> None:
         for name, kinds in _kinds_of_settings().items():
@@ -228,6 +231,31 @@ class Settings:
             )
         if self.generation == "vllm" and self.device == "cpu":
             raise UsageError("--generation vllm runs on a GPU; drop --device cpu.")
+
+    def _check_images(self) -> None:
+        """Refuse, by name, what is not simulated beside images."""
+        if not self.images:
+            return
+        width, height = self.image_pixels
+        if self.images < 0 or not width or not height:
+            raise UsageError("--images counts a prompt's images, and --image-size is their WIDTHxHEIGHT: above 0.")
+        if self.trainer != "grpo" or self.recipe != "trl":
+            raise UsageError(
+                "--images is simulated for TRL's GRPO step: drop --trainer and --recipe (the lean trainer takes TRL's "
+                "step for images)."
+            )
+        if self.generation != "none":
+            raise UsageError("Generation from images is not simulated: add --generation none for the training's peak.")
+        if self.gpus > 1:
+            raise UsageError("--images is simulated on one GPU: drop --gpus.")
+
+    @property
+    def image_pixels(self) -> tuple[int, int]:
+        """Return an image's width and height."""
+        width, by, height = self.image_size.lower().partition("x")
+        if not (by and width.isdecimal() and height.isdecimal()):
+            raise UsageError(f"--image-size {self.image_size!r} is not WIDTHxHEIGHT in pixels, such as 1024x768.")
+        return int(width), int(height)
 
     def _check_fp16(self) -> None:
         """Refuse what a run with fp16's loss scaler refuses, and what is not simulated with it."""

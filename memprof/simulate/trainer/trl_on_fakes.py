@@ -136,11 +136,11 @@ def _seeds_on_host(session: FakeSession) -> Iterator[None]:
     begin: Any = torch_names.LOADER_ITERATOR.get()
 
     def unseen(self: Any, loader: Any) -> None:
-        session.fake_recorder.paused += 1
+        session.fake_recorder.storages.paused += 1
         try:
             begin(self, loader)
         finally:
-            session.fake_recorder.paused -= 1
+            session.fake_recorder.storages.paused -= 1
 
     with patching((torch_names.LOADER_ITERATOR, unseen)):
         yield
@@ -156,7 +156,7 @@ def _step_counts_on_host(session: FakeSession) -> Iterator[None]:
             answer = initialise(self, group, *lists)
             if not (group.get("fused") or group["capturable"]):
                 for parameter in new:
-                    session.fake_recorder.disown(self.state[parameter]["step"])
+                    session.fake_recorder.storages.disown(self.state[parameter]["step"])
             return answer
 
         return initialised

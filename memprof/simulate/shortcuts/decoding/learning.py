@@ -28,7 +28,7 @@ def learned(trainer: Any, model: Any, batch: int, settings: Settings, recorder: 
     shapes = _layer_shapes(trainer, model, batch, settings, recorder) if jumps is not None else []
     runs: list[Run] = []
     for prompt, tokens in pieces_to_execute(settings, _windows(model, settings), jumps):
-        with recorder.rehearsing() as rehearsal, recorder.work.apart() as work:
+        with recorder.blocks.rehearsing() as rehearsal, recorder.work.apart() as work:
             cache = None
             if jumps is not None and runs:
                 plain = (prompt - 1 - settings.prompt_length) % jumps.length
@@ -52,7 +52,7 @@ def _jumps(model: Any, trainer: Any, settings: Settings) -> Jumps | None:
 
 def _layer_shapes(trainer: Any, model: Any, batch: int, settings: Settings, recorder: FakeRecorder) -> list[LayerShape]:
     """Return what a prompt's forward puts into the cache."""
-    with recorder.rehearsing(), recorder.work.apart():
+    with recorder.blocks.rehearsing(), recorder.work.apart():
         cache = some_tokens(trainer, model, batch, settings.prompt_length, settings.completion_length, count=1)
         return shapes_of(cache)
 
