@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from memprof.integrations.callback import records, writing
+from memprof.integrations.callback import records
+from memprof.integrations.run_recorder import writing
 from transformers import TrainerCallback
 
 from memprof import MemProfCallback, load_snapshot

@@ -37,12 +37,12 @@ def test_the_report_notes_each_name_that_is_gone(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each name is taken away for the length of the callback's look at what is installed, and put back to train."""
-    from memprof.integrations.callback import run as runs
+    from memprof.integrations.callback import training_run
 
     from memprof import MemProfCallback
 
     pytest.importorskip("trl.trainer.grpo_trainer")
-    look = runs.missing
+    look = training_run.missing
     gone = [target for target in OPTIONAL if target.is_loaded and fault_of(target) is None]
     assert {"trl", "transformers", "accelerate", "torch"} <= {target.package for target in gone}
 
@@ -55,7 +55,7 @@ def test_the_report_notes_each_name_that_is_gone(
                 notes += look(feature)
         return notes
 
-    monkeypatch.setattr(runs, "missing", without)
+    monkeypatch.setattr(training_run, "missing", without)
     callback = MemProfCallback(table=False, steps=1)
     plain(model, tmp_path / "out", [callback], max_steps=1).train()
     (report,) = callback.result.reports.values()
