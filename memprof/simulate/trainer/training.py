@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from memprof.config.parts import TrainerSettings
 from memprof.config.settings import Settings
 from memprof.config.trl_arguments import LEFT_OUT
 from memprof.recording.guard import Seams
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["run_trl", "selected_of", "steps_callback", "watched"]
 
 
-def selected_of(settings: Settings) -> Any:
+def selected_of(settings: TrainerSettings) -> Any:
     """Count the positions of a boolean mask that are set: of ``[batch, tokens]`` masks the completions', else all."""
 
     def selected(shape: tuple[int, ...]) -> int:
@@ -66,7 +67,7 @@ def run_trl(settings: Settings, config: Any, session: FakeSession, mesh: Any = N
         load = session.enter_phase(Phase.LOAD.value)
         stack.enter_context(trl_on_fakes(settings, config, session))
         stack.enter_context(modelled_quanto())
-        if settings.recipe != "lean" and settings.checkpointing == "offloaded":  # the lean trainer has its own
+        if not settings.lean and settings.checkpointing == "offloaded":  # the lean trainer has its own
             stack.enter_context(offloading_to_host(session))
         if mesh is not None:
             stack.enter_context(shards_planned_unseen(session.fake_recorder))
